@@ -62,14 +62,14 @@ from lockstep.output_files import keep_private
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1
 RETRY_S: Final = 0.2
-# The path's own bound, until the server has said how long it may be silent.
+# Bounds the server's silence until its settings, which carry the real bound, have come.
 FIRST_SILENCE_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 def run_agent(order: StageOrder, secret: Secret) -> int:
-    """Run one stage until its server ends: the exit status, 0 after an end in order. Reasons are on stderr."""
+    """Run one stage until its server ends. Returns the exit status, 0 after an orderly end; stderr has the reasons."""
     keep_private()
     with SignalWatch() as signals:
         try:
@@ -87,7 +87,7 @@ def run_agent(order: StageOrder, secret: Secret) -> int:
 
 
 def _connected(order: StageOrder, secret: Secret, signals: SignalWatch) -> socket.socket | None:
-    """A connection to the server, waited for; None when the user asked for an end meanwhile."""
+    """Wait until the server accepts a connection. Returns None when the user ended the agent meanwhile."""
     claim = Claim(Role.CONTROL, ANY_STAGE if order.stage is None else order.stage)
     address = LinkAddress(order.join, secret, claim, FIRST_SILENCE_S)
     deadline = time.monotonic() + order.timeout_s
@@ -115,7 +115,7 @@ def _is_asked_to_end(signals: SignalWatch, wait_s: float) -> bool:
 
 
 class _Agent:
-    """The agent of one stage, from its first message to the end of the stage's process."""
+    """One stage's life on this machine, from the agent's first message to the end of the stage's process."""
 
     def __init__(self, order: StageOrder, secret: Secret, connection: socket.socket, signals: SignalWatch) -> None:
         self._order = order
@@ -133,9 +133,9 @@ class _Agent:
         self._stages_here = 1
         self._child: Child | None = None
         self._progress: StageProgress | None = None
-        # The exit status, once it is known.
+        # The agent's exit status, once it is known.
         self._over: int | None = None
-        # Whether the server has ended the stage: then its end is in order.
+        # True once the server has ended the stage: the stage's end is then expected.
         self._was_told = False
 
     def run(self) -> int:
@@ -207,7 +207,7 @@ class _Agent:
                     self._over = EXIT_OK
 
     def _prepare(self, order: Assigned) -> None:
-        """Look at the checkpoint, and at the memory for KV."""
+        """Check the checkpoint, measure the memory for KV, and report both to the server."""
         from engine.model.backend import takes_openvino
         from engine.model.capacity import measure_kv_tokens
         from engine.model.checkpoint import checkpoint_digests, read_all_facts, require_files
@@ -240,7 +240,7 @@ class _Agent:
         self._progress = StageProgress(self._folder.path, order.limits.pp_size)
         listens = [self._listener.fileno()] if self._stage else []
         if not self._stage:
-            self._listener.close()  # No stage is before; a process group meets there.
+            self._listener.close()  # The first stage has no sender; its port is where the process group meets.
         main = functools.partial(self._run_stage, settings, order.limits, order.book)
         child = fork_child(f"{STAGE_PREFIX}{self._stage}", main, keep=listens)
         self._listener.close()
@@ -249,7 +249,7 @@ class _Agent:
         self._link.send(Started(child.pid))
 
     def _require_memory(self, settings: ServerSettings, limits: Limits) -> None:
-        """Raise ConfigError for a capacity that this machine cannot hold its part of."""
+        """Raise ConfigError when this machine cannot hold its share of the capacity."""
         from engine.model.capacity import require_memory
         from engine.model.checkpoint import read_facts
 
@@ -271,7 +271,7 @@ class _Agent:
         run_stage_process(control, settings, limits, stage, self._folder.path, wires=wires, meeting=book[0])
 
     def _tend(self, now: float) -> float | None:
-        """Send a pulse if one is due, and end if the server is silent. Returns how long nothing else is to be done."""
+        """Send a pulse if one is due, and end if the server is silent. Returns the seconds until the next is due."""
         if (why := self._link.tend(now, self._pulse)) is not None:
             self._lose_server(why)
             return 0.0
@@ -308,7 +308,7 @@ class _Agent:
         elif child.status or child.dying is not None:
             cause = describe_status(child.status) if child.dying is None else child.dying.error
             self._fail(f"the {child.name} process died: {cause}")
-        # Otherwise its plans have ended in order, and the server's word of it comes by another connection, maybe later.
+        # Otherwise the stage ended because its plan channel closed; the server's message about that may still arrive.
 
     def _end_stage(self) -> None:
         child = self._child
@@ -322,7 +322,7 @@ class _Agent:
         child.close()
 
     def _on_signal(self) -> None:
-        """A user's signal ends the stage, and so the server; a stopped stage is the server's to judge."""
+        """End the stage, and so the server, on a user's signal. Only report a stopped stage: the server judges it."""
         for number in self._signals.take():
             if number != signal.SIGCHLD:
                 name = signal.Signals(number).name
@@ -335,7 +335,7 @@ class _Agent:
 
 
 def _gpu_of(settings: ServerSettings, stage: int) -> str:
-    """What tells this stage's GPU from the others of the machine; empty when the CPU computes."""
+    """Identify this stage's GPU among the machine's GPUs; empty when the CPU computes."""
     import torch
 
     from engine.model.arithmetic import stage_devices
@@ -361,7 +361,7 @@ def _failed(why: str) -> int:
 
 
 def main(parent_pid: int) -> int:
-    """Run an agent by order, in a process of its own, which ends with the one that started it; its exit status."""
+    """Run an agent for the process that started this one, and end with it. Returns the exit status."""
     die_with_parent(parent_pid, signal.SIGKILL)
     order, secret = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageOrder, str])
     take_no_input()

@@ -1,6 +1,6 @@
-"""What a server prints when it starts: a bar while the weights load, then what is served, how and where.
+"""Announces a server's start: a bar while the weights load, then the model, its limits and its URL.
 
-Owns the words and who is told: an operator by lines on the terminal, a harness by a call.
+Owns the text and its audience: an operator reads lines on the terminal, a harness gets a call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Announce = Callable[[Serving | Gathering], None]
 
 
 class Phases:
-    """What a start spends its time on. A terminal on stderr is told of each phase when it begins, if ``shown``."""
+    """The phases of a start and their durations. With ``shown``, a terminal on stderr sees each phase begin."""
 
     def __init__(self, *, shown: bool = False) -> None:
         self._shown = shown and sys.stderr.isatty()
@@ -35,16 +35,16 @@ class Phases:
             sys.stderr.write(f"starting: {name}\n")
 
     def told(self) -> str:
-        """Each phase with its seconds, the last one up to now."""
+        """List each phase with its seconds; the last phase is still running."""
         ends = [when for _, when in self._begun[1:]] + [time.monotonic()]
         return ", ".join(f"{name} {end - begun:.1f} s" for (name, begun), end in zip(self._begun, ends, strict=True))
 
 
 class StartView:
-    """Sees a server start. A person or a log is shown bars on stderr if that is a terminal, then on stdout some lines
-    of text, or one of JSON; a harness has ``announce`` called, and is shown nothing.
+    """The display of a server's start: bars on stderr if that is a terminal, then lines of text or one line of JSON
+    on stdout. With ``announce`` it prints nothing and calls that instead.
 
-    ``started_s`` is the start on the monotonic clock. Starts no thread: the bars are drawn when they move.
+    ``started_s`` is the start on the monotonic clock. Starts no thread: a bar is redrawn when it moves.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class StartView:
         self._started_s = started_s
         self._phases = phases
         self._loads: dict[str, Loading] = {}
-        # What each process has been at while it loaded, and since when.
+        # For each process, the loading steps that it reported and when each began.
         self._steps: dict[str, list[tuple[str, float]]] = {}
         self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
     def gathering(self, gathering: Gathering) -> None:
-        """Say what to run on the other machines, if Ray does not."""
+        """Print the command to run on the other machines, unless Ray starts the stages."""
         if self._announce is not None:
             self._announce(gathering)
             return
@@ -85,12 +85,12 @@ class StartView:
         sys.stdout.flush()
 
     def resolved(self, limits: Limits) -> None:
-        """Say these numbers, not those that were known at first."""
+        """Announce these limits instead of the preliminary ones."""
         self._limits = limits
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Show a bar for each process that loads, for the length of a block."""
+        """Show a bar for each loading process while the block runs."""
         console = Console(stderr=True)
         if self._announce is not None or not console.is_terminal or self._settings.log_format == "json":
             yield
@@ -106,7 +106,7 @@ class StartView:
         self._progress = None
 
     def loaded(self, name: str, progress: Loading) -> None:
-        """Learn how far a process is."""
+        """Record a process's progress."""
         self._loads[name] = progress
         steps = self._steps.setdefault(name, [])
         if not steps or steps[-1][0] != progress.doing:
@@ -122,11 +122,11 @@ class StartView:
         self._progress.update(bar, description=f"{name}: {progress.doing}", refresh=True)
 
     def learned(self, about: Mapping[str, str]) -> None:
-        """Learn what a process found out about what it serves."""
+        """Record facts that a process reported, such as its kernels."""
         self._learned |= about
 
     def serving(self, serving: Serving) -> None:
-        """Say that every process is ready."""
+        """Announce that every process is ready."""
         if self._announce is not None:
             self._announce(serving)
             return
@@ -147,7 +147,7 @@ class StartView:
         sys.stdout.write(f"{JsonFormatter().format(record)}\n")
 
     def _loading_told(self) -> str:
-        """What the loading was, each part with its seconds in the process that took longest for it."""
+        """List the loading steps, each with the seconds of the process that took longest for it."""
         longest: dict[str, float] = {}
         now = time.monotonic()
         for steps in self._steps.values():
@@ -160,7 +160,7 @@ class StartView:
         return f" ({parts})" if parts else ""
 
     def _about(self) -> dict[str, str | int]:
-        """What an operator wants to see at a glance. Sizes are in tokens."""
+        """Collect the facts that an operator wants at a glance. Sizes are in tokens."""
         limits, settings = self._limits, self._settings
         loads = self._loads.values()
         names = ", ".join(name for name, _ in limits.loras) or "none yet"

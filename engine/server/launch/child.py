@@ -1,7 +1,7 @@
 """One process of the engine: forked here, watched through its control pipe, reaped here.
 
-Owns what every process does first (keep only its own files, leave stops to the supervisor, die with it) and last (say
-what it died of). Knows nothing of what the processes do.
+Owns the first acts of every process (close inherited files, leave signals to the supervisor, die with it) and its last
+(report the cause of its death). Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Child(WatchedProcess):
             return
 
     def listen(self) -> ChildMessage | None:
-        """Read its message; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
+        """Read one message, or reap the process when its pipe has closed. Call it when ``fileno()`` is readable."""
         try:
             message = decode_child_message(self._connection.recv_bytes(MAX_CONTROL_BYTES))
         except BadFrameError as exc:
-            logger.warning("dropped what is no message of the %s process: %s", self.name, exc)
+            logger.warning("dropped an undecodable message of the %s process: %s", self.name, exc)
         except (EOFError, ConnectionError):
-            # Only the process itself holds the other end, so this is its end, a moment before it can be reaped.
+            # Only the process itself holds the other end, so it is exiting and can be reaped in a moment.
             self.reap(wait=True)
         except OSError as exc:
-            # A frame longer than any message: nothing after it can be read, not even the process's end.
+            # A frame longer than any message: the pipe is unreadable from here on, even the process's end.
             self.end(f"its control pipe broke: {exc}")
             self.reap(wait=True)
         else:
@@ -74,10 +74,10 @@ class Child(WatchedProcess):
         if not self.alive:
             return
         try:
-            # Neither an end nor the stop itself is taken away: the one is for the reaping, the other for the next look.
+            # WNOWAIT leaves an exit to be reaped, and the stop to be seen again.
             stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            stopped = False  # It has ended, and its pipe says so in a moment.
+            stopped = False  # It was reaped already.
         if not stopped:
             self.stopped_since = None
         elif self.stopped_since is None:
@@ -95,7 +95,7 @@ class Child(WatchedProcess):
         self._connection.close()
 
     def reap(self, *, wait: bool = False) -> bool:
-        """Note its exit status if it has ended; with ``wait`` it is about to. Whether it has ended."""
+        """Record the exit status if the process has ended, and return whether it has. ``wait`` blocks until it does."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
@@ -103,10 +103,10 @@ class Child(WatchedProcess):
 
 
 def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives_supervisor: bool = False) -> Child:
-    """Fork a process that runs ``main`` and ends. ``keep`` are the file descriptors that it needs beyond its pipe.
+    """Fork a process that runs ``main`` and exits. It keeps its control pipe and the file descriptors in ``keep``.
 
-    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a final message for clients
-    and learns of that death by its pipe.
+    With ``outlives_supervisor`` the kernel does not kill it with the supervisor: it still has a final message for
+    clients, and notices the supervisor's death by the end of its pipe.
     """
     ours, theirs = Pipe(duplex=True)
     supervisor_pid = os.getpid()
@@ -127,7 +127,7 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     signal.set_wakeup_fd(-1)
     leave_stops_to_the_supervisor()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # `kill -USR1 PID` writes the stacks of a process that hangs to stderr, whatever it is stuck in.
+    # `kill -USR1 PID` makes a hanging process write its stacks to stderr, even from inside a system call.
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     if not outlives_supervisor:
         die_with_parent(supervisor_pid, signal.SIGKILL)
@@ -135,11 +135,11 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
 
 
 def _run(main: ChildMain, control: Control) -> None:
-    """Run a process to its end; never returns, so that nothing of the supervisor's stack runs twice."""
+    """Run ``main`` and exit; never returns, so that no frame of the supervisor's stack runs twice."""
     status = 0
     try:
         main(control)
-    except BaseException as exc:  # noqa: BLE001 - whatever ends this process is reported as its cause
+    except BaseException as exc:  # noqa: BLE001 - any exception that ends this process is reported as the cause
         control.send(Dying.of(exc))
         status = EXIT_FAILED
     finally:

@@ -1,7 +1,7 @@
-"""The costly imports: the models' are done once in a process that then forks, the front end's in its own process.
+"""The costly imports: the models' run once, in a process that then forks; the front end's run in its own process.
 
-The only place of this layer that loads torch, and it does so for the stages to come. Starts no thread: a fork takes
-only the calling thread along, so a lock that another one holds would stay locked for ever.
+The only place of this layer that loads torch, for the stages that will be forked. Starts no thread: a fork copies only
+the calling thread, so a lock held by another thread would stay locked for ever in the child.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
-# The libraries' numeric thread pools start at import, unless told not to.
+# Numeric libraries start their thread pools at import unless these say otherwise.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# What the frameworks import when they look at the first parameter of a route, and send the first large answer.
+# The last two are imported lazily by the frameworks, for the first route parameter and the first large answer.
 FRONTEND_MODULES = ("engine.frontend.http.process", "pydantic.v1", "anyio._backends._asyncio")
 SCHEDULER_MODULES = ("engine.server.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
@@ -24,7 +24,7 @@ MODEL_MODULES = (
     "engine.pipeline.local",
     "engine.pipeline.stage",
 )
-# OpenVINO needs these for a conversion alone, and a conversion is done once a checkpoint.
+# OpenVINO needs these only for a conversion, which happens once per checkpoint.
 TORCH_MODEL_MODULES = (
     "engine.model.stage_model",
     "engine.model.conversion",
@@ -33,18 +33,18 @@ TORCH_MODEL_MODULES = (
 
 
 def limit_imports() -> None:
-    """Keep what is imported after this from starting threads, and from printing advice about them."""
+    """Keep later imports from starting threads and from printing advice about threads."""
     for variable in THREAD_POOL_VARIABLES:
         os.environ.setdefault(variable, "1")
-    # A library that asks for CUDA while it is imported would otherwise open the driver, which no child could use then.
+    # A library that probes CUDA at import would otherwise open the driver, and then no forked child could use it.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def import_engine(*more: str) -> None:
-    """Import everything that any process of the engine needs: for a process that forks whole servers.
+    """Import what any process of the engine needs, in a process that forks whole servers, and the modules ``more``.
 
-    Of ``more`` what is not found here is left to the servers, which search where their client does.
+    Skips the modules that this process cannot find: the servers import them on their client's ``sys.path``.
     """
     import_frontend()
     import_models()
@@ -52,37 +52,37 @@ def import_engine(*more: str) -> None:
 
 
 def import_frontend() -> None:
-    """Import what the front end alone needs. Its process does that while the stages load."""
+    """Import what only the front end needs. Its process calls this while the stages load."""
     _import(FRONTEND_MODULES)
 
 
 def import_models(*, of_torch: bool = True) -> None:
     """Import what the scheduler and the stages need.
 
-    Without the models of torch a process that needs them after all imports them itself.
+    Without ``of_torch``, a process that turns out to need the torch models imports them itself.
     """
     _import((*SCHEDULER_MODULES, *MODEL_MODULES, *(TORCH_MODEL_MODULES if of_torch else ())))
 
 
 def import_stage() -> None:
-    """Import what a machine needs that has a stage and nothing else."""
+    """Import what a machine needs that runs nothing but a stage."""
     _import((*MODEL_MODULES, *TORCH_MODEL_MODULES))
 
 
 def _is_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that it is in
+    except ModuleNotFoundError:  # one of its parent packages is missing
         return False
 
 
 def _import(modules: Iterable[str]) -> None:
-    """Import, and take what is there out of the garbage collector's sight.
+    """Import the modules, then freeze all objects for the garbage collector.
 
-    What is frozen is not touched by collections in the children, so its memory stays shared with them.
+    Collections in forked children then leave these objects alone, so their memory stays shared.
     """
     limit_imports()
-    # Nearly all that imports make is kept, so looking through it again and again would be in vain.
+    # Nearly every object that an import makes is kept, so collecting during imports would only cost time.
     gc.disable()
     try:
         for module in modules:

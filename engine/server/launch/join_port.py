@@ -1,6 +1,6 @@
-"""Opens the place where the stages of other machines join this server: its port, its secret, its checkpoint's digest.
+"""Opens the port where stages of other machines join this server, with its secret and its checkpoint's digest.
 
-Owns the order in which these are made: what a user can get wrong is refused before anything costly happens.
+Owns the order of these steps: a user's mistakes are refused before anything costly starts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.server.placement.rendezvous import Rendezvous
 
 
 class RayStages:
-    """The driver of one server. ``close`` removes what it left."""
+    """The Ray driver of one server. ``close`` removes the files that it left."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._folder = tempfile.mkdtemp(prefix="ray-")
 
     def start(self, gathering: Gathering) -> Child:
-        """Start the driver, which has the stages join there. It cleans up after the end of the supervisor too."""
+        """Start the driver, which makes stages join at ``gathering``. It cleans up even when the supervisor dies."""
         order = RayOrder(
             settings=self._settings.model_dump_json(),
             stages=self._stages(gathering),
@@ -55,7 +55,7 @@ class RayStages:
 
 
 class Meeting(msgspec.Struct):
-    """An open rendezvous, what a user is told of it, and the scheduler's end of the socket for plan connections."""
+    """An open rendezvous, its announcement to the user, and the scheduler's end of the socket for plan connections."""
 
     rendezvous: Rendezvous
     gathering: Gathering
@@ -72,7 +72,7 @@ class Meeting(msgspec.Struct):
 
 
 class MeetingPlace:
-    """A port that is taken, and a secret. Raises EngineError for what cannot be."""
+    """A bound port and a secret. Raises EngineError when the port is taken or the secret cannot be read."""
 
     def __init__(self, settings: ServerSettings) -> None:
         if settings.placement == "ray":
@@ -82,7 +82,7 @@ class MeetingPlace:
         self._bound = bound_at(parse_endpoint(settings.stage_listen, "stage_listen"), "stage_listen")
 
     def open(self, settings: ServerSettings, folder: PrivateDir) -> Meeting:
-        """Listen for stages. ``settings`` are the resolved ones; a new secret goes into ``folder``."""
+        """Listen for stages. Takes the resolved settings; a new secret goes into ``folder``."""
         from engine.model.checkpoint import checkpoint_digests
 
         digests = checkpoint_digests(settings)
@@ -105,5 +105,5 @@ class MeetingPlace:
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
-    """What other machines call it: a wildcard is no address, so this machine's name stands for it."""
+    """Replace a wildcard host, which no other machine can connect to, by this machine's name."""
     return Endpoint(platform.node(), endpoint.port) if endpoint.is_wildcard else endpoint

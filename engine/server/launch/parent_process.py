@@ -1,7 +1,7 @@
-"""The preloaded parent itself: ``python -m engine.server.launch.parent_process FD``, started by PreloadedParent.
+"""The process of the preloaded parent: ``python -m engine.server.launch.parent_process FD``, run by PreloadedParent.
 
-Imports the engine, then forks a supervisor for each order that comes on its socket, and reaps it. Stays
-single-threaded, computes nothing, and ends when its client is gone.
+Imports the engine, then forks and reaps a supervisor for each order on its socket. Stays single-threaded, computes
+nothing, and ends when its client is gone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from engine.server.launch.preload import (
 from engine.server.launch.supervisor import supervise
 from lockstep.interruption import EXIT_INTERRUPTED
 
-# What a supervisor needs to take its own processes down.
+# Enough for a supervisor to take its own processes down.
 SERVERS_GRACE_S = 3.0
 REAP_INTERVAL_S = 0.01
 # With each order come the lifeline and the news socket.
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(orders_fd: int, *modules: str) -> None:
-    """Serve orders until the client is gone, then end the servers that are left."""
+    """Serve orders until the client is gone, then end the remaining servers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     import_engine(*modules)
@@ -70,7 +70,7 @@ class _Parent:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
         self._servers: dict[int, socket.socket] = {}
-        # A server's processes are in its supervisor's session, also those that end after it.
+        # A server's processes share its supervisor's session, even the ones that outlive it.
         self._sessions: set[int] = {os.getsid(0)}
         self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
@@ -85,7 +85,7 @@ class _Parent:
                     key.data()
 
     def end_servers(self) -> None:
-        """Tell the supervisors to stop, wait with a bound, then kill."""
+        """Tell the supervisors to stop, wait within a bound, then kill them."""
         for pid in self._servers:
             os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + SERVERS_GRACE_S
@@ -97,7 +97,7 @@ class _Parent:
             os.waitpid(pid, 0)
 
     def end_descendants(self) -> None:
-        """End what servers have left, however deep: what a process that is killed has started becomes this one's."""
+        """Kill every process that servers left behind, at any depth: the children of a killed process are adopted."""
         deadline = time.monotonic() + SERVERS_GRACE_S
         while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
             for process in left:
@@ -107,7 +107,7 @@ class _Parent:
             time.sleep(REAP_INTERVAL_S)
 
     def remove_folders(self) -> None:
-        """Remove what a client that was killed could not; one that ended in order has removed it before."""
+        """Remove the folders of a client that was killed; an orderly client has removed them before."""
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -119,18 +119,18 @@ class _Parent:
         try:
             request = decode_order(frame)
         except BadFrameError as exc:
-            _refuse(fds, f"dropped {len(frame)} bytes that are no order of a server: {exc}")
+            _refuse(fds, f"dropped an undecodable order of {len(frame)} bytes: {exc}")
             return
         if isinstance(request, ServeRequest) and request.remove_private_dir:
             self._folders.append(request.private_dir)
         if _is_hung_up(self._orders):
-            # Of a client that left, for no client. What it left is removed all the same.
+            # Nobody is left to use this server; the client's folder is removed all the same.
             for fd in fds:
                 os.close(fd)
             self._over = True
             return
         if len(fds) != SOCKETS_AN_ORDER:
-            _refuse(fds, f"dropped an order of a server that came with {len(fds)} sockets")
+            _refuse(fds, f"dropped an order that must come with {SOCKETS_AN_ORDER} sockets, got {len(fds)}")
             return
         lifeline_fd, news_fd = fds
         news = socket.socket(fileno=news_fd)
@@ -149,18 +149,18 @@ class _Parent:
 
     def _reap_ended(self) -> None:
         reaped = False
-        with contextlib.suppress(ChildProcessError):  # there is no child
+        with contextlib.suppress(ChildProcessError):  # no child is left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 reaped = True
                 if (news := self._servers.pop(ended[0], None)) is not None:
                     _tell(news, Exited(status=os.waitstatus_to_exitcode(ended[1])))
                     news.close()
         if reaped:
-            # Of any process: a supervisor that is killed may end before those that it has started.
+            # After any process's end: a killed supervisor may end before its own children.
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """End what a server's processes left in a session of its own: nothing else would."""
+        """Kill adopted processes that left every server's session: nothing else would end them."""
         for child in psutil.Process().children():
             with contextlib.suppress(ProcessLookupError):
                 if child.pid not in self._servers and os.getsid(child.pid) not in self._sessions:
@@ -168,14 +168,14 @@ class _Parent:
 
 
 def _is_hung_up(link: socket.socket) -> bool:
-    """True when the other end is closed, whatever is left to read."""
+    """Whether the other end is closed, even if bytes are left to read."""
     poller = select.poll()
     poller.register(link, 0)
     return bool(poller.poll(0))
 
 
 def _refuse(fds: list[int], why: str) -> None:
-    """Drop an order. Its client sees the ends of its sockets."""
+    """Drop an order; its client sees its sockets close."""
     logger.warning("%s", why)
     for fd in fds:
         os.close(fd)
@@ -185,11 +185,11 @@ def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: i
     """Turn the forked child into the supervisor of one server, or the agent of one stage; never returns."""
     status, has_log = EXIT_FAILED, False
     try:
-        # An end that is asked for before the supervisor listens to signals, by its parent's death too.
+        # Until the supervisor handles signals itself, a request to end, or the parent's death, interrupts it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The lifeline is held by this process alone, so its end is this process's end. The engine's processes close it.
+        # The engine's processes close the lifeline, so only this process holds it and it closes when this one ends.
         close_inherited_files([lifeline_fd, news.fileno()])
         die_with_parent(parent_pid, signal.SIGINT)
         os.setsid()
@@ -198,8 +198,8 @@ def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: i
         status = _serve(request, news) if isinstance(request, ServeRequest) else _join(request)
     except KeyboardInterrupt:
         status = EXIT_INTERRUPTED
-    except BaseException as exc:  # noqa: BLE001 - the log is the only place where this can be seen
-        # A client that left meanwhile has taken the folder of the log with it.
+    except BaseException as exc:  # noqa: BLE001 - only the log can show this
+        # A client that left meanwhile has removed the log's folder.
         if has_log or not _is_hung_up(news):
             sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:
@@ -228,7 +228,7 @@ def _redirect_output(log_path: Path) -> None:
 
 
 def _tell(news: socket.socket, message: News) -> None:
-    """Send the client news; one that closed its handle gets none."""
+    """Send the client news, unless it has closed its handle."""
     try:
         news.send(msgspec.msgpack.encode(message))
     except OSError:

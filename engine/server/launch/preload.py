@@ -1,7 +1,7 @@
-"""The preloaded parent: a process that has done the costly imports once and forks servers on request.
+"""The preloaded parent: a process that did the costly imports once and forks servers on request.
 
-This is the client's side, for harnesses and tools; importing it costs nothing. The parent dies with its client, and its
-servers with it. Never runs the client's main module again.
+This is the client's side, for harnesses and tools; importing it is cheap. The parent dies with its client, and its
+servers die with the parent. Never runs the client's main module again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRAME_BYTES = 65_536
 
 
 class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for a server. ``settings`` is JSON of ServerSettings. Two sockets come with it: lifeline and news.
+    """Order a server. ``settings`` is JSON of ServerSettings. Two sockets travel with the order: lifeline and news.
 
     With ``remove_private_dir`` the parent removes the folder when it ends, even if its client was killed.
     """
@@ -45,7 +45,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StageRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for a stage that joins a server. The secret is in a file. The same two sockets come with it."""
+    """Order a stage that joins a server, with the same two sockets. ``secret_file`` holds the server's secret."""
 
     order: StageOrder
     secret_file: str
@@ -57,13 +57,13 @@ Order = ServeRequest | StageRequest
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The supervisor's pid: the first thing that comes on a server's news socket."""
+    """The supervisor's pid, which the parent sends on a server's news socket."""
 
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The supervisor ended; negative is a signal, as subprocess counts it. The last thing on the news socket."""
+    """The supervisor's exit status, negative for a signal as in subprocess; the last news on the socket."""
 
     status: int
 
@@ -76,7 +76,7 @@ _Early = TypeVar("_Early", Gathering, Serving)
 
 
 class ServerProcess:
-    """One server forked by the parent. ``fileno()`` is readable from the moment when its supervisor is gone."""
+    """One server forked by the parent. ``fileno()`` becomes readable when its supervisor is gone."""
 
     def __init__(self, lifeline: socket.socket, news: socket.socket, private_dir: Path) -> None:
         self._lifeline = lifeline
@@ -87,45 +87,45 @@ class ServerProcess:
         # The server may speak before its parent does.
         while not isinstance(said := self._next_news(None), Forked):
             if isinstance(said, Exited):
-                raise StartupError(f"it must say which process it forked, got {said}")
+                raise StartupError(f"the preloaded parent must send the pid of the server that it forked, got {said}")
             self._take(said)
         self.pid = said.pid
 
     def fileno(self) -> int:
-        """The lifeline: end of file when the supervisor is gone, and nothing before."""
+        """Return the lifeline, which is at end of file once the supervisor is gone and carries no data before."""
         return self._lifeline.fileno()
 
     def wait_ready(self, timeout_s: float) -> Serving:
-        """Wait until the server is ready: its URL and its processes' pids by name.
+        """Wait until the server is ready. Returns its URL and the pids of its processes by name.
 
-        Raises StartupError, which carries the cause, when it ended first, TimeoutError when the time is up.
+        Raises StartupError with the cause when the server ended first, TimeoutError after ``timeout_s`` seconds.
         """
         return self._first(Serving, timeout_s)
 
     def wait_gathering(self, timeout_s: float) -> Gathering:
-        """Wait until the server waits for stages to join: where, and the file with the secret.
+        """Wait until stages can join the server. Returns the endpoint and the file with the secret.
 
-        Raises StartupError when it ended first, TimeoutError when the time is up.
+        Raises StartupError when the server ended first, TimeoutError after ``timeout_s`` seconds.
         """
         return self._first(Gathering, timeout_s)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for the end: the exit status. Raises TimeoutError when it lives on for ``timeout_s`` seconds."""
+        """Wait for the exit status. Raises TimeoutError when the server still lives after ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while self._status is None:
             self._take(self._next_news(max(0.0, deadline - time.monotonic())))
         return self._status
 
     def drain(self) -> None:
-        """Ask it to take no more requests, to finish the live ones, and to stop. Harmless when it is gone."""
+        """Ask the server to refuse new requests, finish the live ones, and stop. Harmless when it is gone."""
         self._signal(signal.SIGTERM)
 
     def terminate(self) -> None:
-        """Ask it to stop in order, without waiting for requests. Harmless when it is gone."""
+        """Ask the server to stop without waiting for its requests. Harmless when it is gone."""
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill the supervisor; its processes follow it. Harmless when it is gone."""
+        """Kill the supervisor; its processes die with it. Harmless when it is gone."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
@@ -144,12 +144,12 @@ class ServerProcess:
         raise StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
 
     def _signal(self, number: signal.Signals) -> None:
-        # A pid may belong to another process once its own is gone.
+        # The pid may belong to another process once the supervisor is gone.
         if self._status is None and self._alive():
             os.kill(self.pid, number)
 
     def _alive(self) -> bool:
-        """False when the lifeline is at its end: the supervisor is gone."""
+        """Whether the lifeline is open, and so whether the supervisor lives."""
         self._lifeline.setblocking(False)
         try:
             return bool(self._lifeline.recv(1))
@@ -167,13 +167,13 @@ class ServerProcess:
         self._news.settimeout(timeout_s or (None if timeout_s is None else 0.001))
         frame = self._news.recv(FRAME_BYTES)
         if not frame:
-            # The parent is gone, and its servers with it.
+            # The parent is gone, and its servers died with it.
             return Exited(status=-signal.SIGKILL)
         return _news_of(frame)
 
 
 class PreloadedParent:
-    """The client's handle. A context manager; ``close()`` ends the parent and every server of it."""
+    """The client's handle of the parent, a context manager. ``close()`` ends the parent and its servers."""
 
     def __init__(self, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
         self._process = process
@@ -182,9 +182,10 @@ class PreloadedParent:
 
     @classmethod
     def start(cls, *modules: str) -> Self:
-        """Start the parent. Returns at once: the imports go on while the caller does other things.
+        """Start the parent and return at once, while it still imports.
 
-        ``modules`` are what its servers import beside the engine, such as a gate of the caller's; it imports them too.
+        ``modules`` name what its servers import beside the engine, such as the caller's gate; the parent imports them
+        too.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -192,7 +193,7 @@ class PreloadedParent:
                 [sys.executable, "-m", PARENT_MODULE, str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Of its own session: a terminal's Ctrl-C is for the client, which closes the parent in order.
+                # A terminal's Ctrl-C must reach the client alone, which then closes the parent in order.
                 start_new_session=True,
             )
         return cls(process, ours)
@@ -204,11 +205,11 @@ class PreloadedParent:
     def serve(
         self, settings: ServerSettings, private_dir: Path, log_path: Path, *, remove_private_dir: bool = False
     ) -> ServerProcess:
-        """Fork a server. Returns when it is forked, not when it is ready.
+        """Fork a server. Returns once it is forked, before it is ready.
 
-        ``private_dir`` stays the caller's; with ``remove_private_dir`` it is gone when the parent is, at the latest.
-        The server's stdout and stderr are appended to ``log_path``. It imports from the caller's
-        ``sys.path``. Raises StartupError when the parent is gone.
+        The caller owns ``private_dir``; with ``remove_private_dir`` the parent removes it when it ends, at the latest.
+        The server appends its stdout and stderr to ``log_path`` and imports from the caller's ``sys.path``. Raises
+        StartupError when the parent is gone.
         """
         request = ServeRequest(
             settings=settings.model_dump_json(context=REVEAL_KEYS),
@@ -221,9 +222,9 @@ class PreloadedParent:
         return self._fork(request, private_dir)
 
     def join(self, order: StageOrder, secret_file: str, log_path: Path, *, temp_dir: str = "") -> ServerProcess:
-        """Fork the agent of a stage that joins a server, as `engine stage --join` does. Otherwise as ``serve``.
+        """Fork the agent of a stage that joins a server, as `engine stage --join` does; see ``serve``.
 
-        The agent's files are in ``temp_dir``, so that one that is killed leaves none elsewhere.
+        The agent keeps its files in ``temp_dir``, so that a killed agent leaves none elsewhere.
         """
         log = str(log_path.absolute())
         request = StageRequest(order=order, secret_file=secret_file, log_path=log, temp_dir=temp_dir)
@@ -249,9 +250,9 @@ class PreloadedParent:
         return server
 
     def close(self) -> None:
-        """End the parent and its servers, with a bound. Idempotent.
+        """End the parent and its servers within a bound. Idempotent.
 
-        One that has no server yet has nothing to end in order, and may be in its imports for seconds.
+        Kills a parent without servers at once: it has nothing to clean up, and may be importing for seconds.
         """
         self._orders.close()
         if not self._has_forked:

@@ -1,6 +1,6 @@
-"""What is served, as far as it shows before any process is forked: settings, the model's facts, limits.
+"""Resolves settings, the model's facts and the limits before any process is forked.
 
-Refuses what cannot be served, with too few open files too. It reads files and measures memory; it starts nothing.
+Refuses what cannot be served, also for too few file descriptors. Reads files and measures memory; starts nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def openvino_is_likely(settings: ServerSettings) -> bool:
-    """Whether OpenVINO will compute, as far as it shows before the costly imports: they are for what is likely."""
+    """Guess whether OpenVINO will compute, before the costly imports: the guess decides which of them run."""
     if settings.backend != "auto":
         return settings.backend == "openvino"
     is_embedded = embedded_seed(settings.model, settings.seed) is not None
@@ -33,9 +33,9 @@ def openvino_is_likely(settings: ServerSettings) -> bool:
 
 
 def refuse_early(settings: ServerSettings) -> None:
-    """Raise LockstepError for a model that is not there, numbers that the embedded one cannot have, files closed to it.
+    """Raise LockstepError for a missing model, limits beyond the embedded model's, or files that cannot be written.
 
-    Before the costly imports: a misspelled path is refused in a fraction of a second.
+    Runs before the costly imports, so that a misspelled path is refused in a fraction of a second.
     """
     from engine.model.checkpoint import require_files
     from engine.model.lora_config import require_lora
@@ -85,16 +85,16 @@ def _require_gpu(device: str) -> None:
 
 
 def _visible_gpus() -> int | None:
-    """How many GPUs torch will count at the most; None where neither the files of the devices nor the variable say."""
+    """Bound the number of GPUs that torch will count; None when neither the device files nor the variable tell."""
     counts = [len(list(DEVICE_FILES.glob("nvidia[0-9]*"))) or None]
     if (chosen := os.environ.get(VISIBLE_DEVICES)) is not None:
-        # The first that is none ends the list.
+        # CUDA ignores every entry from the first invalid one on.
         counts.append(len(list(itertools.takewhile(lambda one: one and not one.startswith("-"), chosen.split(",")))))
     return min((count for count in counts if count is not None), default=None)
 
 
 def _has_gpu_driver() -> bool:
-    """Whether the driver's library, or the kernel's part of AMD's, is there. Opens no device."""
+    """Whether CUDA's driver library or AMD's kernel driver is present. Opens no device."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -103,7 +103,10 @@ def _has_gpu_driver() -> bool:
 
 
 def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limits]:
-    """What the model's files, the backend and this machine's memory make of the settings. Raises EngineError."""
+    """Derive the final settings, facts and limits from the model's files, the backend and this machine's memory.
+
+    Raises EngineError for a model or a capacity that does not fit.
+    """
     from engine.model.backend import takes_openvino, with_its_pages
     from engine.model.capacity import measure_kv_tokens, require_memory
     from engine.model.checkpoint import read_all_facts
@@ -111,7 +114,7 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     facts = read_all_facts(settings)
     settings = with_its_pages(settings)
     if settings.placement != "local":
-        # Other machines compute. Each says what it can and how much it holds, once it has joined.
+        # Other machines compute; each reports its backend and its capacity once it has joined.
         return settings, facts, Limits.of(settings, facts)
     takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
@@ -121,14 +124,14 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     return settings, facts, limits
 
 
-# Imports, sockets between processes and the listener took 20 at the most in one process; the rest is for clients.
+# Measured: imports, sockets between processes and the listener take at most 20; the rest is for clients.
 LEAST_FOR_A_PROCESS = 64
-# The scheduler has a socket to each stage, and one on which it listens for it; the supervisor a pipe.
+# For each stage the scheduler has a socket and a listener; the supervisor has a pipe.
 FOR_A_STAGE = 2
 
 
 def least_descriptors(pp_size: int) -> int:
-    """Files that each process of a server must be able to open."""
+    """Count the files that each process of a server must be able to open."""
     return LEAST_FOR_A_PROCESS + FOR_A_STAGE * pp_size
 
 

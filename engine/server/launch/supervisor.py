@@ -1,7 +1,7 @@
 """The supervisor: starts the engine's processes, waits on all of them at once, and ends them together.
 
-Event-driven: control pipes and signals, never a poll. The first death wins and is reported to all processes; its
-victims are not blamed. Forks before any thread or device context exists and computes nothing itself.
+Driven by control pipes and signals; never polls. The first death is the cause that all processes are told; later
+deaths are its consequences. Forks before any thread or device context exists and computes nothing itself.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ from lockstep.output_files import keep_private
 SCHEDULER = "scheduler"
 FRONTEND = "frontend"
 
-# Named, not imported: the front end is a layer above this one.
+# A name instead of an import: the front end is a layer above this one.
 FRONTEND_MAIN = "engine.frontend.http.process:run_frontend"
 
-# A death is reported, written down and over within 2 s: the sum of these and the time to notice it.
+# A death is reported, written and cleaned up within 2 s: the sum of these and the time to notice it.
 DEATH_GRACE_S = 1.1
 KILL_WAIT_S = 0.5
 CAUSE_WAIT_S = 0.1
 REAP_INTERVAL_S = 0.01
-# After all this: a cluster of one node, which was started for this server, ends in one or two.
+# Comes on top: ending a one-node cluster that was started for this server takes one or two seconds.
 RAY_END_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
-    """Run a server until it is told to stop (exit status 0) or cannot go on (1, the reason on stderr).
+    """Run a server until it is told to stop (exit status 0) or fails (1, with the reason on stderr).
 
-    The status is 130 when SIGINT comes before it serves.
+    Returns 130 when SIGINT comes before it serves.
 
-    A ``private_dir`` of the caller's is kept, with ``death.json`` in it when the server died. ``announce`` is
-    called once, when the server is ready; without it stdout is told what is served and where.
+    Keeps the caller's ``private_dir``, with ``death.json`` in it when the server died. Calls ``announce`` once, when
+    the server is ready; without it, prints the announcement on stdout.
     """
     started = time.monotonic()
     keep_private()
@@ -113,7 +113,7 @@ def _own_failure(cause: str) -> DeathReport:
 
 
 def _report(report: DeathReport, private_dir: Path | None, settings: ServerSettings) -> None:
-    """Leave the report on stderr, and in the folder that the caller lent."""
+    """Write the report to stderr, and to the caller's folder if there is one."""
     sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else report.sentence()))
     sys.stderr.flush()
     if private_dir is not None and private_dir.is_dir():
@@ -146,7 +146,7 @@ class _Supervisor:
         self._ended: list[WatchedProcess] = []
         self._stop_asked = False
         self._drain_asked = False
-        # Ctrl-C came while it started: it has not done what it was asked to.
+        # An interrupt during the start, before the server did its job, changes the exit status.
         self._is_interrupted = self._has_served = False
 
     def run(self) -> int:
@@ -154,7 +154,7 @@ class _Supervisor:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
             try:
                 return self._serve()
-            except BaseException as exc:  # noqa: BLE001 - its processes and their clients must hear of any end
+            except BaseException as exc:  # noqa: BLE001 - its processes and their clients must be told of any end
                 return self._fail_by_defect(exc)
             finally:
                 if self._meeting is not None:
@@ -181,9 +181,9 @@ class _Supervisor:
             self._adopt(fork_child(f"{STAGE_PREFIX}{stage}", main))
 
     def _gather(self, meeting: Meeting) -> int | None:
-        """Wait until stages have joined and their processes were started. The exit status if it ends here, else None.
+        """Wait until all stages have joined and started. Returns the exit status if the server ends meanwhile.
 
-        The scheduler and the front end come after that: they need numbers that the stages' machines know.
+        The scheduler and the front end start later: they need limits that the stages' machines report.
         """
         rendezvous = meeting.rendezvous
         self._selector.register(rendezvous, selectors.EVENT_READ, rendezvous.listen)
@@ -196,7 +196,7 @@ class _Supervisor:
                 StartupError(
                     f"every stage must have joined within start_timeout_s={limit_s}, but this is missing: "
                     f"{rendezvous.missing()}; {'; '.join(rendezvous.refusals) or 'no agent was refused'}; "
-                    f"{'look above for what Ray says' if meeting.ray else 'start them with `engine stage --join`'}, or "
+                    f"{'see the log of Ray above' if meeting.ray else 'start them with `engine stage --join`'}, or "
                     "raise --start-timeout-s"
                 )
             )
@@ -230,14 +230,14 @@ class _Supervisor:
         if plans is not None:
             plans.close()
         self._adopt(fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True))
-        # Held open here, the socket would take connections that no process accepts after the front end's death.
+        # Left open here, the socket would queue connections that nobody accepts after the front end's death.
         self._listener.close()
 
     def _run_stage(self, stage: int, control: Control) -> None:
         run_stage_process(control, self._settings, self._limits, stage, self._folder.path)
 
     def _run_frontend(self, control: Control) -> None:
-        import_frontend()  # while the stages load, where a parent has not done it
+        import_frontend()  # overlaps with the loading of the stages; a preloaded parent has done it already
         run_frontend = load_attribute(FRONTEND_MAIN)
         run_frontend(control, self._settings, self._limits, self._listener, self._folder)
 
@@ -248,7 +248,7 @@ class _Supervisor:
     # ---- events ----
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Handle events until a condition holds; False when ``timeout_s`` seconds passed without it."""
+        """Handle events until the condition holds. Returns False after ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             now = time.monotonic()
@@ -260,24 +260,27 @@ class _Supervisor:
         return True
 
     def _end_stopped(self, now: float) -> float | None:
-        """End what has been stopped for too long, and say when the next one has; None when nothing is stopped.
+        """End a process that was stopped for too long. Returns when the next is due; None when none is stopped.
 
-        A stopped process is silence for all that wait for it, whatever it was doing.
+        A stopped process looks hung to every process that waits for it.
         """
         limit_s = self._settings.step_timeout_s
-        stopped = [child for child in self._alive() if child.stopped_since is not None and child.dying is None]
-        if not limit_s or not stopped:
+        if not limit_s:
             return None
-        for child in stopped:
-            assert child.stopped_since is not None
-            if child.stopped_since + limit_s <= now:
+        dues = []
+        for child in self._alive():
+            if child.stopped_since is None or child.dying is not None:
+                continue
+            due = child.stopped_since + limit_s
+            if due <= now:
                 child.end(f"it was stopped by a signal and did not go on within {limit_s} s (step_timeout_s)")
                 self._bury_if_dead(child)
                 return now
-        return min((child.stopped_since + limit_s for child in stopped if child.dying is None), default=None)  # type: ignore[operator]
+            dues.append(due)
+        return min(dues, default=None)
 
     def _tend(self, now: float) -> float | None:
-        """See to what has a time on other machines, and say when the next is due; None without such stages."""
+        """Run the timers of stages on other machines. Returns when the next is due; None without such stages."""
         if self._meeting is None:
             return None
         dues = [self._meeting.rendezvous.tend(now)]
@@ -290,7 +293,7 @@ class _Supervisor:
         return min((due for due in dues if due is not None), default=None)
 
     def _on_signal(self, signals: SignalWatch) -> None:
-        """The first SIGTERM asks for a drain; any other signal, and any second one, for the end."""
+        """Drain on the first SIGTERM; stop on any other signal and on a second SIGTERM."""
         for number in signals.take():
             if number == signal.SIGCHLD:
                 for child in self._alive():
@@ -302,7 +305,7 @@ class _Supervisor:
                 self._is_interrupted = self._is_interrupted or (number == signal.SIGINT and not self._has_served)
 
     def _on_child(self, child: WatchedProcess) -> None:
-        if child in self._ended:  # in the same look as what ended it
+        if child in self._ended:  # an earlier event of the same poll ended it
             return
         child.listen()
         if not child.ready and child.loading is not None:
@@ -318,7 +321,7 @@ class _Supervisor:
     # ---- life and death ----
 
     def _watch(self) -> int:
-        """Wait until all are ready, announce it, wait for the end. Returns the server's exit status."""
+        """Wait until all processes are ready, announce it, and wait for the end. Returns the server's exit status."""
         with self._view.loading():
             in_time = self._wait_for(lambda: self._leaving or self._all_ready(), self._settings.start_timeout_s)
         if not in_time:
@@ -355,7 +358,7 @@ class _Supervisor:
         return self._over or self._drain_asked
 
     def _drain(self) -> None:
-        """Wait until the live requests are done, with a bound; a further signal or a death ends the wait."""
+        """Wait, within a bound, until the live requests are done. A second signal or a death ends the wait."""
         frontend = next(child for child in self._children if child.name == FRONTEND)
         frontend.send(Drain())
         if not self._wait_for(lambda: self._over or frontend.drained, self._settings.drain_timeout_s):
@@ -368,7 +371,7 @@ class _Supervisor:
         return self._fail_start(
             StartupError(
                 f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were "
-                f"not: {late}; raise --start-timeout-s, or look above for what they wait for"
+                f"not: {late}; raise --start-timeout-s, or look in the log above for what they wait for"
             )
         )
 
@@ -387,7 +390,7 @@ class _Supervisor:
         return EXIT_FAILED
 
     def _fail_by_defect(self, exc: BaseException) -> int:
-        """End the server because this process cannot go on. What has failed may fail again: no event is looked at."""
+        """End the server after an exception in this process. Handles no event: the handler may be what raised."""
         dying = Dying.of(exc)
         cause = dying.error if dying.expected else dying.traceback
         self._leave(_own_failure(cause))
@@ -404,7 +407,7 @@ class _Supervisor:
         return EXIT_FAILED
 
     def _first_death(self) -> DeathReport:
-        """The death that caused the others. Its consequence may be seen first, so it is waited for a moment."""
+        """Find the death that caused the others. A consequence may arrive first, so wait a moment for the cause."""
         self._wait_for(lambda: any(map(is_cause, self._ended)), CAUSE_WAIT_S)
         return first_death(self._ended, self._alive())
 
@@ -414,19 +417,19 @@ class _Supervisor:
     # ---- the end ----
 
     def _tell(self, message: SupervisorMessage) -> None:
-        """Tell all processes, the front end first: it has clients that wait for the news."""
+        """Send a message to all processes, the front end first: its clients are waiting."""
         for child in reversed(self._alive()):
             child.send(message)
 
     def _take_down(self, message: SupervisorMessage, grace_s: float) -> None:
-        """End every process: told first and all at once, then waited for with a bound, then made to."""
+        """End every process: tell all of them, wait within a bound, then kill the rest."""
         self._tell(message)
         # A stage has no message to send before it ends.
         self._kill(child for child in self._alive() if child.name.startswith(STAGE_PREFIX))
         if not self._wait_for(self._all_ended, grace_s):
             self._kill(self._engine())
             self._wait_for(self._all_ended, KILL_WAIT_S)
-        # Clients have their final messages by now. The driver may have a cluster to end.
+        # Clients have their final messages by now. The driver may still have a cluster to end.
         if not self._wait_for(lambda: not self._alive(), RAY_END_S):
             self._kill(self._alive())
             self._wait_for(lambda: not self._alive(), KILL_WAIT_S)
@@ -442,7 +445,7 @@ class _Supervisor:
         return all(child.ready for child in self._children)
 
     def _engine(self) -> list[WatchedProcess]:
-        """What lives of the engine itself: not the driver, which ends after it."""
+        """List the engine's live processes, without the Ray driver, which ends after them."""
         return [child for child in self._alive() if child.name != RAY]
 
     def _all_ended(self) -> bool:

@@ -1,7 +1,7 @@
-"""One end of the control connection between the supervisor and an agent: whole messages, without waiting for the peer.
+"""One end of the control connection between the supervisor and an agent: whole messages, never blocking.
 
-Owns the bytes on the wire, when the peer was last heard, and when it must be sent a pulse. Decides nothing: that the
-connection is over is for its owner to act on.
+Owns the bytes on the wire, when the peer was last heard, and when the next pulse is due. Its owner decides what a lost
+connection means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.core.frames import Frames, framed
 from engine.process.control import MAX_CONTROL_BYTES
 
 PULSES_A_TIMEOUT: Final = 4
-# How long the last messages may take to leave.
+# Bounds the wait for the last messages to leave.
 CLOSE_WAIT_S: Final = 0.3
 _READ_BYTES: Final = 1 << 16
 
@@ -24,13 +24,13 @@ Heard = TypeVar("Heard")
 
 
 class LinkOver(Exception):
-    """Nothing can be read from the peer any more. The text says how that shows."""
+    """The connection is closed or broken; the text says which."""
 
 
 class ControlLink(Generic[Heard]):
-    """Sends messages and hears ``Heard``. ``fileno()`` is readable when the peer spoke or is gone.
+    """Sends structs and receives ``Heard``. ``fileno()`` is readable when the peer sent something or is gone.
 
-    ``timeout_s`` bounds its silence, once ``watch`` was called; times are on the monotonic clock.
+    After ``watch``, its ``timeout_s`` bounds the peer's silence. Times are on the monotonic clock.
     """
 
     def __init__(self, connection: socket.socket, decode: Callable[[bytes], Heard]) -> None:
@@ -41,7 +41,7 @@ class ControlLink(Generic[Heard]):
         self._timeout_s: float | None = None
         self._heard = 0.0
         self._pulsed = 0.0
-        # Why nothing can be sent any more, if so.
+        # Why sending has failed, once it has.
         self.unsendable: str | None = None
         connection.setblocking(False)
 
@@ -49,7 +49,7 @@ class ControlLink(Generic[Heard]):
         return self._fd
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message. The socket takes far more than what is ever sent at once, unless its peer hangs."""
+        """Send a message. The socket's buffer holds far more than is ever in flight, unless the peer hangs."""
         frame = framed(msgspec.msgpack.encode(message))
         if self.unsendable is not None:
             return
@@ -62,8 +62,8 @@ class ControlLink(Generic[Heard]):
             self.unsendable = "it does not read what it is sent"
 
     def receive(self, now: float) -> list[Heard]:
-        """The messages that are there. Raises LinkOver when there are none and none can come; BadFrameError for bytes
-        that are no message.
+        """Read the messages that have arrived. Raises LinkOver when the connection has ended, BadFrameError for bytes
+        that decode to no message.
         """
         try:
             data = self._connection.recv(_READ_BYTES)
@@ -78,7 +78,7 @@ class ControlLink(Generic[Heard]):
         return [self._decode(frame) for frame in iter(self._frames.next, None)]
 
     def watch(self, timeout_s: float, now: float) -> None:
-        """From now on the peer must be heard every ``timeout_s`` seconds."""
+        """Require from now on that the peer sends something every ``timeout_s`` seconds."""
         self._timeout_s, self._heard, self._pulsed = timeout_s, now, now
 
     def tend(self, now: float, pulse: Callable[[], msgspec.Struct]) -> str | None:
@@ -90,26 +90,26 @@ class ControlLink(Generic[Heard]):
         return self.unsendable
 
     def is_silent(self, now: float) -> bool:
-        """Whether the peer was not heard for too long, and nothing of it is unread."""
+        """Whether the peer has been silent for too long and the socket has no unread bytes."""
         if self._timeout_s is None or now < self._heard + self._timeout_s:
             return False
         try:
-            # This process may itself have been held up, with messages waiting.
+            # This process may itself have been held up while messages waited.
             return not self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
-            return False  # The next read says more.
+            return False  # The next read reports the error.
 
     def owes_pulse(self, now: float) -> bool:
-        """Whether the peer is to be sent a pulse now; counts it as sent."""
+        """Whether a pulse is due now; if so, counts it as sent."""
         if self._timeout_s is None or now < self._pulsed + self._timeout_s / PULSES_A_TIMEOUT:
             return False
         self._pulsed = now
         return True
 
     def due(self) -> float | None:
-        """When ``is_silent`` or ``owes_pulse`` may next say yes."""
+        """Return when ``is_silent`` or ``owes_pulse`` can next become true."""
         if self._timeout_s is None:
             return None
         return min(self._heard + self._timeout_s, self._pulsed + self._timeout_s / PULSES_A_TIMEOUT)
@@ -119,9 +119,9 @@ class ControlLink(Generic[Heard]):
         self._connection.close()
 
     def close_gently(self) -> None:
-        """Close the connection so that what was sent last arrives: wait, with a bound, until the peer has closed too.
+        """Close the connection after the peer has, waiting within a bound, so that the last messages arrive.
 
-        Closed with something unread, a connection is reset, and the peer loses what it has not read yet.
+        Closing a socket with unread bytes resets the connection, and the peer loses what it has not read yet.
         """
         try:
             self._connection.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
-"""A stage on another machine as the supervisor sees it: a process like those forked here, as its agent reports it.
+"""A stage on another machine, which the supervisor treats like a forked process, from its agent's reports.
 
-Owns what is known of the machine, and when its silence counts as its end. Never waits for the agent.
+Owns the facts about the machine, and the moment when its silence counts as its end. Never waits for the agent.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class JoinedStage(WatchedProcess):
-    """A stage whose agent has joined. ``pid`` is the stage's, of its own machine, 0 until that was started.
+    """A stage whose agent has joined. ``pid`` is the stage's on its own machine, 0 before it has started.
 
-    ``prepared`` is what its machine has, None until it said so. ``left`` says why it is gone before it was started.
+    ``prepared`` is its machine's report, None until it has come.
     """
 
     def __init__(self, link: ControlLink[AgentMessage], join: Join, peer: str, progress: StageProgress) -> None:
@@ -55,7 +55,7 @@ class JoinedStage(WatchedProcess):
 
     @property
     def node(self) -> str:
-        """The name of its machine, which clients may be told."""
+        """The name of its machine, which may be shown to clients."""
         return self.join.node
 
     @property
@@ -77,18 +77,18 @@ class JoinedStage(WatchedProcess):
         self._link.send(message)
 
     def watch(self, timeout_s: float, now: float) -> None:
-        """From now on the silence of its agent counts as its end."""
+        """Count the silence of its agent as its end from now on."""
         self._link.watch(timeout_s, now)
 
     def listen(self) -> ChildMessage | None:
-        """Read what its agent said; note the end of the stage, of the agent, or of the connection between."""
+        """Read its agent's messages, and record the end of the stage, the agent or the connection."""
         try:
             for message in self._link.receive(time.monotonic()):
                 self._hear(message)
         except LinkOver as exc:
             self._lose(f"{exc}: its agent was ended, or its machine is gone")
         except BadFrameError as exc:
-            self.end(f"its agent sent what is no message: {exc}")
+            self.end(f"its agent sent an undecodable message: {exc}")
         return None
 
     def tend(self, now: float) -> float | None:
@@ -101,10 +101,10 @@ class JoinedStage(WatchedProcess):
         return self._link.due()
 
     def look_for_stop(self) -> None:
-        """Does nothing: the agent reports a stop by itself."""
+        """Do nothing: the agent reports a stop by itself."""
 
     def end(self, why: str) -> None:
-        """Kill it if its agent still listens, and count it as dead."""
+        """Ask its agent to kill it, and count it as dead without waiting."""
         self.signal(signal.SIGKILL)
         self._lose(why)
 

@@ -1,7 +1,7 @@
-"""What travels between the supervisor and the agent of a stage on another machine: typed, never pickled.
+"""Messages between the supervisor and the agent of a stage on another machine: typed, never pickled.
 
-An agent passes on what its stage says and what the supervisor says to the stage, as they are. What is added here is how
-the two meet, the stage's life on a machine that the supervisor cannot see, and a pulse.
+An agent forwards the control messages between its stage and the supervisor unchanged. The messages here are for the
+rest: joining, starting and ending a stage that the supervisor cannot see, and a pulse.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.process.links.endpoint import Endpoint
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of an agent. ``stage`` is None where any number will do; ``listens`` is for the stage before.
+    """The first message of an agent. ``stage`` is None for any free number; the stage before connects to ``listens``.
 
-    ``node`` names the machine and ``pid`` the agent's process there. ``address`` is the machine's in its cluster.
+    ``node`` names the machine, ``pid`` is the agent's process there, ``address`` the machine's address in its cluster.
     """
 
     version: str
@@ -42,10 +42,10 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the agent's machine has: digests of its checkpoints, and room for this many tokens of KV, if known.
+    """The agent's report of its machine: digests of its checkpoints, and its capacity in tokens of KV, if measured.
 
-    The second digest is that of the draft model, empty without one. ``gpu`` tells the stage's GPU from all others of
-    the machine, empty without one.
+    The second digest is the draft model's, empty without one. ``gpu`` identifies the stage's GPU on the machine, empty
+    without one.
     """
 
     digests: tuple[str, str]
@@ -58,7 +58,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class StagePulse(msgspec.Struct, frozen=True, tag=True):
-    """The agent lives. What its stage does with which microbatch, -1 before the first, and whether it is stopped."""
+    """A sign of life, with the stage's microbatch (-1 before the first), its phase, and whether it is stopped."""
 
     microbatch_id: int = -1
     phase: int = 0
@@ -66,7 +66,7 @@ class StagePulse(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The stage's process ended, with an exit status as subprocess counts it. Nothing follows."""
+    """The stage's exit status, negative for a signal as in subprocess. The last message of an agent."""
 
     status: int
 
@@ -77,15 +77,15 @@ AgentMessage = Join | Prepared | Started | StagePulse | Ended | Ready | Loading 
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """This stage is refused, for a reason that its user can remedy. Nothing follows."""
+    """The refusal of a stage, with the reason and the remedy. The last message to an agent."""
 
     why: str
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All stages are here. The agent's number, the server's settings as JSON, and how many stages share its machine.
+    """The stage's number, once all stages are here, and the server's settings as JSON, without the clients' keys.
 
-    The settings have no keys of clients in them.
+    ``stages_here`` counts the stages on the agent's machine, which share its memory.
     """
 
     stage: int
@@ -94,9 +94,9 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start the stage. ``book`` says where each stage listens, in stage order.
+    """The order to start the stage. ``book`` has the endpoint of each stage, in stage order.
 
-    ``hidden_transport`` is what all of them use: decided once, because machines differ.
+    ``hidden_transport`` is the server's choice for all stages, because machines differ.
     """
 
     limits: Limits
@@ -109,7 +109,7 @@ class SendSignal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor lives."""
+    """The supervisor's sign of life."""
 
 
 ToAgent = Refused | Assigned | Begin | SendSignal | Pulse | Serving | ProcessDied | Drain | Shutdown
@@ -120,14 +120,14 @@ decode_to_agent: Callable[[bytes], ToAgent] = decoder_of(ToAgent)
 
 
 class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent of a stage is started with, whoever starts it: a person, Ray, or a harness.
+    """The options of a stage's agent, which a person, Ray or a harness starts.
 
-    ``join`` is where the server listens; without ``stage`` the agent gets a number that is free.
+    ``join`` is where the server listens; without ``stage`` the server assigns a free number.
 
-    ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
-    ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
-    the server. ``node`` is the name of this machine in causes, its host name if empty, and ``address`` its address in
-    its cluster. ``timeout_s`` bounds the wait for a server that is not there yet.
+    ``listen`` is where the stage before connects, by default the interface by which the server was reached;
+    ``advertise`` replaces it in what others are told. ``model`` is the checkpoint's path here, if it differs from the
+    server's. ``node`` names this machine in error causes, by default its host name; ``address`` is its address in its
+    cluster. ``timeout_s`` bounds the wait for a server that does not listen yet.
     """
 
     join: Endpoint

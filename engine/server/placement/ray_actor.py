@@ -1,7 +1,7 @@
-"""The Ray actor of one stage: it runs the stage's agent as a child process, which ends with it.
+"""The Ray actor of one stage: runs the stage's agent as a child process, which ends with it.
 
-Nothing of a request goes through the actor: the agent joins the engine by itself. Imported by Ray's workers, so it
-imports neither Ray nor torch before an actor needs it.
+No request passes through the actor: the agent joins the server by itself. Ray's workers import this module, so it
+imports neither Ray nor torch before an actor needs them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import msgspec
 from engine import __version__
 from engine.server.placement.messages import StageOrder
 
-# A layer above this one, in a process of its own.
+# A name instead of an import: the agent is a layer above this one, and runs in its own process.
 CHILD_MODULE: Final = "engine.server.launch.agent"
 KEPT_LINES: Final = 12
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an actor is: Ray's id of the node, its address, its host name, and the engine that is installed there.
-
-    ``nice`` is the niceness that the stage inherits.
+    """An actor's node: Ray's id, address, host name, the installed version of the engine, and the niceness that the
+    stage inherits.
     """
 
     node_id: str
@@ -44,22 +43,22 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent ended: its exit status, as subprocess counts it, and the last lines of its stderr."""
+    """An agent's exit status, negative for a signal as in subprocess, and the last lines of its stderr."""
 
     status: int
     said: tuple[str, ...]
 
 
 class StageHost:
-    """The actor. ``run`` lasts as long as the agent."""
+    """The actor class. A call of ``run`` lasts as long as the agent."""
 
     def place(self) -> Place:
         import ray
 
-        nodes: Any = ray.nodes  # which has no types
+        nodes: Any = ray.nodes  # Ray has no type for it
 
         node_id = ray.get_runtime_context().get_node_id()
-        # As the cluster knows it: a node may have been given another address than the machine's first one.
+        # The cluster's view: a node may have been given another address than the machine's first one.
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes()}
         return Place(
             node_id=node_id,
@@ -70,14 +69,14 @@ class StageHost:
         )
 
     def run(self, order: StageOrder, secret: str) -> AgentEnd:
-        """Run an agent until it ends. What it needs, the secret too, goes to it by a pipe."""
+        """Run an agent until it ends. Passes its order and the secret by a pipe."""
         said: deque[str] = deque(maxlen=KEPT_LINES)
         agent = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", CHILD_MODULE, str(os.getpid())],
-            # The agent imports what this worker imports: Ray has added the driver's folders to it.
+            # Ray has added the driver's folders to this worker's import path; the agent needs them too.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
             stdin=subprocess.PIPE,
-            # What it says there is for a person who has started it.
+            # Its stdout is for a person who starts it by hand.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -87,7 +86,7 @@ class StageHost:
             agent.stdin.write(msgspec.json.encode((order, secret)))
         with agent.stderr:
             for line in map(_text, agent.stderr):
-                # Ray keeps what a worker says, and shows it to the driver.
+                # Ray keeps a worker's stderr, and shows it to the driver.
                 sys.stderr.write(line)
                 said.append(line.rstrip())
         return AgentEnd(status=agent.wait(), said=tuple(said))

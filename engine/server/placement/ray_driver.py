@@ -1,7 +1,7 @@
 """The driver: the process that talks to Ray for the supervisor. ``python -m engine.server.placement.ray_driver FD FD``.
 
-Connects to a cluster or starts one, reserves a bundle a stage, runs an actor in each, and removes all of it at the end.
-It computes nothing and carries nothing of a request. Ray's threads are here, so that no other process has them.
+Connects to a cluster or starts one, reserves a bundle for each stage, runs an actor in each bundle, and removes all of
+it at the end. Neither computes nor carries requests. Keeps Ray's threads out of every other process.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from lockstep.output_files import keep_private
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"
 CONNECT_TIMEOUT_S: Final = 10.0
-# How often a wait for a placement looks whether the supervisor still wants it.
+# The interval at which a wait for a placement checks whether the supervisor still wants it.
 LOOK_INTERVAL_S: Final = 1.0
-# The supervisor has a bound of its own for the start; this one is told first and says more.
+# The driver gives up before the supervisor's own bound on the start, because its error says more.
 HEADSTART_S: Final = 1.0
-# The server listens already, so an agent that does not reach it will not.
+# The server listens already, so an agent that cannot reach it by then never will.
 AGENT_TIMEOUT_S: Final = 60.0
-# Agents that were told to end have this long before their actors are killed.
+# The time for agents to end, after they were told to, before their actors are killed.
 AGENTS_GRACE_S: Final = 0.3
 RAY_GRACE_S: Final = 5.0
 
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 
 def main(control_fd: int, order_fd: int) -> None:
-    """Place the stages, hold them until the supervisor says otherwise or is gone, remove everything."""
-    # The supervisor ends this process by its pipe, and by force where that takes too long. What a terminal or a command
-    # such as `timeout` sends to a whole group would end the processes of a cluster of ours before anything else.
+    """Place the stages, hold them until the supervisor ends the server or is gone, and remove everything."""
+    # The supervisor ends this process by its pipe, or kills it when that takes too long. A signal that a terminal or
+    # `timeout` sends to the process group would end the processes of our cluster before anything else.
     os.setsid()
     keep_private()
     leave_stops_to_the_supervisor()
@@ -73,17 +73,17 @@ def main(control_fd: int, order_fd: int) -> None:
         with _connected(settings, order.temp_dir), _placed(order, settings, control) as stages:
             control.send(Ready(about={RAY: str(stages)}))
             stages.watch(control)
-    except BaseException as exc:  # noqa: BLE001 - whatever ends this process is reported as its cause
+    except BaseException as exc:  # noqa: BLE001 - any exception that ends this process is reported as the cause
         control.send(Dying.of(exc))
         status = EXIT_FAILED
     finally:
         sys.stderr.flush()
-        # Threads of Ray do not keep a process that is done.
+        # Skips the join of Ray's threads, which would keep this process alive.
         os._exit(status)
 
 
 class _Stages:
-    """The actors of all stages, each with the call that lasts as long as its agent."""
+    """The actors of all stages, and for each the pending call of ``run``, which lasts as long as its agent."""
 
     def __init__(self, ray: Any, actors: Sequence[Any], places: Sequence[Place]) -> None:
         self._ray = ray
@@ -101,9 +101,9 @@ class _Stages:
             self._runs.append(actor.run.remote(msgspec.structs.replace(order.stages[stage], **known), secret))
 
     def watch(self, control: Control) -> None:
-        """Wait for the end that the supervisor orders. Raises PlacementError when an agent ends before all is open.
+        """Wait until the supervisor orders the end. Raises PlacementError when an agent ends before the server serves.
 
-        Later an agent's end is the supervisor's to see, by its connection; what Ray knows of it is logged.
+        After that the supervisor notices an agent's end by its connection; this only logs what Ray knows about it.
         """
         ended, wakeup = os.pipe()
         threading.Thread(target=self._await_end, args=(wakeup,), name="actors", daemon=True).start()
@@ -121,7 +121,7 @@ class _Stages:
                 self._tell_end(serving)
 
     def kill(self) -> None:
-        """Kill the actors that are left, after a moment for their agents."""
+        """Kill the remaining actors, after a moment for their agents to end."""
         self._ray.wait(self._runs, num_returns=len(self._runs), timeout=AGENTS_GRACE_S)
         for actor in self._actors:
             self._ray.kill(actor)
@@ -137,7 +137,7 @@ class _Stages:
         try:
             end: AgentEnd = self._ray.get(done[0])
         except self._ray.exceptions.RayError as exc:
-            # What the supervisor sees is a connection that was closed; Ray may know why.
+            # The supervisor sees only a closed connection; Ray may know why.
             logger.warning("Ray lost the actor of stage %s on %s: %s", stage, place, exc)
             if not serving:
                 raise PlacementError(f"the actor of stage {stage} on {place} died before the server was open") from exc
@@ -152,19 +152,19 @@ class _Stages:
 
 @contextlib.contextmanager
 def _connected(settings: ServerSettings, temp_dir: str) -> Iterator[None]:
-    """Connect to the cluster of the settings, else to a running one, else to one of our own that ends with this."""
+    """Connect to the cluster in the settings, else to a running one, else to a new one that ends with the block."""
     import ray
 
     started_here = not _connect(ray, settings.ray_address)
     if started_here:
         _start(ray, settings, temp_dir)
-    leave_stops_to_the_supervisor()  # Ray has handlers of its own, which end the process.
+    leave_stops_to_the_supervisor()  # Replaces Ray's signal handlers, which end the process.
     try:
         yield
     finally:
         ours = _processes_of(temp_dir) if started_here else []
         ray.shutdown()
-        # Ray returns before its processes have ended.
+        # ray.shutdown returns before Ray's processes have ended.
         _, left = psutil.wait_procs(ours, timeout=RAY_GRACE_S)
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -172,7 +172,9 @@ def _connected(settings: ServerSettings, temp_dir: str) -> Iterator[None]:
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Connect; False when there is no cluster and none was named. Raises PlacementError when a named one is silent."""
+    """Connect to a cluster. Returns False when none is named and none runs; raises PlacementError when a named one does
+    not answer.
+    """
     if address == LOCAL:
         return False
     try:
@@ -194,14 +196,14 @@ def _connect(ray: Any, address: str) -> bool:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError when nothing listens at HOST:PORT, where Ray itself would try for minutes."""
+    """Raise OSError when nothing listens at HOST:PORT; Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def _start(ray: Any, settings: ServerSettings, temp_dir: str) -> None:
-    """Start a cluster of one node, on loopback, with CPUs for all stages whatever the machine has."""
+    """Start a one-node cluster on loopback, with CPUs for all stages even if the machine has fewer."""
     needed = math.ceil(settings.pp_size * settings.ray_cpus_per_stage)
     ray.init(
         num_cpus=max(needed, os.cpu_count() or 1),
@@ -217,7 +219,7 @@ def _quiet() -> dict[str, Any]:
 
 
 def _processes_of(temp_dir: str) -> list[psutil.Process]:
-    """The processes of the cluster that this one has started."""
+    """List the processes of the cluster that this process has started."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -231,7 +233,7 @@ def _processes_of(temp_dir: str) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def _placed(order: RayOrder, settings: ServerSettings, control: Control) -> Iterator[_Stages]:
-    """A bundle and an actor for each stage, and its agent started. All are removed at the end."""
+    """Reserve a bundle, create an actor and start an agent for each stage. Removes all of them after the block."""
     import ray
     from ray.util import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -264,7 +266,7 @@ def _placed(order: RayOrder, settings: ServerSettings, control: Control) -> Iter
 
 
 def _bundle(ray: Any, settings: ServerSettings) -> dict[str, float]:
-    """What one stage asks for: a GPU where the cluster has some and the device may be one, and CPUs."""
+    """Return the resources of one stage: CPUs, and a GPU if the cluster has any and the device may be one."""
     gpus = 1 if settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
     return {"CPU": settings.ray_cpus_per_stage} | ({"GPU": gpus} if gpus else {})
 
@@ -272,7 +274,7 @@ def _bundle(ray: Any, settings: ServerSettings) -> dict[str, float]:
 def _await_group(
     ray: Any, group: Any, bundle: dict[str, float], settings: ServerSettings, control: Control, deadline: float
 ) -> None:
-    """Wait for the bundles. Raises PlacementError, with what there is and what is asked for, when they do not come."""
+    """Wait for the bundles. Raises PlacementError with the demand and the cluster's resources if it takes too long."""
     told = False
     while not group.wait(min(LOOK_INTERVAL_S, max(0.1, deadline - time.monotonic()))):
         there, free = _amount(ray.cluster_resources()), _amount(ray.available_resources())
@@ -303,7 +305,7 @@ def _nodes(ray: Any) -> str:
 
 
 def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
-    """Where the actors are. Raises PlacementError for one that cannot start, or has another engine."""
+    """Ask each actor for its node. Raises PlacementError when one cannot start or has another version of the engine."""
     try:
         places: list[Place] = ray.get(
             [actor.place.remote() for actor in actors], timeout=max(0.0, deadline - time.monotonic())
@@ -330,7 +332,7 @@ def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
 
 
 def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrder:
-    """The order with this machine's address in the cluster where the server listens on all of its addresses."""
+    """Replace a wildcard in the order's endpoints by this machine's address in the cluster."""
     if not parse_endpoint(settings.stage_listen, "stage_listen").is_wildcard:
         return order
     address = ray.util.get_node_ip_address()
@@ -339,7 +341,7 @@ def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrd
 
 
 def _require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
-    """Raise PlacementError when stages of other machines would be sent to this machine's loopback."""
+    """Raise PlacementError when stages on other machines would have to join at this machine's loopback."""
     far = next((place for place in places if place.host != socket.gethostname()), None)
     join = order.stages[0].join
     if far is not None and join.is_loopback:

@@ -1,6 +1,6 @@
-"""The supervisor's side of placing stages with Ray: what the driver is told, and how its process begins.
+"""The supervisor's side of placing stages with Ray: the driver's order, and the start of its process.
 
-Imports nothing of Ray by itself, whose threads a process that forks must not have.
+Never imports Ray: a process that forks must not have Ray's threads.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from engine.process.control import Control
 from engine.server.placement.messages import StageOrder
 from lockstep.ray_environment import ray_defaults
 
-# The driver's process is named so.
+# The name of the driver's process.
 RAY: Final = "ray"
-# How nice Ray makes its workers, and so what they start: 15 unless a node was started with this.
+# Ray's variable for the niceness of its workers and their children, 15 by default.
 NICENESS: Final = "RAY_worker_niceness"
 DRIVER_MODULE: Final = "engine.server.placement.ray_driver"
 
 
 class RayOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver needs. ``settings`` is JSON of ServerSettings without keys; ``stages`` has one for each stage.
+    """The driver's order. ``settings`` is JSON of ServerSettings without keys; ``stages`` has one entry per stage.
 
-    The stages must have a place by ``deadline``, on the monotonic clock. The run's secret is in ``secret_file``.
-    ``temp_dir`` is an empty folder for a cluster of our own; the supervisor removes it.
+    The stages must be placed by ``deadline``, on the monotonic clock. ``secret_file`` holds the server's secret.
+    ``temp_dir`` is an empty folder for a cluster that the driver starts; the supervisor removes it.
     """
 
     settings: str
@@ -48,16 +48,16 @@ def require_ray() -> None:
 
 
 def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
-    """The main function of a forked process that replaces itself with the driver, which has none of its memory."""
+    """Return the main function of a forked process, which replaces itself with the driver and frees its memory."""
 
     def become(control: Control) -> NoReturn:
         orders, ours = os.pipe()
-        # A pipe takes 64 KiB without a reader; an order has a few.
+        # A pipe buffers 64 KiB without a reader; an order has a few.
         os.write(ours, msgspec.json.encode(order))
         os.close(ours)
         for fd in (control.fileno(), orders):
             os.set_inheritable(fd, True)
-        # A cluster of our own inherits this: its stages share the machine with the scheduler, as forked ones do.
+        # A cluster that the driver starts inherits the niceness: its stages share the machine with the scheduler.
         environment = ray_defaults() | {NICENESS: "0"} | os.environ
         command = [sys.executable, "-m", DRIVER_MODULE, str(control.fileno()), str(orders)]
         os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter and module

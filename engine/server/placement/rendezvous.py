@@ -1,7 +1,7 @@
-"""Where stages of other machines meet the supervisor: admission, refusals with their reasons, numbers of stages.
+"""The rendezvous of stages on other machines with the supervisor: admits agents, refuses them, numbers the stages.
 
-Driven by the supervisor's selector: it waits for nothing. Also takes the connections by which plans travel, once their
-peers have proved themselves, and passes them on to the scheduler process.
+Driven by the supervisor's selector; never blocks. Also accepts the authenticated connections for plans, and passes
+them on to the scheduler process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Arriving(msgspec.Struct):
-    """A connection of an agent that has proved the secret and not yet introduced itself."""
+    """The connection of an agent that has proved the secret but not sent its Join yet."""
 
     link: ControlLink[AgentMessage]
     peer: str
@@ -46,8 +46,8 @@ class _Arriving(msgspec.Struct):
 class Rendezvous:
     """Gathers the stages of one server. ``fileno()`` is readable when ``listen`` has something to do.
 
-    ``digests`` are those of the server's own checkpoint and draft model. What ``plans`` and ``progress`` are given
-    reaches the scheduler process.
+    ``digests`` are of the server's own checkpoint and draft model. ``plans`` carries the plan connections to the
+    scheduler process, and ``progress`` the stages' progress.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Rendezvous:
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._arriving: dict[int, _Arriving] = {}
-        # In order of arrival; in stage order once all are here.
+        # In order of arrival; in stage order once all have joined.
         self._joined: list[JoinedStage] = []
         self._has_begun = False
         self._with_plans: set[int] = set()
-        # Why agents were refused or left, the last of them: for the error of a start that took too long.
+        # The latest reasons why agents were refused or left, for the error when the start times out.
         self.refusals: list[str] = []
 
     def fileno(self) -> int:
@@ -82,7 +82,7 @@ class Rendezvous:
 
     @property
     def is_prepared(self) -> bool:
-        """True when a stage of every number is here and has what it needs."""
+        """Whether all stages have joined and have reported what their machines have."""
         return len(self._joined) == self._settings.pp_size and all(one.prepared for one in self._joined)
 
     @property
@@ -90,13 +90,13 @@ class Rendezvous:
         return list(self._joined)
 
     def kv_tokens(self) -> int | None:
-        """Room for KV on the machine that has the least; None where no machine says."""
+        """Return the smallest KV capacity of all machines in tokens; None when no machine measured one."""
         return min(
             (one.prepared.kv_tokens for one in self._joined if one.prepared and one.prepared.kv_tokens), default=None
         )
 
     def missing(self) -> str:
-        """What has not joined, for the error of a start that took too long."""
+        """Describe what is missing, for the error when the start times out."""
         taken = {one.stage for one in self._joined if one.stage >= 0} | {one.join.stage for one in self._joined}
         free = [f"{STAGE_PREFIX}{stage}" for stage in range(self._settings.pp_size) if stage not in taken]
         count = self._settings.pp_size - len(self._joined)
@@ -105,7 +105,7 @@ class Rendezvous:
         return " and ".join(free) if count == len(free) else f"{count} of {', '.join(free)}"
 
     def listen(self) -> None:
-        """Handle new connections, new agents, and messages of agents that have joined and not begun."""
+        """Handle new connections, new agents, and messages from joined agents until ``begin``."""
         now = time.monotonic()
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
@@ -113,12 +113,12 @@ class Rendezvous:
                     self._take(link, now)
             elif fd in self._arriving:
                 self._hear(self._arriving[fd], now)
-            # What was found readable may be gone by what came before it in the same look.
+            # An earlier event of the same poll may have dropped this connection.
             elif (one := next((one for one in self._joined if one.fileno() == fd), None)) is not None:
                 self._look_at(one)
 
     def tend(self, now: float) -> float | None:
-        """Drop connections that are late. Returns when to call this again."""
+        """Drop connections whose introduction is late. Returns when to call this again."""
         listener_due = self._listener.due()
         if listener_due is not None and listener_due <= now:
             for link in self._listener.take(now):
@@ -129,7 +129,7 @@ class Rendezvous:
         return min((due for due in dues if due is not None), default=None)
 
     def begin(self, limits: Limits) -> list[JoinedStage]:
-        """Have every stage started. From now on the caller owns them, and silence counts as their end."""
+        """Order every stage to start. The caller owns the stages from now on, and silence counts as their end."""
         self._has_begun = True
         book = tuple(one.join.listens for one in self._joined)
         order = Begin(limits=limits, book=book, hidden_transport=self._hidden_transport())
@@ -141,14 +141,14 @@ class Rendezvous:
         return list(self._joined)
 
     def _hidden_transport(self) -> str:
-        """For 'auto' NCCL where every stage has a GPU of its own, else sockets."""
+        """Resolve 'auto': NCCL if every stage has its own GPU, else sockets."""
         if self._settings.hidden_transport != "auto":
             return self._settings.hidden_transport
         gpus = {(one.join.node, one.prepared.gpu) for one in self._joined if one.prepared and one.prepared.gpu}
         return "nccl" if len(gpus) == self._settings.pp_size else "socket"
 
     def close(self) -> None:
-        """Close all that is not the caller's; idempotent."""
+        """Close everything that the caller does not own; idempotent."""
         for arriving in self._arriving.values():
             arriving.link.close()
         self._arriving.clear()
@@ -179,7 +179,7 @@ class Rendezvous:
         return 0 <= stage < self._settings.pp_size and stage not in self._with_plans
 
     def _hear(self, arriving: _Arriving, now: float) -> None:
-        """Read its first message, which says who it is."""
+        """Read an agent's first message, which must be its Join."""
         try:
             messages = arriving.link.receive(now)
         except (LinkOver, BadFrameError) as exc:
@@ -189,7 +189,7 @@ class Rendezvous:
             return
         join = messages[0]
         if not isinstance(join, Join) or len(messages) > 1:
-            self._drop(arriving, f"an agent's first message must be who it is, got {type(join).__name__}")
+            self._drop(arriving, f"an agent's first message must be a lone Join, got {type(join).__name__}")
             return
         del self._arriving[arriving.link.fileno()]
         stage = JoinedStage(arriving.link, join, arriving.peer, self._progress)
@@ -211,7 +211,7 @@ class Rendezvous:
     # ---- agents ----
 
     def _why_not(self, join: Join) -> str | None:
-        """The reason not to take an agent, with the remedy; None when it is welcome."""
+        """Return why an agent is refused, with the remedy; None when it is admitted."""
         pp_size = self._settings.pp_size
         if join.version != __version__:
             return f"every machine must run the same version, the server runs {__version__}, this one {join.version}"
@@ -227,7 +227,7 @@ class Rendezvous:
         return None
 
     def _assign(self) -> None:
-        """Give each its number: the one that it asked for, the others in order of arrival."""
+        """Number the stages: as they asked, and the others in order of arrival."""
         taken = {number for one in self._joined for number in (one.stage, one.join.stage) if number is not None}
         free = iter(number for number in range(self._settings.pp_size) if number not in taken)
         sharing = Counter(one.join.node for one in self._joined)
@@ -240,7 +240,7 @@ class Rendezvous:
         self._joined.sort(key=lambda one: one.stage)
 
     def _look_at(self, one: JoinedStage) -> None:
-        """Read from a stage that has not begun. One that is gone, or has another checkpoint, frees its place."""
+        """Read from a stage before ``begin``, and free its place if it is gone or has another checkpoint."""
         one.listen()
         if not one.alive:
             why = one.dying.error if one.dying is not None else f"its agent ended with status {one.status}"

@@ -1,6 +1,6 @@
-"""What the scheduler process gives its gate: everything that the gate may look at or wait on.
+"""The scheduler process as its gate sees it: everything that the gate may look at or wait on.
 
-Built once, before the loop; a gate is named by a dotted path in the settings, so that production never loads a harness.
+Built once, before the loop. The settings name the gate by a dotted path, so that production never loads a harness.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from engine.process.settings import ServerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerPlace:
-    """Where a scheduler process finds itself. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
+    """The surroundings of a scheduler process. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
 
-    ``stage_pids`` is empty when the model runs in the scheduler process. ``handed`` is the descriptor of the socket by
-    which the connections of stages come that are on other machines.
+    ``stage_pids`` is empty when the model runs in the scheduler process. ``handed`` is the descriptor of the socket
+    over which the supervisor passes the connections of stages on other machines.
     """
 
     settings: ServerSettings
@@ -39,10 +39,10 @@ class SchedulerPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class GateContext(SchedulerPlace):
-    """The scheduler process as its gate sees it.
+    """The objects of the scheduler process, and its surroundings.
 
-    ``stuck_stage`` says of a microbatch whose result is overdue which process keeps it and what that does; None where
-    there are no stage processes.
+    ``stuck_stage`` maps an overdue microbatch to the process that holds it and what that process does; None without
+    stage processes.
     """
 
     scheduler: Scheduler
@@ -58,13 +58,13 @@ GateFactory = Callable[[GateContext], Gate]
 
 
 def load_gate(context: GateContext) -> Gate:
-    """The gate that the settings name. Raises ConfigError when there is no such factory."""
+    """Build the gate that the settings name. Raises ConfigError when there is no such factory."""
     factory = cast(GateFactory, load_attribute(context.settings.gate))
     return factory(context)
 
 
 def load_attribute(dotted_path: str) -> Any:
-    """What 'package.module:name' stands for. Raises ConfigError when it stands for nothing."""
+    """Import the object at 'package.module:name'. Raises ConfigError when it cannot be imported."""
     module_name, _, name = dotted_path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), name)

@@ -1,7 +1,7 @@
-"""The production gate: a step runs when a message, a completion or a deadline is there, and never otherwise.
+"""The production gate: runs a step for a message, a completion or a deadline, and never otherwise.
 
-Blocks in one poll over the inbox, the pipeline and the control pipe; never polls without waiting while there is nothing
-to do, never sleeps. A client message becomes an event here.
+Blocks in one poll over the inbox, the pipeline and the control pipe; never spins and never sleeps. Turns client
+messages into events.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from engine.process.inbox import MAX_MESSAGES_A_STEP
 from engine.server.scheduler_process.gate_context import GateContext
 from engine.server.scheduler_process.step_watch import StepWatch
 
-# One look at the sources waits no longer: what the kernel takes as a number of milliseconds has a limit.
+# Bounds one poll: the kernel's timeout in milliseconds is a 32-bit integer.
 MAX_WAIT_MS = 86_400_000
 
 
 class LiveGate:
-    """Feeds the loop from the real world. ``wakeups`` counts returns from the wait, for tests of idleness.
+    """Feeds the loop from sockets and pipes. ``wakeups`` counts returns from the poll, for tests of idleness.
 
-    When nothing comes back for ``step_timeout_s`` although something was launched, a stage is stuck: that is the end,
+    When nothing comes back for ``step_timeout_s`` while a microbatch is in flight, a stage is stuck: the engine ends,
     and every request is told which stage it was.
     """
 
@@ -45,7 +45,7 @@ class LiveGate:
         self._settings = context.settings
         self._stuck_stage = context.stuck_stage
         self._completions_bound = context.limits.depth
-        # What was launched and is not back, and since when the first of it is waited for.
+        # The microbatches in flight, and since when the oldest is awaited.
         self._launched: deque[Microbatch] = deque()
         self._waiting_since = 0.0
         self._watch = StepWatch(self._tell_stuck)
@@ -58,8 +58,8 @@ class LiveGate:
         self.wakeups = 0
 
     def __enter__(self) -> Self:
-        # The poller looks at the sockets themselves: a ZMQ file descriptor is edge-triggered, and waiting on it alone
-        # loses the wake-up of a message that came between the last look and the wait.
+        # Polls the ZMQ sockets, not their file descriptors: those are edge-triggered, and waiting on one loses the
+        # wake-up of a message that came between the last read and the wait.
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
         for source in self._completion_sources:
@@ -72,9 +72,9 @@ class LiveGate:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Wait for the next event; None after a shutdown.
+        """Wait for the next event. Returns None after a shutdown.
 
-        Raises ProcessDiedError when a process of the engine died: for a stage after the step that told the scheduler.
+        Raises ProcessDiedError when a process of the engine died; for a stage, after the step that told the scheduler.
         Raises IntegrityError when the books of an idle engine do not balance: serving on would serve wrong tokens.
         """
         if self._dead is not None:
@@ -106,9 +106,9 @@ class LiveGate:
         self._launched.append(microbatch)
 
     def _limit_s(self) -> float | None:
-        """How long the oldest microbatch in flight may take; None when there is none, or no limit.
+        """Return the time limit of the oldest microbatch in flight; None without one or without a limit.
 
-        To load other weights may take as long as at the start.
+        Loading other weights may take as long as loading them at the start.
         """
         limit_s = self._settings.step_timeout_s
         if not limit_s or not self._launched:
@@ -116,14 +116,14 @@ class LiveGate:
         return max(limit_s, self._settings.start_timeout_s) if self._launched[0].is_control else limit_s
 
     def _due(self) -> float | None:
-        """When the stages must have returned something; None when nothing is with them."""
+        """Return when the stages must have returned a result; None when nothing is in flight on them."""
         limit_s = self._limit_s() if self._completion_sources else None
         return None if limit_s is None else self._waiting_since + limit_s
 
     def _give_up(self) -> PipelineFailed:
-        """Nothing came back in time: name the stage that is stuck. The next step is the end."""
+        """Name the stuck stage after the time limit has passed. The step that takes this event is the last."""
         number = self._launched[0].id
-        assert self._stuck_stage is not None, "what comes by a socket comes from stage processes"
+        assert self._stuck_stage is not None, "only stage processes have completion sources"
         process, doing = self._stuck_stage(number)
         return self._die_with(process, self._overdue(number) + doing)
 
@@ -131,7 +131,7 @@ class LiveGate:
         return f"microbatch {number} did not come back within {self._limit_s()} s (step_timeout_s): "
 
     def _tell_stuck(self, where: str) -> None:
-        """The final message of a process that computes by itself; called from the thread of the watch."""
+        """Send the final message of a process that computes the model itself. Runs on the watch's thread."""
         error = self._overdue(self._launched[0].id) + f"this process computes it, and stands at\n{where}"
         self._control.send(Dying(error=error, traceback=error, expected=True))
 
@@ -141,7 +141,7 @@ class LiveGate:
         return PipelineFailed(process=process, cause=cause, node=node)
 
     def _wait(self, deadline: float | None, work_is_there: bool) -> None:
-        """Block until a source is readable or the deadline is due; only look when there is work to do already."""
+        """Block until a source is readable or the deadline is due; do not block when there is work already."""
         if work_is_there:
             timeout_ms: int | None = 0
         elif deadline is None:
@@ -155,7 +155,7 @@ class LiveGate:
             self._listen()
 
     def _listen(self) -> None:
-        """Take one message of the supervisor; another one keeps its pipe readable for the next wait."""
+        """Take one message of the supervisor; a second one keeps the pipe readable for the next poll."""
         match self._control.receive():
             case Shutdown():
                 self._ended = True
@@ -169,10 +169,10 @@ class LiveGate:
                 return
 
     def _take_events(self, *, busy: bool) -> list[Event]:
-        """Completions first, then messages in arrival order: those that came while a completion was computed too.
+        """Take completions first, then messages in arrival order, including any that came during a computation.
 
-        A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
-        A ``busy`` step may launch more, so it does not wait for work in this process that allows it: a GPU would idle.
+        Skips sources that the poll saw empty: an empty read costs as much as a full one. A ``busy`` step may launch
+        more, so it does not wait for a computation in this process if that takes more work: a GPU would idle.
         """
         if self._dead is not None:
             return [PipelineFailed(process=self._dead.process, cause=self._dead.cause, node=self._dead.node)]
@@ -187,7 +187,7 @@ class LiveGate:
         return events
 
     def _take_completions(self, events: list[Event]) -> None:
-        """All that were read with the first, which costs no further look; what came later wakes the gate again."""
+        """Take the completions that one read returned; later ones wake the gate again."""
         while len(events) < self._completions_bound:
             completion = self._next_completion()
             if completion is None:
@@ -198,7 +198,7 @@ class LiveGate:
             events.append(completion)
             if self._launched:
                 self._launched.popleft()
-            # Without a source the next one is computed in this process: messages must not wait for all of them.
+            # Without a source this process computes the next completion: messages must not wait for all of them.
             if not self._completion_sources or not self._pipeline.ready:
                 return
 
@@ -209,13 +209,13 @@ class LiveGate:
             return self._pipeline.next_completion(0)
 
 
-# An audit costs 2 to 4 us a node of the prefix tree: half a millisecond with a cache of 1,000 pages, 20 with 16,000. A
-# message that arrives in that moment waits for it, so there is one a minute at most.
+# Measured: an audit costs 2 to 4 us per node of the prefix tree, so 0.5 ms with a cache of 1,000 pages and 20 ms with
+# 16,000. A message that arrives meanwhile waits, so the gate audits at most once a minute.
 AUDIT_INTERVAL_S: Final = 60.0
 
 
 class IdleAudit:
-    """The audit of an engine in production, before a wait: it wakes no one and changes nothing."""
+    """Audits an idle engine in production before it waits. Causes no wake-up and changes nothing."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
@@ -223,7 +223,7 @@ class IdleAudit:
         self._last = -math.inf
 
     def look(self) -> None:
-        """Audit an engine that is fully idle, unless that was done a moment ago. Raises IntegrityError."""
+        """Audit the engine if it is fully idle and the last audit is long enough ago. Raises IntegrityError."""
         if not self._scheduler.is_fully_idle:
             return
         now = self._clock.now()

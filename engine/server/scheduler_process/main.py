@@ -1,7 +1,7 @@
-"""The scheduler process: joins scheduler, pipeline, sockets and gate, and runs the one loop.
+"""The scheduler process: connects scheduler, pipeline, sockets and gate, and runs the loop.
 
-Imports no torch when the stages are processes of their own. An exception of a step ends this process on purpose: its
-traceback goes to the supervisor as the cause, because a scheduler whose books do not balance serves wrong tokens.
+Imports no torch when the stages are separate processes. An exception in a step ends this process on purpose, with its
+traceback as the cause for the supervisor: a scheduler whose books do not balance would serve wrong tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lockstep.output_files import told_of
 
 
 def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate:
-    """The gate, recorded as the settings ask. Raises ConfigError for a place that cannot be written.
+    """Wrap the gate in the recorders that the settings ask for. Raises ConfigError for a path that cannot be written.
 
     The flight record is dumped when the loop dies, and whenever the process gets SIGUSR2.
     """
@@ -55,7 +55,7 @@ def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate
 
 
 def flight_path(folder: str, pid: int) -> Path:
-    """Where the scheduler process ``pid`` leaves its flight record."""
+    """Return the path of the flight record of the scheduler process ``pid``."""
     return Path(folder) / f"flight-{pid}.rec"
 
 
@@ -77,12 +77,12 @@ class ReplySocket:
         self._socket.close(linger=int(linger_s * 1000))
 
 
-# Replies of the last step, such as errors for everything live, must leave before the process does.
+# The last step's replies, such as errors for all live requests, must leave before the process exits.
 LAST_REPLIES_LINGER_S = 0.2
 
 
 def run_scheduler(control: Control, place: SchedulerPlace) -> None:
-    """Run the loop until its gate ends it. Raises whatever a step raises."""
+    """Run the loop until its gate ends it. Exceptions of a step pass through."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = Inbox(context, requests_address(place.private_dir))
     outbox = ReplySocket(context, replies_address(place.private_dir))
@@ -116,9 +116,9 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
 def _build_pipeline(
     place: SchedulerPlace, control: Control
 ) -> tuple[Pipeline, Callable[[int], tuple[str, str]] | None, StageTimes | None]:
-    """The pipeline for the number of stages, and who knows which of them is stuck and when each was at work.
+    """Build the pipeline, with the functions that find a stuck stage and the stages' times if stages are processes.
 
-    Only the pipeline in this process loads torch.
+    Loads torch only when the model runs in this process.
     """
     if place.limits.pp_size > 1:
         from engine.pipeline.staged import StagedPipeline

@@ -1,7 +1,7 @@
-"""The time that a microbatch may take when the model runs in this process: then the process says so and ends.
+"""The time limit of a microbatch when the model runs in this process: past it, the process reports that and exits.
 
-Owns one thread, which sleeps while nothing is computed. A forward that never gives back the interpreter's lock is not
-seen here.
+Owns one thread, which sleeps while nothing is computed. Cannot notice a forward pass that never releases the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TellStuck = Callable[[str], None]
 
 
 class StepWatch:
-    """Watches the thread that computes. ``tell`` is called with what is known, from another thread, before the end."""
+    """Watches the computing thread. Calls ``tell`` from its own thread with the stuck stack, then exits the process."""
 
     def __init__(self, tell: TellStuck) -> None:
         self._tell = tell
@@ -32,7 +32,7 @@ class StepWatch:
 
     @contextmanager
     def computing(self, limit_s: float | None) -> Iterator[None]:
-        """What is inside must end within the limit, if there is one. The watch is woken once a busy period."""
+        """Require the block to end within the limit, if there is one. Wakes the watch once in a busy period."""
         if limit_s is None:
             yield
             return
@@ -55,7 +55,7 @@ class StepWatch:
         while True:
             due = self._due
             if due is None:
-                # Nothing is computed: asleep until something is. What began after the look above is seen by the next.
+                # Sleep until a computation begins. One that began after the read above is seen by the second read.
                 self._begun.clear()
                 if self._due is None:
                     self._begun.wait()
@@ -68,6 +68,6 @@ class StepWatch:
 
     def _end(self) -> None:
         frame = sys._current_frames().get(self._computing_thread)  # noqa: SLF001 - the one way to another thread's frames
-        where = "".join(traceback.format_stack(frame)) if frame is not None else "it is not known where"
+        where = "".join(traceback.format_stack(frame)) if frame is not None else "an unknown place"
         self._tell(where)
         os._exit(EXIT_STUCK)

@@ -1,7 +1,7 @@
-"""The traced gate: wraps any gate and tells the front end how each request was computed, once it has ended.
+"""The traced gate: wraps any gate and reports to the front end how each ended request was computed.
 
-It changes nothing, as the recording gate does not, and its times and numbers are those of the recording: a step's time
-is the one that the step was given. Makes no span: the front end does.
+Like the recording gate it changes nothing, and it uses the recording's times and numbers: a step's time is the time
+that the step was given. The front end makes the spans.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from engine.core.messages import Generate, Refusal, Reply, RequestTrace, TokenOu
 from engine.core.plan import Forward
 from engine.core.scheduler.ports import Gate, Step, StepResult
 
-# Says when each stage began and ended with a microbatch, in seconds of the machine's monotonic clock.
+# Maps a microbatch to each stage's begin and end, in seconds of the machine's monotonic clock.
 StageTimes = Callable[[int], tuple[tuple[float, float], ...]]
 
 
 class TracedGate:
-    """``inner`` decides; ``send`` takes what there is to tell of the requests that a step has ended."""
+    """Passes ``inner``'s steps through; ``send`` takes the traces of the requests that a step has ended."""
 
     def __init__(
         self, inner: Gate, send: Callable[[Sequence[RequestTrace]], None], stage_times: StageTimes | None
@@ -28,7 +28,7 @@ class TracedGate:
         self._inner = inner
         self._send = send
         self._stage_times = stage_times
-        # By rid, the earliest first: a rid may be used again in the step that ends it.
+        # By rid, the oldest first: a rid may be used again in the step that ends it.
         self._lives: dict[str, deque[RequestTrace]] = {}
         self._step: Step | None = None
 
@@ -42,7 +42,7 @@ class TracedGate:
         self._inner.__exit__(exc_type, exc, traceback)
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """The inner gate's next step; the one before it is looked at first."""
+        """Note the previous step, then return the inner gate's next one."""
         if previous is not None and self._step is not None:
             self._look_at(self._step, previous)
         self._step = self._inner.next_step(previous)
@@ -60,7 +60,7 @@ class TracedGate:
             self._send(traces)
 
     def _ended(self, reply: Reply, now: float, step: int) -> RequestTrace | None:
-        """Take in what a step says to a request; what there is to tell of it, where it ends it."""
+        """Note a reply to a request. Returns the request's trace if the reply ends it."""
         if not isinstance(reply, TokenOutput | Refusal) or reply.rid not in self._lives:
             return None
         lives = self._lives[reply.rid]
@@ -85,7 +85,7 @@ class TracedGate:
 
     def _note_launch(self, microbatch: Forward, now: float, step: int) -> None:
         for segment in microbatch.segments:
-            if (lives := self._lives.get(segment.rid)) is None:  # what a script put there itself
+            if (lives := self._lives.get(segment.rid)) is None:  # a script put the segment there itself
                 continue
             life = lives[0]
             if life.launched_s is None:
