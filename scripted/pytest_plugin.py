@@ -198,6 +198,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skip a test whose script has called ``pytest.skip()``, in another process; and ``pytest.xfail()`` likewise."""
+    __tracebackhide__ = True
+    try:
+        return (yield)
+    except Exception as exc:
+        told = _report_of(exc)
+        if told is None or told.ending is None:
+            raise
+        outcome = pytest.skip if told.ending.kind == "skip" else pytest.xfail
+        raise outcome.Exception(told.ending.reason) from exc
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -208,6 +222,10 @@ def pytest_runtest_makereport(
         return report
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
         report.user_properties.append((_RESULT, counts))
+    if call.excinfo is not None and isinstance(report.longrepr, tuple):
+        told = _report_of(call.excinfo.value.__cause__)
+        if told is not None and told.frames:
+            report.longrepr = (told.frames[-1].file, told.frames[-1].line, report.longrepr[2])
     if call.excinfo is not None and report.failed:
         from scripted.core.errors import BadCall
         from scripted.core.refusals import ScriptDefinitionError
@@ -219,6 +237,12 @@ def pytest_runtest_makereport(
         elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
             report.longrepr = _refused(call.excinfo, item)
     return report
+
+
+def _report_of(exc: BaseException | None) -> FailureReport | None:
+    """The report of a script that did not pass; None for every other exception. Loads nothing."""
+    kind = getattr(sys.modules.get("scripted.report.failure"), "ScriptError", None)
+    return exc.report if kind is not None and isinstance(exc, kind) else None
 
 
 @contextmanager

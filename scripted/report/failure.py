@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -51,13 +51,21 @@ class ProcessStack(msgspec.Struct, frozen=True):
     activity: Activity = Activity.WAITS
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """How a script has ended its test by a call of pytest's, other than as a failure."""
+
+    kind: Literal["skip", "xfail"]
+    reason: str
+
+
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``log`` has its last steps; ``cause`` is a dead process's traceback or signal.
 
     ``when`` says what the scheduler did and in which step, and ``inside`` are the lines of it that raised, if any did.
     ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
     further use; not ``begun``: it failed in its reset, before the script. ``fleet`` are the last steps of the engines
-    that the script had beside its own, by name.
+    that the script had beside its own, by name. ``ending``: the script asked for its test to be skipped, or to be an
+    expected failure.
     """
 
     kind: FailureKind
@@ -81,6 +89,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     begun: bool = True
     replay: str = ""
     fleet: FleetLog | None = None
+    ending: Ending | None = None
 
     @property
     def headline(self) -> str:

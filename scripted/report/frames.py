@@ -54,7 +54,7 @@ def where_text(frames: tuple[Frame, ...], error: str) -> str:
 
 def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     """The frames of a traceback from the first line of the file ``inside`` on; empty when it never was in there."""
-    frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__)]
+    frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__) if not _is_hidden(frame)]
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
     if first is None:
         return ()
@@ -96,6 +96,11 @@ def _definition_line(code: types.CodeType) -> str:
 def _frame(frame: types.FrameType, line: int) -> Frame:
     file = frame.f_code.co_filename
     return Frame(file, line, frame.f_code.co_name, linecache.getline(file, line).strip())
+
+
+def _is_hidden(frame: types.FrameType) -> bool:
+    """Whether a test runner would hide it: ``pytest.fail()``, or a script's function that asks for that."""
+    return bool(frame.f_locals.get("__tracebackhide__", False))
 
 
 def _same_file(left: str, right: str) -> bool:

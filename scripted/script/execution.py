@@ -20,7 +20,7 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
-from scripted.script.interruptions import error_text, no_departure, without_debugger
+from scripted.script.interruptions import Verdict, error_text, no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction, code_of
@@ -188,6 +188,7 @@ class ScriptExecution:
             state=self._readable_state(run),
             notes=self.notes,
             replay=self.options.replay,
+            ending=exc.ending if isinstance(exc, Verdict) else None,
             **more,
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
+from scripted.report.failure import Ending
 from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
@@ -22,13 +23,26 @@ _MOST_BEFORE: Final = 3
 _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step through it with scripted shell"
 
 
+class Verdict(Exception):
+    """A script has called ``pytest.fail()``, ``pytest.skip()`` or ``pytest.xfail()``.
+
+    ``pytest.raises`` fails in this way where nothing was raised. ``ending`` is None for a failure.
+    """
+
+    is_meant_for_the_script = True
+
+    def __init__(self, exc: BaseException, ending: Ending | None) -> None:
+        super().__init__(f"{type(exc).__name__}: {text_of(exc)}")
+        self.ending = ending
+
+
 class Departure(BadCall):
-    """A script was left by what is no Exception, such as pytest.skip() or exit(), and so neither passed nor failed."""
+    """A script was left by what is no Exception, such as exit(), and so neither passed nor failed."""
 
     def __init__(self, exc: BaseException) -> None:
         super().__init__(
             f"the script was left by {type(exc).__name__}({text_of(exc)!r}), which decides nothing; use an assertion "
-            "to fail, return to end, and pytest's marks to skip"
+            "to fail, return to end, and pytest.skip() to skip"
         )
 
 
@@ -38,7 +52,7 @@ def error_text(exc: BaseException, script: object = None) -> str:
     Below it, a line each: the exceptions of a group, and what was being handled or was the cause.
     """
     text = text_of(exc)
-    if type(exc) is not AssertionError or not text:
+    if type(exc) not in (AssertionError, Verdict) or not text:
         text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, script)
     return "\n".join([text, *_grouped(exc), *_before(exc)])
 
@@ -51,7 +65,19 @@ class no_departure:  # noqa: N801 - a context manager that is read as a phrase
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         if exc is not None and not isinstance(exc, (Exception, KeyboardInterrupt, Struck)):
-            raise Departure(exc).with_traceback(exc.__traceback__) from exc
+            raise (_verdict_of(exc) or Departure(exc)).with_traceback(exc.__traceback__) from exc
+
+
+def _verdict_of(exc: BaseException) -> Verdict | None:
+    """Return the verdict of a call of pytest's; None for another exception. Only scripts load pytest in a server."""
+    pytest = sys.modules.get("pytest")
+    if pytest is None:
+        return None
+    if isinstance(exc, pytest.skip.Exception):
+        return Verdict(exc, Ending("skip", text_of(exc)))
+    if isinstance(exc, pytest.xfail.Exception):
+        return Verdict(exc, Ending("xfail", text_of(exc)))
+    return Verdict(exc, None) if isinstance(exc, pytest.fail.Exception) else None
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from scripted.report.failure import ScriptError
 from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
-from scripted.script.interruptions import Departure
+from scripted.script.interruptions import Verdict
 from scripted.script.measure import Measured, count_assertions, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
@@ -220,8 +220,8 @@ class _Runs:
     def is_by_the_script(self, failure: Exception) -> bool:
         """Whether an assertion of the script failed in the last run, or a window that it has to reach."""
         cause = failure.__cause__
-        if isinstance(cause, Departure):  # pytest.fail, or a pytest.raises in which nothing was raised
-            return type(cause.__cause__).__name__ == "Failed"
+        if isinstance(cause, Verdict):
+            return cause.ending is None
         if type(cause) is not AssertionError:
             return False
         return bool(self.asked and self.asked.failing) or str(cause).startswith(NEVER_REACHED)

@@ -65,10 +65,29 @@ def leaves_by_exit(t):
     raise SystemExit(0)
 
 
-@refused("the script was left by Skipped")
+@refused("E       Skipped: not today")
 def skips_itself(t):
     yield
     pytest.skip("not today")
+
+
+@refused("E       XFailed: a known defect")
+def is_an_expected_failure(t):
+    yield
+    pytest.xfail("a known defect")
+
+
+@refused("E       Failed: it ended otherwise")
+def fails_by_a_call(t):
+    yield
+    pytest.fail("it ended otherwise")
+
+
+@refused("E       Failed: DID NOT RAISE KeyError")
+def expects_what_is_not_raised(t):
+    yield
+    with pytest.raises(KeyError):
+        t.start_req(prompt_len=10)
 
 
 # -- a spent budget --

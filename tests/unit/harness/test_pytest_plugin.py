@@ -446,3 +446,50 @@ def test_a_healthy_script_is_not_named_by_vetting(pytest_of) -> None:
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*notice no bug*")
     result.stdout.no_fnmatch_line("*never fail*")
+
+
+ENDINGS = """
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+@scripted(EngineConfig(), tiers={tiers})
+def test_skips(t):
+    yield
+    pytest.skip("not today")
+
+@scripted(EngineConfig(), tiers={tiers})
+def test_expects_to_fail(t):
+    yield
+    pytest.xfail("a known defect")
+
+@scripted(EngineConfig(), tiers={tiers})
+def test_fails(t):
+    yield
+    pytest.fail("it ended otherwise")
+
+@scripted(EngineConfig(), tiers={tiers})
+def test_raises_nothing(t):
+    yield
+    with pytest.raises(KeyError):
+        t.start_req(prompt_len=3)
+"""
+
+
+@pytest.mark.parametrize("tier", ["sim", "server"])
+def test_what_pytest_offers_to_end_a_test_ends_a_script_s(pytest_of, tier: str) -> None:
+    """D02: with the script's own line, where the script ran in another process as well."""
+    result = pytest_of(ENDINGS.format(tiers=(tier,)), "-rsxf", "--tier", tier)
+    result.assert_outcomes(skipped=1, xfailed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "test_scripts.py:18: in test_fails",
+            '>       pytest.fail("it ended otherwise")',
+            "E       Failed: it ended otherwise",
+            "test_scripts.py:23: in test_raises_nothing",
+            "E       Failed: DID NOT RAISE KeyError",
+            "SKIPPED [[]1] test_scripts.py:8: not today",
+            "XFAIL test_scripts.py::test_expects_to_fail* - a known defect",
+            f"FAILED test_scripts.py::test_fails?{tier}? - Failed: it ended otherwise",
+        ]
+    )
