@@ -12,9 +12,9 @@ import linecache
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any, ClassVar, Final, TypeVar
 
 from scripted.core.action import Action, verbs_of
@@ -27,7 +27,7 @@ from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest, status_of
 from scripted.script.static_checks import Asked, check_count, check_predicate, several, truth_of
 from scripted.script.values import Listed, ListedList, Named
-from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
+from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait, is_timeless
 
 
 class ScriptClock(Asked):
@@ -109,6 +109,8 @@ class BaseContext(Asked):
         self._rid_prefix = rid_prefix
         self._rids = 0
         self._made: list[Wait] = []
+        # The innermost generator that the script has yielded from.
+        self._position: object = None
         # Whether a predicate of ``run_until`` was ever false, by its code.
         self._waited: dict[object, bool] = {}
         self._must_reach = must_reach
@@ -276,6 +278,7 @@ class BaseContext(Asked):
             lambda: self._noted(code, truth_of(predicate(), "the predicate's answer")),
             max_steps,
             "the predicate never held",
+            needs_change=is_timeless(predicate),
         )
 
     def _noted(self, code: object, holds: bool) -> bool:
@@ -368,6 +371,13 @@ class BaseContext(Asked):
         lines = dict.fromkeys(self._lines)
         return [Note(step, linecache.getline(file, line).strip(), file, line) for step, file, line in lines]
 
+    def note_position(self, script: Generator[Any, Any, Any] | None) -> None:
+        """Note the wait that the script is in: with ``yield from`` no line of the script runs until it ends."""
+        at: Any = script
+        while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:
+            at = at.gi_yieldfrom
+        self._position = at
+
     def check_waits(self) -> None:
         """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
         forgotten = next((wait for wait in self._made if not wait.used), None)
@@ -442,8 +452,12 @@ class BaseContext(Asked):
         r: BaseRequest | None = None,
         *,
         needs_chunks: bool = False,
+        needs_change: bool = False,
     ) -> Wait:
-        """Steps until this is reached; what is of one request ends with it."""
+        """Steps until this is reached; what is of one request ends with it.
+
+        What ``needs_change`` of the scheduler never comes once that is at rest.
+        """
 
         def until() -> Steps:
             first_step = self._run.step
@@ -454,11 +468,14 @@ class BaseContext(Asked):
                     whole = needs_chunks and not r.chunks_done
                     why = ", and a prompt that is not split counts no chunks" if whole else ""
                     raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
+                if needs_change and self._run.step > first_step and self._position is made and self._run.is_at_rest:
+                    raise BudgetSpent(f"{goal}: {self._run.idle_words}; {self.state}")
                 yield
             if not reached():
                 raise self._spent(goal, max_steps, first_step)
 
-        return self.wait_for(what, until())
+        made = until()
+        return self.wait_for(what, made)
 
     def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
         """What was waited for, what stands in its way, the state, and how to allow more."""

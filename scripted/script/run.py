@@ -87,6 +87,20 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     def causes(self) -> Iterable[str]:
         """What is known to keep requests from advancing, a clause each with its remedy."""
 
+    # What ``causes`` says of an idle scheduler.
+    idle_words: ClassVar[str] = "the scheduler is idle, so no further step can change anything"
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is in flight, waits, is held or has a deadline, and the last step did nothing: nor will the next.
+
+        A scheduler with a bug may call itself idle, so what it owes is asked of the harness's own books.
+        """
+        is_owed = len(self.results) > 0 or self.handles.live() or self.handles.open_calls()
+        if is_owed or not self.records or self.did_something(self.records[-1]):
+            return False
+        return [*self.causes()] == [self.idle_words]
+
     @abstractmethod
     def did_something(self, record: RecordT) -> bool:
         """Whether this step was given anything, or did anything."""
@@ -213,6 +227,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Pass on the script's yields, within its budget of steps."""
         most = script.options.max_steps
         for steps in range(most + 1):
+            context.note_position(script.script)
             try:
                 value = script.resume()
             except StopIteration:

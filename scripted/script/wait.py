@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from types import GeneratorType
+import dis
+from collections.abc import Callable, Generator
+from types import CodeType, GeneratorType
 from typing import Final
 
 from scripted.core.errors import BadCall
@@ -14,6 +15,17 @@ DEFAULT_BUDGET_STEPS: Final = 400
 # What to do about a wait whose yields reach nobody.
 HAND_ON: Final = "use a wait as 'yield from', or yield once for each of its yields"
 Steps = Generator[None, None, None]
+# What a predicate may name whose answer is the same after each step of an idle engine. A client may hear later.
+# fmt: off
+_TIMELESS: Final = frozenset((
+    "all", "any", "batch_composition", "bool", "cached_tokens", "chunked", "chunks_done", "choices", "done",
+    "error", "find_req_by_rid", "finish_reason", "finished", "forward_ct", "in_flight", "is_chunking",
+    "is_finished", "is_fully_idle", "is_prefilled", "is_running", "kv_pages", "last_batch_forward_mode", "len",
+    "list_active_reqs", "max", "min", "output_ids", "queues_clear", "remaining_prompt_tokens", "req", "retractions",
+    "rid", "running", "set", "sorted", "state", "status", "sum", "transferring", "waiting", "waiting_for_grammar",
+))
+# fmt: on
+_CHANGES: Final = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR")
 
 
 class Wait(Nameless):
@@ -34,6 +46,19 @@ class Wait(Nameless):
 
     def __repr__(self) -> str:
         return f"<{self.what}>"
+
+
+def is_timeless(predicate: Callable[[], object]) -> bool:
+    """Whether a predicate certainly looks at nothing but requests and queues: no step, no time, no count of its own."""
+    code = getattr(predicate, "__code__", None)
+    captured = [cell.cell_contents for cell in getattr(predicate, "__closure__", None) or ()]
+    return code is not None and not any(map(callable, captured)) and _names_only_queries(code)
+
+
+def _names_only_queries(code: CodeType) -> bool:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    changes = any(one.opname in _CHANGES for one in dis.get_instructions(code))
+    return not changes and _TIMELESS.issuperset(code.co_names) and all(map(_names_only_queries, inner))
 
 
 def words_of_yielded(value: object) -> str:

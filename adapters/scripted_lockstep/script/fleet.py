@@ -7,7 +7,7 @@ engine by itself, and each has the verbs of ``t``. In the server tier what is sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,6 +140,7 @@ class Fleet(BaseFleet[FleetEngine]):
     def _new(self, name: str) -> FleetEngine:
         engine = self._make(name)
         engine.run.world.clients.choose_prefill = self._choose
+        engine.run.member_of = self
         return engine
 
     def _choose(self) -> str | None:
@@ -186,6 +187,18 @@ class Fleet(BaseFleet[FleetEngine]):
                 raise Violation(f"engine {engine.name}: {exc}") from exc
 
     # -- looking --
+
+    def causes(self, run: Any) -> Iterator[str]:
+        """Yield what keeps the engines other than that of ``run`` from going on, with its remedy."""
+        for (one, other), link in self.links.items():
+            if link.keeps_some:
+                yield f"the link from {one} to {other} is held, until fleet.release({one!r}, {other!r})"
+            elif link.is_cut and self.names.index(one) < self.names.index(other):
+                yield f"the link between {one} and {other} is cut, until fleet.heal({one!r}, {other!r})"
+        for engine in self.living:
+            for cause in engine.run.own_causes() if engine.run is not run else ():
+                if cause != run.idle_words:
+                    yield f"engine {engine.name}, whose t is fleet[{engine.name!r}]: {cause}"
 
     def log(self, steps: int | None = None) -> FleetLog:
         """Return all steps of all engines and their messages, or the last ``steps``."""

@@ -103,8 +103,9 @@ class EngineRun(ScriptedRun):
         self.deliveries: list[Generate] = []
         # Makes a fleet of these names with this clock; None where a script has no other engines.
         self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
-        # The engines that a script has beside this one.
+        # The engines that a script has beside this one, or that this one is among.
         self.fleet: Fleet | None = None
+        self.member_of: Fleet | None = None
         self._composed: Step | None = None
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
@@ -154,6 +155,13 @@ class EngineRun(ScriptedRun):
             return set(batch.rids)
         return set(self.scheduler.books.running) if batch.mode == ForwardMode.MIXED.value else set()
 
+    idle_words: ClassVar[str] = "the engine is fully idle, so no further step can change anything"
+
+    @property
+    def is_at_rest(self) -> bool:
+        """An engine of a fleet may hear of another one yet."""
+        return self.fleet is None and self.member_of is None and super().is_at_rest
+
     def did_something(self, record: StepRecord) -> bool:
         return bool(record.events or record.replies or record.microbatch is not None)
 
@@ -162,6 +170,14 @@ class EngineRun(ScriptedRun):
         return failed or record.microbatch is not None
 
     def causes(self) -> Iterable[str]:
+        own = self.own_causes()
+        fleet = self.member_of if self.fleet is None else self.fleet
+        if fleet is None or not (others := list(fleet.causes(self))):
+            return own
+        return [*(cause for cause in own if cause != self.idle_words), *others]
+
+    def own_causes(self) -> list[str]:
+        """Return the causes without what other engines of a fleet wait for."""
         causes = *self._causes_of_results(), *self._causes_of_transfers(), *self._causes_of_memory()
         return [*causes, *self._causes_of_the_engine()]
 
@@ -214,7 +230,7 @@ class EngineRun(ScriptedRun):
                 now = f"it is {scheduler.now:g} s now, and only t.clock.advance(seconds) moves that"
                 yield f"{what} {deadline:g} s; {now}"
         if scheduler.books.is_fully_idle and not self.has_unseen:
-            yield "the engine is fully idle, so no further step can change anything"
+            yield self.idle_words
 
     # -- for the verbs --
 

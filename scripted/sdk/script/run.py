@@ -176,7 +176,7 @@ class SdkRun(ScriptedRun):
                 "t.clock.advance(seconds) moves that"
             )
         if self.is_fully_idle:
-            yield "the scheduler is idle, so no further step can change anything"
+            yield self.idle_words
 
     # -- for the verbs --
 

@@ -130,9 +130,21 @@ def waits_for_time_to_pass(t):
     yield from t.run_until(lambda: f.done, max_steps=5)
 
 
-@refused("the engine is fully idle, so no further step can change anything")
+@refused("the predicate never held: the engine is fully idle, so no further step can change anything; step 1:")
 def waits_for_nothing_at_all(t):
-    yield from t.run_until(lambda: t.state.running, max_steps=5)
+    yield from t.run_until(lambda: False)
+
+
+@refused("the predicate never held: the engine is fully idle, so no further step can change anything; step ")
+def waits_for_what_has_ended(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+    yield from t.run_until(lambda: r.rid in t.state.running or len(r.output_ids) > 1)
+
+
+@refused("the predicate never held within 5 steps; step 5: .*the engine is fully idle, so no further step")
+def waits_for_a_step_that_is_far_away(t):
+    yield from t.run_until(lambda: t.state.step == 9, max_steps=5)
 
 
 @refused("nothing is known to stand in its way; max_steps=N allows more")
