@@ -178,7 +178,7 @@ class ScriptExecution:
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
-            error=error_text(exc, self.function),
+            error=error_text(exc, self.function, run.handles.all),
             frames=frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code),
             printed=self.take_printed(),
             script=f"{code.co_filename}::{self.function.__name__}",

@@ -9,12 +9,13 @@ import bdb
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
 from scripted.report.failure import Ending
+from scripted.script.handles import BaseRequest
 from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
@@ -46,14 +47,15 @@ class Departure(BadCall):
         )
 
 
-def error_text(exc: BaseException, script: object = None) -> str:
+def error_text(exc: BaseException, script: object = None, handles: Sequence[BaseRequest] = ()) -> str:
     """The exception as pytest shows it: an assertion by its introspected text, all else by type and text.
 
+    What was asked of the scheduler's object, and one of the ``handles`` knows, is asked of the handle.
     Below it, a line each: the exceptions of a group, and what was being handled or was the cause.
     """
     text = text_of(exc)
     if type(exc) not in (AssertionError, Verdict) or not text:
-        text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, script)
+        text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, script, handles)
     return "\n".join([text, *_grouped(exc), *_before(exc)])
 
 
@@ -120,14 +122,22 @@ def _headline(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {first}".removesuffix(": ")
 
 
-def _remedy(exc: BaseException, script: object) -> str:
+def _remedy(exc: BaseException, script: object, handles: Sequence[BaseRequest]) -> str:
     """What the text of a Python error leaves out: the nearest name that there is."""
     if isinstance(exc, bdb.BdbQuit):
         return f"the debugger was left, or had no terminal; {_DEBUG_REMEDY}"
     if type(exc) is AttributeError and exc.obj is not None and exc.obj is getattr(script, "__self__", None):
         return "; a method runs on a new object, which no fixture, setup method or __init__ has touched"
+    if type(exc) is AttributeError and _is_of_a_handle(exc, handles):
+        return nearest(f"r.{exc.name}", [f"r.{exc.name}"])
     if type(exc) is AttributeError and exc.name is not None:
         return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
     if type(exc) is TypeError and _NOT_CALLABLE.fullmatch(str(exc)):
         return "; it is a value and no method: leave the parentheses out"
     return ""
+
+
+def _is_of_a_handle(exc: AttributeError, handles: Sequence[BaseRequest]) -> bool:
+    """Whether ``r.req`` was asked for what the handle ``r`` has; it is None before and after its life."""
+    asked = exc.obj is None or any(type(handle.req) is type(exc.obj) for handle in handles)
+    return asked and exc.name is not None and any(hasattr(handle, exc.name) for handle in handles)

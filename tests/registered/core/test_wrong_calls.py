@@ -38,6 +38,21 @@ def misspells_an_attribute(t):
     assert r.chunk_done == 0
 
 
+@refused("has no attribute 'output_ids' (did you mean 'r.output_ids'?)")
+def asks_the_scheduler_s_object_for_tokens(t):
+    r = t.start_req(prompt_len=10)
+    yield
+    assert r.req.output_ids == []
+
+
+@refused("has no attribute 'finish_reason' (did you mean 'r.finish_reason'?)")
+def asks_the_scheduler_s_object_after_its_end(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+    yield
+    assert r.req.finish_reason == "length"
+
+
 @refused("write 'yield' alone")
 def yields_three(t):
     yield 3
