@@ -1,4 +1,4 @@
-"""What a scheduler must be for the search: the protocol of adapters, schedules, and the actions that all of them know.
+"""The adapter protocol, schedules, the actions that every adapter has, and runs of schedules.
 
-Imports nothing of the engine: a scheduler that this project did not write is searched without it.
+Imports nothing of the engine: a scheduler of another project is searched without it.
 """

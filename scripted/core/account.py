@@ -1,4 +1,4 @@
-"""What each client was promised and told, and what each request has computed: from events, plans and replies alone."""
+"""Accounts for every request and call of a run from events, plans and replies alone: promised, computed, answered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class RequestMessage(Protocol):
 
 
 class Life:
-    """One request. ``computed`` is the position that comes next; None when it must begin again, maybe after a hit.
+    """One request: a life of its rid.
 
-    ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up; since then it
-    was launched ``late`` times. ``failed``: a batch of it did. ``since``: the step in which it came, or was launched
-    last. ``follows``: it begins when the one before it of its rid has ended by itself, and ends with it otherwise.
+    ``computed``: the position that it computes next; None when it has to begin again, possibly after a prefix hit.
+    ``end``: its finish reason, or ``refused``; None while it lives. ``aborted``: its client aborted it, and it was
+    launched ``late`` times since. ``failed``: a batch with it failed. ``since``: the step in which it arrived, or was
+    last launched. ``said``: its output tokens. ``follows``: it begins when the previous request of its rid ends by
+    itself, and ends with it otherwise.
     """
 
     __slots__ = ("aborted", "computed", "end", "failed", "follows", "late", "launched", "message", "said", "since")
@@ -43,7 +45,7 @@ class Life:
 
     @property
     def state(self) -> str:
-        """A word for it: waiting, prefill, decode, or how it ended."""
+        """Its state in one word: waiting, preempted, prefill, decode, or how it ended."""
         if self.end is not None:
             return self.end
         if self.computed is None:
@@ -52,11 +54,11 @@ class Life:
 
 
 class Account:
-    """All requests and calls of one run, in the order in which they arrived. ``calls`` are the answers by id.
+    """All requests and calls of one run, in the order of arrival. ``calls`` are the answers by call id.
 
-    With ``context_tokens`` what a request says is compared with what it says alone. Without, the adapter compares it,
-    and judges ends that are not of its own, an abort's or an error's. ``late_launches`` of a request are right after
-    its abort. ``step`` is the present one, and whether a request began or lost what it had computed, says ``moved``.
+    With ``context_tokens``, each output is compared with the output of the request run alone; without, the adapter
+    does that, and judges finish reasons. A request may be launched ``late_launches`` times after its abort. ``step``
+    is the present step; ``moved``: a request began, or lost its blocks, since the run last looked.
     """
 
     def __init__(self, context_tokens: int | None = None, late_launches: int = 0) -> None:
@@ -68,10 +70,10 @@ class Account:
         self.live: dict[str, Life] = {}
         self.calls: dict[str, object] = {}
         self._open = 0
-        # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have,
-        # unless they follow it.
+        # Requests that arrived while another of their rid was alive. Unless they follow it, one of the two has to end
+        # within the step.
         self._behind: dict[str, deque[Life]] = {}
-        # Requests that count as refused, where it may have been the one before them: a refusal says a rid alone.
+        # Requests counted as refused although the earlier one of their rid may be meant: a refusal names only the rid.
         self._or_refused: dict[str, Life] = {}
 
     @property
@@ -88,7 +90,7 @@ class Account:
             self.live[rid] = life
 
     def abort(self, rid: str) -> None:
-        """Its client gives a request up, which may be unknown."""
+        """Note that a client aborts this rid, which may be unknown."""
         if rid in self.live:
             self.live[rid].aborted = True
             for life in self._behind.get(rid, ()):
@@ -99,7 +101,7 @@ class Account:
             self.abort(rid)
 
     def fail(self, rids: Iterable[str]) -> None:
-        """What these had in flight was not computed."""
+        """Note that a batch with these requests failed: what they had in flight was not computed."""
         for rid in rids:
             for life in (self.live.get(rid), *self._behind.get(rid, ())):
                 if life is not None and (life is self.live.get(rid) or not life.follows):
@@ -112,7 +114,7 @@ class Account:
     # -- replies --
 
     def tell(self, rid: str, token_ids: tuple[int, ...], reason: str | None) -> None:
-        """A client is told tokens, or its end. Raises Violation when it was not promised this."""
+        """Judge a reply with tokens, a finish reason, or both. Raises Violation for a reply that was not due."""
         life = self.live.get(rid) or self._addressed(rid, f"is told {list(token_ids)} ({reason})")
         if token_ids:
             if not life.launched:
@@ -144,7 +146,7 @@ class Account:
             raise Violation(f"{message.rid} ends with {reason!r}, which is not length, stop, abort or error")
 
     def refuse(self, rid: str, reason: str) -> None:
-        """A client is told that its request does not begin. Raises Violation."""
+        """Judge the refusal of a request. Raises Violation for a request that had begun."""
         if self._behind.get(rid):
             refused = self._behind[rid].popleft()
             refused.end = "refused"
@@ -157,7 +159,7 @@ class Account:
         self.end(rid, "refused")
 
     def answer(self, call_id: str, answer: object) -> None:
-        """A call is answered. Raises Violation for an answer to none, or a second one."""
+        """Judge the answer to a call. Raises Violation for an unknown call or a second answer."""
         if self.calls.get(call_id, answer) is not None:
             what = "was answered before" if call_id in self.calls else "was never made"
             raise Violation(f"the call {call_id} is answered, but it {what}")
@@ -175,7 +177,7 @@ class Account:
             self.live[rid].since = self.step
 
     def check_names(self) -> None:
-        """A step is over: no two requests of one rid are alive, but for those that follow. Raises Violation."""
+        """Judge, after a step, that no two requests of one rid are alive, unless one follows. Raises Violation."""
         if self._behind:
             twice = [rid for rid, behind in self._behind.items() if not all(life.follows for life in behind)]
             if twice:
@@ -183,13 +185,13 @@ class Account:
             self._behind = {rid: behind for rid, behind in self._behind.items() if behind}
 
     def check_end(self) -> None:
-        """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""
+        """Judge, at the end of a run, that all requests have ended and all calls are answered. Raises Violation."""
         open_ones = [f"{rid} ({life.state})" for rid, life in self.live.items()]
         open_ones += [call_id for call_id, answer in self.calls.items() if answer is None]
         self.check_stands(open_ones)
 
     def check_stands(self, open_ones: Iterable[str], why: str = "") -> None:
-        """Nothing happens any more, so nothing of this may be open. Raises Violation."""
+        """Raise Violation if anything is open, at a point where nothing happens any more."""
         waiting = ", ".join(open_ones)
         if waiting:
             raise Violation(f"nothing happens any more, but something waits for ever: {waiting}{why}")
@@ -205,9 +207,9 @@ class Account:
     # -- plans --
 
     def compute(self, rid: str, start: int, count: int, comes_next: int | None) -> None:
-        """A request computes positions; then ``comes_next`` does, or with None any that it knows to.
+        """Judge that a request computes ``count`` positions from ``start`` on. Raises Violation if they are not next.
 
-        Raises Violation unless they are the next ones.
+        ``comes_next`` is the position after them; None if the request may continue anywhere.
         """
         life = self.live.get(rid)
         if life is None:
@@ -236,12 +238,12 @@ class Account:
         life.since = self.step
 
     def goes_on(self, rid: str, position: int) -> None:
-        """What a request computed last is now known to end before this position."""
+        """Set the next position of a request, once it is known how many of its last ones count."""
         if rid in self.live and self.live[rid].computed is not None:
             self.live[rid].computed = position
 
     def lose_blocks(self, rids: Iterable[str]) -> None:
-        """These were preempted: they compute again."""
+        """Note that these requests were preempted, and compute again."""
         for rid in rids:
             if rid in self.live:
                 self.live[rid].computed = None

@@ -1,6 +1,6 @@
-"""The interface of actions, which stand for everything that happens to a scheduler from outside.
+"""The interface of actions: everything that happens to a scheduler from outside.
 
-The text of schedules, the search, scripts, recordings, the shell and reports ask the classes. An adapter names its own.
+Schedules, the search, scripts, recordings, the shell and reports use it. An adapter lists its action classes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _verbs: Final[set[Callable[..., object]]] = set()
 
 
 class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
-    """A run of a schedule as actions and adapters see it: actions change it between two steps.
+    """The interface of a run for actions, which change it between two steps, and for adapters.
 
     ``arrived`` are events that came between two steps and belong to the next one. ``records`` is None unless the run
-    keeps them.
+    keeps records.
     """
 
     step: int
@@ -41,7 +41,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     def __init__(self) -> None:
         self._events: list[EventT] = []
-        # Events of the next step that took effect already; they are its first ones.
+        # The number of events of the next step that took effect already; they come first.
         self._already = 0
         self._calls = 0
         self._holding = False
@@ -57,7 +57,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @property
     def own_state(self) -> tuple[object, ...]:
-        """The state that later steps depend on, beside machine, device, oracle and schedule."""
+        """The state that later steps depend on, besides machine, device, oracle and schedule."""
         raise NotImplementedError(f"{type(self).__name__} states nothing of itself; define own_state")
 
     def __enter__(self) -> Self:
@@ -66,23 +66,23 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The loop ends; with ``exc`` because of it."""
+        """End the loop; ``exc`` is the exception that ended it."""
 
     def next_step(self, previous: OutputT | None) -> StepT | None:
-        """Judge the last step and compose the next one; None when everything is settled. Raises Violation."""
+        """Judge the last step and compose the next one; None when the run has ended. Raises Violation."""
         raise NotImplementedError(f"{type(self).__name__} composes no steps; define next_step")
 
     def note_implied(self, action: Action) -> None:
-        """The end of the run contains this action, although no schedule places it."""
+        """Note an action that the run itself took to come to its end, and no schedule places."""
         raise NotImplementedError(f"{type(self).__name__} notes no actions; define note_implied")
 
     def fault(self, text: str) -> NoReturn:
-        """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
+        """Raise HarnessError: the harness or the adapter is at fault, and the run says nothing of the scheduler."""
         raise NotImplementedError(f"{type(self).__name__} reports no faults; define fault")
 
     @property
     def stalled(self) -> set[int]:
-        """Stages that are stopped: while there is one, no result comes."""
+        """Stages that are stopped: while there are any, no result comes."""
         return self.results.stalled
 
     @property
@@ -95,7 +95,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         return self._holding
 
     def is_live(self, rid: str) -> bool:
-        """A request of this rid has begun and not ended."""
+        """Return whether a request of this rid has begun and not ended."""
         return self.oracle.is_live(rid)
 
     def new_call_id(self) -> str:
@@ -111,17 +111,17 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         self._events.append(event)
 
     def happened(self, event: EventT) -> None:
-        """This took effect already, between two steps: it stands before the events of the next step."""
+        """Record an event that took effect already, between two steps: it precedes the events of the next step."""
         self._events.insert(self._already, event)
         self._already += 1
 
     def hold_results(self) -> None:
-        """Keep results back from the next step on."""
+        """Withhold results from the next step on."""
         self._holding = True
         self.results.hold()
 
     def release_results(self, count: int | None) -> None:
-        """Let the oldest ``count`` through, or all and stop holding."""
+        """Release the oldest ``count`` results; None releases all and ends the hold."""
         self._holding = self._holding and count is not None
         self.results.release(count)
 
@@ -141,9 +141,9 @@ class HasTimeLimits(Protocol):
 
 
 class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
-    """What a base schedule offers to additions: the requests to aim at, and which kinds of action it has itself.
+    """A base schedule as generators of additions see it: its requests, and the kinds of action that it has.
 
-    ``config`` and ``limits`` are the adapter's own.
+    ``config`` and ``limits`` have the adapter's types.
     """
 
     config: ConfigT
@@ -164,17 +164,16 @@ class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of all actions. A concrete one has a tag, the first word of its clause, and its fields as the others.
+    """Base class of actions. In the text of a clause, the tag comes first and the fields follow.
 
-    ``examples`` are clauses without their steps, of requests called a and b. ``event`` is the type of the event that it
-    becomes, if it becomes one, and ``phrase`` what a report calls it.
-    ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
-    before the completions of its step are taken. ``is_fatal``: nothing can be served after it. ``is_extra``: a search
-    adds one with its default values; ``added_beside`` is the tag of an action that a workload must have for that.
-    ``is_strict``: its verb refuses to act on nothing. ``needs_open``: it acts on nothing when every request has ended
-    and every call is answered. ``shell_words`` are short words that the shell has for verbs; it
-    knows any other verb by its name. ``search_turn`` orders what a search tries at one step; equal ones are tried in
-    the order of their definition.
+    ``examples``: clauses without their steps, for requests a and b. ``event``: the type of the event that the action
+    becomes, if any. ``phrase``: its name in reports.
+    ``is_start``: begins the request of its ``rid``. ``is_control``: acts on the world instead of the scheduler, before
+    the completions of its step are taken. ``is_fatal``: nothing can be served afterwards. ``is_extra``: a search adds
+    it with its defaults; ``added_beside``: and also does so to a workload with an action of this tag.
+    ``is_strict``: its verb refuses to act on nothing. ``needs_open``: has no effect once every request has ended and
+    every call is answered. ``shell_words``: short words of the shell for verbs, which it also knows by their names.
+    ``search_turn``: the order in which a search tries actions at one step; ties in the order of definition.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -192,31 +191,31 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def kind(self) -> str:
-        """One word for what it does: its tag, with the field that makes it a kind of its own."""
+        """The kind in one word: the tag, in some classes with the field that distinguishes kinds."""
         return str(type(self).__struct_config__.tag)
 
     @property
     def target_rid(self) -> str | None:
-        """The rid of the request that it aims at, if it aims at one."""
+        """The rid of the request that it acts on, if any."""
         return None if self.is_start else rid_of(self)
 
     @property
     def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which the request that begins ends by itself."""
+        """The seconds after which the request that it begins ends by itself."""
         return ()
 
-    # -- what it does --
+    # -- effects --
 
     def apply(self, run: RunLike) -> None:
-        """Do it to a run, before a step."""
-        raise NotImplementedError(f"{type(self).__name__} says how it is applied")
+        """Apply it to a run, before a step."""
+        raise NotImplementedError(f"{type(self).__name__} has no effect on a run; define apply")
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether there is something for it to act on."""
+        """Return whether there is something for it to act on."""
         return not (self.needs_open and run.is_settled) and (self.target_rid is None or run.is_live(self.target_rid))
 
     def verbs(self) -> tuple[Verb, ...]:
-        """The calls of a script that do the same: the verb of its class, which takes its fields in their order."""
+        """Return the equivalent calls of a script: the verb of the class, with the fields as arguments in order."""
         ((name, function),) = verbs_of(type(self)).items()
         arguments: list[object] = []
         keywords: dict[str, object] = {}
@@ -230,32 +229,32 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return (Verb(name, *arguments, **keywords),)
 
     def perform(self, t: Any) -> bool:
-        """Do it in a script; False when there was nothing to act on."""
+        """Perform it in a script; False when there was nothing to act on."""
         for verb in self.verbs():
             verb.perform(t)
         return self.target_rid is None or t.find_req_by_rid(self.target_rid) is not None
 
-    # -- what a search makes of it --
+    # -- search --
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """What of this kind can be added to a base schedule, at any step."""
+        """Generate the actions of this class that can be added to a base schedule, at any step."""
         if not cls.is_start and "rid" in cls.__struct_fields__:
             return [cls(rid=rid) for rid in base.rids]
         is_beside = any(kind.__struct_config__.tag == cls.added_beside for kind in base.kinds)
         return (cls(),) if cls.is_extra or is_beside else ()
 
     def smaller(self) -> Iterator[Action]:
-        """Smaller actions of the same kind, for shrinking: one field at its default."""
+        """Yield simpler actions of the same kind, for shrinking: one field set to its default."""
         return with_defaults(self)
 
     # -- events and words --
 
     @classmethod
     def read_back(cls, event: Any, reader: Any) -> Self | None:
-        """The action that became this event, which is of type ``event``; None when it was another one's.
+        """Return the action that became this event of type ``cls.event``; None if another class's action did.
 
-        As it stands here, its fields are those of the event that have their names.
+        By default its fields are the event's fields of the same names.
         """
         del reader
         fields = msgspec.structs.asdict(event)
@@ -268,28 +267,28 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @classmethod
     def name_in_answers(cls, event: Any) -> str:
-        """What the answer to the event is called in reports."""
+        """Name the answer to the event in reports."""
         return cls.phrase or cls.words(event)
 
 
 def words_of(event: object, actions: Iterable[type[Action]]) -> str:
-    """The phrase of a report for an event that one of these actions makes; empty for any other event."""
+    """Describe an event in a report by the action that becomes it; empty for an event of none of these actions."""
     return next((action.words(event) for action in actions if action.event is type(event)), "")
 
 
 def name_in_answers(event: object, actions: Iterable[type[Action]]) -> str:
-    """The name of an event in the words of its answer; empty for an event that none of these actions makes."""
+    """Name the answer to an event in a report; empty for an event of none of these actions."""
     return next((action.name_in_answers(event) for action in actions if action.event is type(event)), "")
 
 
 def rid_of(action: Action) -> str | None:
-    """The rid that an action names, of its own request or of another; None for an action of no request."""
+    """Return the rid that an action names; None for an action on no request."""
     rid: str | None = getattr(action, "rid", None)
     return rid
 
 
 def with_defaults(action: Action) -> Iterator[Action]:
-    """The same with one field at its default."""
+    """Yield the action with one field set to its default."""
     values = _fields_of(action)
     for field in msgspec.structs.fields(action):
         if not field.required and values[field.name] != field.default:
@@ -297,9 +296,9 @@ def with_defaults(action: Action) -> Iterator[Action]:
 
 
 def smaller_requests(start: Action) -> Iterator[Action]:
-    """A request with one field at its default; with a shorter prompt or output, smaller seeds: one number less."""
+    """Yield simpler requests: one field set to its default, or one number (a length, a seed, the priority) smaller."""
     numbers: dict[str, int] = {name: value for name, value in _fields_of(start).items() if type(value) is int}
-    # How long its output is shrinks by itself; the default is as good as any other number.
+    # The default length of the output is not simpler than another one; the loop below makes it smaller.
     yield from (smaller for smaller in with_defaults(start) if _fields_of(smaller)["new"] == numbers["new"])
     for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
         value = numbers[name]
@@ -313,12 +312,12 @@ def _fields_of(action: Action) -> dict[str, object]:
 
 
 def verb(function: _Function) -> _Function:
-    """Mark a static method of an action's class as a verb of ``t``: it takes ``t`` and its own arguments."""
+    """Mark a static method of an action class as a verb of ``t``: it takes ``t`` and the arguments of the call."""
     _verbs.add(function)
     return function
 
 
 def verbs_of(action: type[Action]) -> Mapping[str, Callable[..., object]]:
-    """The verbs of ``t`` that this very class defines, by name."""
+    """Return the verbs of ``t`` that this class itself defines, by name."""
     functions = {name: member.__func__ for name, member in vars(action).items() if isinstance(member, staticmethod)}
     return {name: function for name, function in functions.items() if function in _verbs}

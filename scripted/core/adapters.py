@@ -1,6 +1,6 @@
-"""Adapters by name: an entry point of an installed distribution, a file, or an attribute of an installed module.
+"""Looks adapters up by name: an entry point of an installed distribution, a file, or an attribute of a module.
 
-Knows no adapter itself. A distribution offers its adapters under the group ``scripted.adapters``.
+Names no adapter itself. A distribution offers its adapters in the entry-point group ``scripted.adapters``.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ _ATTRIBUTE: Final = "ADAPTER"
 
 @runtime_checkable
 class HasConfiguration(Protocol):
-    """An adapter that is found by the type of its configurations."""
+    """An adapter that can be found by the type of a configuration."""
 
     configuration: type
 
 
 @runtime_checkable
 class OffersNames(Protocol):
-    """An adapter with types of its own under names of the script contract."""
+    """An adapter that implements names of the script contract with its own types."""
 
     @property
     def names(self) -> Mapping[str, type]: ...
 
 
 def adapter_named(name: str) -> Adapter:
-    """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
+    """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name."""
     found = _found(name)
     if name not in installed_adapters():
-        # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
+        # A schedule's text names its adapter so that another process can load it: keep the name that was used last.
         found.name = name
     return found
 
 
 def adapter_for(config: object) -> str:
-    """The name of the first installed adapter whose configurations are of this type. Raises ScriptDefinitionError."""
+    """Name the first installed adapter with configurations of this type. Raises ScriptDefinitionError."""
     for name in installed_adapters():
-        # An adapter whose engine is not installed has no configurations either.
+        # An adapter whose engine is not installed cannot be loaded, and the configuration is not its own.
         with suppress(ScriptDefinitionError, ImportError):
             adapter = adapter_named(name)
             if isinstance(adapter, HasConfiguration) and isinstance(config, adapter.configuration):
@@ -63,9 +63,9 @@ def adapter_for(config: object) -> str:
 
 
 def contract_name(name: str) -> type:
-    """The type that the first installed adapter with one offers under a name of the script contract.
+    """Return the first installed adapter's type for a name of the script contract.
 
-    Raises ScriptDefinitionError, or the refusal of the adapter that was asked.
+    Raises ScriptDefinitionError, or the first adapter's error if one could not be loaded.
     """
     refusals: list[ScriptDefinitionError] = []
     for one in installed_adapters():
@@ -93,19 +93,20 @@ def _found(name: str) -> Adapter:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as exc:
-        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}{_hidden(exc)}; {_where()}") from exc
+        raise ScriptDefinitionError(f"the adapter {name!r} cannot be loaded: {exc}{_hidden(exc)}; {_where()}") from exc
     return _checked(found, name)
 
 
 def _adapter_in_file(name: str) -> Adapter:
     path = Path(name)
     if not path.is_file():
-        raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()} to take an adapter from")
-    # Its neighbours are found as if it had been started itself, and the project's packages before Lockstep's.
+        raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()}; give the path of the adapter's file")
+    # The file imports its neighbours as a script does, and the project's packages shadow Lockstep's.
     for folder in (str(Path.cwd()), str(path.resolve().parent)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
+    # Another adapter may have imported the file already. A second module would have its own code, out of reach of
+    # mutants that edit the first.
     module = sys.modules.get(path.stem)
     if module is None or module.__file__ != str(path.resolve()):
         module = _loaded(name, path)
@@ -134,7 +135,7 @@ def _loaded(name: str, path: Path) -> ModuleType:
 
 
 def _hidden(exc: Exception) -> str:
-    """What to do when an import meets a package of Lockstep where the adapter means one of its own."""
+    """Return a remedy when an import found Lockstep's package instead of the adapter's own; else nothing."""
     package = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
     if package not in ("engine", "lockstep", *harness_packages()):
         return ""
@@ -152,7 +153,7 @@ def _checked(found: object, name: str) -> Adapter:
     lacks = sorted({"actions", "new_parts", "workloads"}.difference(dir(found)))
     if lacks:
         raise ScriptDefinitionError(
-            f"{name!r} is no adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
+            f"{name!r} is not an adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
         )
     stated = found.api if isinstance(found, StatesApi) else ADAPTER_API
     if stated != ADAPTER_API:

@@ -1,7 +1,7 @@
-"""The base of adapters: the parts that do not depend on the messages of a scheduler.
+"""The base class of adapters: the parts that do not depend on a scheduler's messages.
 
-``SchedulerAdapter`` derives from it for machines of the SDK, ``FleetAdapter`` for several machines as one, and the
-adapter of Lockstep's engine for that engine.
+``SchedulerAdapter`` derives from it for machines of the SDK, ``FleetAdapter`` for fleets of machines, and the adapter
+of Lockstep's engine.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scripted.core.states import StateReader
 
 
 class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
-    """An adapter whose runs can be compared, and whose mutants are in a table.
+    """Implements the loop, state digests and a table of mutants.
 
-    ``states`` says which attributes no later step depends on. ``mutants`` are the ones that a search looks for.
+    ``states`` names the attributes that no later step depends on. ``mutants`` are the ones that a search looks for.
     """
 
     name: str
@@ -35,7 +35,7 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
     def take_step(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], step: StepT
     ) -> OutputT:
-        """Do in one step what ``drive`` does in each: step the machine, launch, send."""
+        """Do one iteration of ``drive``: step the machine, launch, send."""
 
     def drive(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> None:
         output: OutputT | None = None
@@ -63,7 +63,7 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
     def digests(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]
     ) -> Iterator[bytes | None]:
-        """The whole state in one part. Raises UnreadableState for an object that cannot be read."""
+        """Yield one digest of the whole state. Raises UnreadableState for an object that cannot be read."""
         yield self.states.digest(run.machine, run.device, run.oracle, *run.own_state)
 
     # -- mutants --
@@ -80,21 +80,21 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
         return self.mutants[name]
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Put a mutant in; None puts in none. Raises ScriptDefinitionError."""
+        """Switch a mutant on; None leaves the scheduler as it is. Raises ScriptDefinitionError."""
         return nullcontext() if mutant is None else self.mutant_named(mutant).switched_on()
 
     def bugs_met(self, codes: Container[int]) -> Sequence[str]:
-        """The mutants that break code with one of these ids."""
+        """Return the mutants that edit one of the code objects with these ids."""
         return [name for name, mutant in self.mutants.items() if mutant.is_met(codes)]
 
 
 def config_text(words: Mapping[str, object]) -> str:
-    """Name a configuration in a report, by its values that are not at their defaults."""
+    """Describe a configuration in a report by the values that are not at their defaults."""
     return ", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration"
 
 
 def written_call(name: str, arguments: Sequence[str], width: int) -> str:
-    """A call as code: in one line, or with one argument a line where that is longer than ``width``."""
+    """Format a call: on one line if it fits in ``width`` characters, otherwise with one argument a line."""
     text = f"{name}({', '.join(arguments)})"
     if len(text) <= width:
         return text

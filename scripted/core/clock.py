@@ -10,7 +10,7 @@ class VirtualClock:
         self._now_s = 0.0
 
     def now(self) -> float:
-        """Seconds that this clock was advanced by, in all."""
+        """Return the seconds by which the clock was advanced in all."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:
@@ -20,5 +20,5 @@ class VirtualClock:
         self._now_s += seconds
 
     def reset(self) -> None:
-        """Back to zero, for the next script; only the harness does this, between two runs."""
+        """Set the clock back to zero, between two scripts."""
         self._now_s = 0.0

@@ -1,4 +1,4 @@
-"""Actions on the world, which every adapter knows: results that are held and released, and virtual time."""
+"""Actions on the world, which every adapter has: holding and releasing results, advancing virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scripted.core.verb import Verb
 
 
 class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
-    """Results stay away from this step on."""
+    """Withholds results from its step on."""
 
     examples: ClassVar = ("hold",)
     needs_open: ClassVar[bool] = True
@@ -21,7 +21,7 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     @staticmethod
     @verb
     def hold_results(t: Any) -> None:
-        """From the next step on, keep every completion back until it is released."""
+        """Withhold every completion, from the next step on, until it is released."""
         t.run.act(HoldResults())
 
     def apply(self, run: RunLike) -> None:
@@ -29,7 +29,7 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
 
 
 class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):
-    """``count`` held results may come, oldest first; without a count all of them, and nothing is held any more."""
+    """Releases the oldest ``count`` held results; without a count, releases all and ends the hold."""
 
     count: int | None = None
 
@@ -40,7 +40,7 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
     @staticmethod
     @verb
     def release_results(t: Any, n: int | None = None) -> None:
-        """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
+        """Release the ``n`` oldest held completions; without ``n``, release all and end the hold."""
         t.check_released("release_results()", n)
         t.run.act(ReleaseResults(count=n))
 
@@ -52,7 +52,7 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="advance"):
-    """Virtual time moves."""
+    """Advances virtual time."""
 
     seconds: float
 
@@ -68,7 +68,7 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Where requests have time limits: to the end of each, and not quite."""
+        """Generate advances to each time limit of the requests, and to half of it."""
         return [cls(seconds=part * limit) for limit in base.time_limits for part in (0.5, 1.0)]
 
     def smaller(self) -> Iterator[Action]:

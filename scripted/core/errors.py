@@ -1,4 +1,4 @@
-"""What a script itself can meet: raised at its own line. What leaves the harness is in ``scripted.report.failure``."""
+"""Exceptions raised inside a script, at its own line. ``scripted.report.failure`` has those that leave the harness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class RequestRefused(Exception):
-    """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the answer's text."""
+    """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the text of the answer."""
 
     is_meant_for_the_script = True
 
@@ -21,17 +21,17 @@ class NotIdle(Exception):
 
 
 class Overdue(Exception):
-    """The script did not end in its time. Becomes ScriptTimeout."""
+    """The script did not end in time. Becomes ScriptTimeout."""
 
     is_meant_for_the_script = True
 
 
 class NoAnswer(Overdue):
-    """A process that has to answer at once said nothing for the run's ``result_timeout_s``: it hangs."""
+    """A process that has to answer at once did not do so for the run's ``result_timeout_s``: it hangs."""
 
 
 class BudgetSpent(AssertionError):
-    """The step budget was spent before what the script waited for happened. ``made`` counts as that of ``BadCall``."""
+    """The step budget of a wait was spent before its condition held. ``made`` counts all of this process."""
 
     is_meant_for_the_script = True
     made: ClassVar[int] = 0
@@ -42,7 +42,7 @@ class BudgetSpent(AssertionError):
 
 
 class BadCall(ValueError):
-    """A script used a verb, wait or query in a way that tests nothing. ``made`` counts all of this process."""
+    """A script called a verb, wait or query with bad arguments, or so that it tests nothing. ``made`` counts them."""
 
     is_meant_for_the_script = True
     made: ClassVar[int] = 0
@@ -53,4 +53,4 @@ class BadCall(ValueError):
 
 
 class UnknownName(BadCall, AttributeError):
-    """A script asked for a name that is not there; the text has the nearest one."""
+    """A script used an attribute that does not exist; the text has the nearest name."""

@@ -1,7 +1,7 @@
-"""Forks: copies of a running machine, made many times faster than ``copy.deepcopy`` would.
+"""Forks: copies of a running machine, made many times faster than with ``copy.deepcopy``.
 
-What a copy consists of is found out once, when the machine is frozen; each thaw then runs down that list, without a
-question asked. Copies by structure, knowing no class but those that a ``Copier`` is told of; frozen structs are shared.
+The object graph is traversed once, when the machine is frozen; each thaw replays the list of copies that this made.
+Copies by structure, without knowing classes other than those given to a ``Copier``; frozen structs are shared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripted.core.refusals import HarnessError
 from scripted.core.states import slots_of
 
 _T = TypeVar("_T")
-# Each of these is for objects of one class, and found by that class.
+# The callables of one class: they make the empty copy, build it, fill it, or plan all of that.
 _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]
 _Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
@@ -35,16 +35,16 @@ _ATOMS: Final[frozenset[type]] = frozenset({
 })  # fmt: skip
 _SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
 _MAKE: Final[Callable[[type], object]] = object.__new__
-# Also of what says that it is frozen.
+# Sets attributes of frozen dataclasses too.
 _SET: Final = object.__setattr__
 
 
 class Copier:
-    """How the objects of one kind of machine are copied; what it has learned of a class serves all later copies.
+    """Copies the objects of one kind of machine; what it learns of a class serves all later copies.
 
-    ``shared`` are further classes whose objects never change, or may be shared although they do. ``copied`` are classes
-    whose objects hold nothing that the copier can see, each with what copies one, such as a tensor. ``rebuilt`` are
-    classes of shells that cannot be filled later: the objects in one, and what makes a new one of the old and them.
+    ``shared``: further classes whose objects never change, or may be shared although they do. ``copied``: opaque
+    classes such as tensors, each with a function that copies an object. ``rebuilt``: classes whose objects cannot be
+    filled later, each with functions that return the objects inside and build a new object from the old one and those.
     ``uniform`` promises that the items of a list or of a long tuple are alike: if the last cannot change, none can.
     """
 
@@ -66,11 +66,11 @@ class Copier:
             self.planners[kind] = _rebuilding(items_of, build)
 
     def share(self, *kinds: type) -> None:
-        """Further classes whose objects are shared: what the harness itself keeps beside a machine."""
+        """Share the objects of further classes, which the harness itself keeps beside a machine."""
         self._shared = (*self._shared, *kinds)
 
     def planner_of(self, kind: type) -> _Planner | None:
-        """How to copy objects of a class; None when they never change."""
+        """Return the planner of a class; None when its objects never change."""
         if kind in self.atoms:
             return None
         planner = self.planners.get(kind)
@@ -83,28 +83,28 @@ class Copier:
 
 
 class Frozen(Generic[_T]):
-    """A copy of ``engine`` as it is now, which never runs itself and can be thawed any number of times."""
+    """A copy of ``engine`` as it is now, which never runs and can be thawed any number of times."""
 
     def __init__(self, engine: _T, copier: Copier) -> None:
         plan = _CopyList(copier)
         plan.add_all(engine)
         self._plan = plan
-        # The first thaw is what all others are copied from: the engine itself goes on and changes.
+        # Later thaws copy the first one, because the engine itself goes on and changes.
         plan.sources = [
             new if made else kept for new, made, kept in zip(plan.thaw(), plan.made, plan.sources, strict=True)
         ]
 
     def thaw(self, name: str = "") -> _T:  # noqa: ARG002 - the name changes nothing
-        """An engine that shares nothing that can change. What is inside refers to itself as in the original."""
+        """Make an engine that shares no mutable state with others; references inside are as in the original."""
         engine: _T = self._plan.thaw()[0]
         return engine
 
 
 class _CopyList:
-    """Every object that a copy needs, by its place in one list, and what has to be put into which.
+    """The plan of a copy: every object by its place in one list, and the references to set between them.
 
-    ``shells`` make each object from its entry of ``sources``, with whatever cannot change in it already inside;
-    ``made`` says whether that entry is such an object itself, or what it takes to make one.
+    ``shells`` make each object from its entry of ``sources``, with its immutable contents; ``made``: that entry is an
+    object to copy, and not an argument for making one.
     """
 
     def __init__(self, copier: Copier) -> None:
@@ -114,25 +114,24 @@ class _CopyList:
         self.sources: list[object] = []
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
-        self._items: list[tuple[int, object, int]] = []  # a container, an index or a key of it, what belongs there
-        # An object, what sets attributes, what belongs there.
+        # Containers: the place of one, an index or a key of it, and the place of its item there.
+        self._items: list[tuple[int, object, int]] = []
+        # Objects: the place of one, the function that sets its attributes, and the places of their values.
         self._fills: list[tuple[int, _Fill, tuple[int, ...]]] = []
-        # What is filled last, because its members may have to be hashed: what fills it, and with what.
+        # Sets and the like, filled last, because their members have to be complete to be hashed.
         self._late: list[tuple[int, _Build, list[object]]] = []
-        self._instances: deque[tuple[int, object, tuple[str, ...]]] = (
-            deque()
-        )  # objects whose attributes are still to come
-        self._cells: deque[tuple[int, types.CellType]] = deque()  # cells whose contents are still to come
-        self._builds: list[
-            tuple[int, _Build, object, list[object]]
-        ] = []  # what holds others and cannot be filled later
+        # Objects whose attributes, and cells whose contents, are not planned yet.
+        self._instances: deque[tuple[int, object, tuple[str, ...]]] = deque()
+        self._cells: deque[tuple[int, types.CellType]] = deque()
+        # Objects that hold others and cannot be filled later, such as tuples.
+        self._builds: list[tuple[int, _Build, object, list[object]]] = []
 
     def thaw(self) -> list[Any]:
-        """A copy of everything; the first is the engine."""
+        """Copy every object; the first is the engine."""
         try:
             new: list[Any] = list(map(call, self.shells, self.sources))
         except Exception as exc:
-            raise HarnessError(self._what_cannot_be_copied()) from exc
+            raise HarnessError(self._copy_error()) from exc
         for place, build, what, items in self._builds:
             new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
         for place, key, item in self._items:
@@ -143,20 +142,20 @@ class _CopyList:
             late(new[place], [new[item.place] if type(item) is _At else item for item in items])
         return new
 
-    def _what_cannot_be_copied(self) -> str:
+    def _copy_error(self) -> str:
         for shell, source in zip(self.shells, self.sources, strict=True):
             try:
                 shell(source)
-            except Exception as exc:  # noqa: BLE001 - it is what is told
+            except Exception as exc:  # noqa: BLE001 - its text is reported
                 kind = type(source)
                 return (
                     f"the machine holds a {kind.__module__}.{kind.__qualname__}, which cannot be copied ({exc}); give "
                     "the adapter no copier, or Copier(shared=[...]) with the class if copies may share it"
                 )
-        return "the machine can be copied sometimes, and sometimes not; give the adapter no copier"
+        return "a copy of the machine failed once and then succeeded; give the adapter no copier"
 
     def add(self, value: object) -> int | None:
-        """The place of an object's copy; None for what never changes and is shared."""
+        """Plan the copy of an object and return its place; None for an object that never changes and is shared."""
         kind = type(value)
         if kind in self._atoms:
             return None
@@ -184,7 +183,7 @@ class _CopyList:
         if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
-            # The pages of KV: lists of numbers without another reference, and half of all that there is to copy.
+            # Pages of KV: lists of numbers that nothing else refers to, and half of everything to copy.
             return self._append(value, _copy_lists, value)
         return self._indexed(value, list.copy, enumerate(value))
 
@@ -225,20 +224,20 @@ class _CopyList:
         return self._built(value, _build_tuple, type(value), items)
 
     def add_uniform_tuple(self, value: tuple[object, ...]) -> int | None:
-        # What changes is first or last, as in (last_used, id, node). Long ones are token ids, and to look at each of
-        # those would take longer than all the rest.
+        # A mutable item is first or last, as in (last_used, id, node). Long tuples are token ids, and looking at each
+        # would take longer than all the rest.
         if not value or (type(value[-1]) in self._atoms and type(value[0]) in self._atoms):
             return None
         return self.add_tuple(value)
 
     def add_function(self, value: types.FunctionType) -> int | None:
-        """One that was made while the machine was, and so may remember it; all others never change."""
+        """Plan a closure, which may refer to the machine; other functions never change."""
         if not value.__closure__ or "<locals>" not in value.__qualname__:
             return None
         return self._built(value, _build_function, value, [self._at(cell) for cell in value.__closure__])
 
     def add_cell(self, value: types.CellType) -> int:
-        """What it holds comes later: it may be the function that remembers it."""
+        """Plan a cell. Its contents come later: they may be the very function whose closure it is in."""
         place = self._append(value, _new_cell, None, made=False)
         self._cells.append((place, value))
         return place
@@ -247,7 +246,7 @@ class _CopyList:
         return self._built(value, _build_method, value.__func__, [self._at(value.__self__)])
 
     def add_builtin(self, value: types.BuiltinFunctionType) -> int | None:
-        """``items.append`` is of its list, ``len`` of nothing that changes."""
+        """Plan a bound builtin, such as ``items.append``; a plain one, such as ``len``, never changes."""
         owner = value.__self__
         into = None if isinstance(owner, types.ModuleType | type) else self._at(owner)
         return self._built(value, _build_builtin, value.__name__, [into]) if type(into) is _At else None
@@ -266,7 +265,7 @@ class _CopyList:
         return place
 
     def add_container(self, value: _Container) -> int:
-        """A subclass of a container: its own copy, then its items, then its attributes."""
+        """Plan an object of a subclass of a container: a shallow copy, then its items, then its attributes."""
         items: Iterable[tuple[object, object]] = ()
         if isinstance(value, dict):
             items = value.items()
@@ -280,17 +279,17 @@ class _CopyList:
         return place
 
     def add_opaque(self, value: object, shell: _Shell = copy.copy) -> int:
-        """What has neither attributes nor slots, and is no container: an iterator, an array. It knows how to copy."""
+        """Plan an object without attributes, slots or items, such as an iterator: ``copy.copy`` copies it."""
         return self._append(value, shell, value)
 
     def add_instance(self, value: object, names: tuple[str, ...]) -> int:
         place = self._append(value, _nothing, value)
-        # Later: what objects hold may be a chain that is longer than the stack is deep.
+        # Attributes come later, without recursion: a chain of objects may be longer than the stack is deep.
         self._instances.append((place, value, names))
         return place
 
     def add_all(self, value: object) -> None:
-        """An object and all that can be reached from it."""
+        """Plan an object and everything that is reachable from it."""
         self.add(value)
         while self._instances or self._cells:
             if self._cells:
@@ -302,13 +301,14 @@ class _CopyList:
             into = {name: self.add(getattr(instance, name)) for name in names}
             copied = {name: at for name, at in into.items() if at is not None}
             shared = tuple([name for name in names if name not in copied])
-            self.shells[place] = _instance(type(instance), shared)  # type: ignore[arg-type]
+            kind: type = type(instance)
+            self.shells[place] = _instance(kind, shared)
             if copied:
-                self._fills.append((place, _filling(type(instance), tuple(copied)), tuple(copied.values())))  # type: ignore[arg-type]
+                self._fills.append((place, _filling(kind, tuple(copied)), tuple(copied.values())))
 
 
 class _At:
-    """What stands for an object in a list of things that are not all copied: its place."""
+    """The place of a copied object, in a list that has shared objects as well."""
 
     __slots__ = ("place",)
 
@@ -321,7 +321,7 @@ def _copy_lists(value: list[list[object]]) -> list[list[object]]:
 
 
 def _copy_container(value: _Container) -> object:
-    """A shallow copy of a container of a class of its own, which calls no constructor of that class."""
+    """Make a shallow copy of an object of a container's subclass without calling the subclass's constructor."""
     kind: Any = type(value)
     new = kind.__new__(kind)
     if isinstance(value, deque):
@@ -342,7 +342,7 @@ def _nothing(value: None) -> None:
     return value
 
 
-def _new_cell(value: None) -> types.CellType:  # noqa: ARG001 - a shell takes what it is made of
+def _new_cell(value: None) -> types.CellType:  # noqa: ARG001 - a shell takes its source
     return types.CellType()
 
 
@@ -360,7 +360,7 @@ def _fill_dict(into: dict[object, object], items: list[object]) -> None:
 
 
 def _build_tuple(kind: Any, items: list[object]) -> object:
-    """A tuple; an object of a named tuple's class, which takes its fields one by one; or of another subclass."""
+    """Build a tuple, a named tuple, whose class takes the fields one by one, or an object of another subclass."""
     if kind is tuple:
         return tuple(items)
     return kind._make(items) if hasattr(kind, "_make") else kind(items)
@@ -412,7 +412,7 @@ _UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple:
 
 
 def _planner_of(kind: Any) -> _Planner:
-    """How to copy objects of a class that can change."""
+    """Choose the planner of a class whose objects can change."""
     if issubclass(kind, tuple):
         return _CopyList.add_tuple
     if issubclass(kind, list | dict | set | deque):
@@ -428,15 +428,15 @@ def _planner_of(kind: Any) -> _Planner:
 
 @functools.cache
 def _is_plain(kind: type) -> bool:
-    """Whether attributes of such objects are simply set; those of frozen dataclasses are not."""
+    """Return whether objects of the class have plain attributes, unlike frozen dataclasses."""
     return "__setattr__" not in {name for base in kind.__mro__[:-1] for name in base.__dict__}
 
 
 @functools.cache
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
-    """A new object with these attributes of the old one."""
-    # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life. And
-    # written out for each class, as dataclasses do: a loop over the names takes four times as long.
+    """Generate a function that makes a new object with these attributes of the old one."""
+    # One attribute after the other: an object that is given a whole __dict__ is slower for the rest of its life. And
+    # as generated code, as in dataclasses: a loop over the names takes four times as long.
     line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
     lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names], "    return new"]
     copy: _Shell = _written(lines, kind)
@@ -445,7 +445,7 @@ def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
 
 @functools.cache
 def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
-    """What gives an object its other attributes: those that are copies too, each from its place."""
+    """Generate a function that sets the attributes of an object that are copies too, each from its place."""
     line = "    into.{0} = new[p{1}]" if _is_plain(kind) else "    put(into, {0!r}, new[p{1}])"
     lines = [line.format(name, number) for number, name in enumerate(names)]
     places = "".join(f"p{number}, " for number in range(len(names)))

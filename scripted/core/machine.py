@@ -1,7 +1,7 @@
-"""The parts of a run that a scheduler brings: the machine, the outputs of its steps, the device, and their types.
+"""Protocols of the parts that a scheduler brings to a run: the machine, the output of its steps, and the device.
 
-The type parameters of runs and adapters stand here as well. Each has a default, so that code for every adapter
-writes ``Run`` and an adapter's own code ``Run[MyConfig, MyEvent, ...]``.
+Also the type parameters of runs and adapters. Each has a default, so that code for all adapters writes ``Run`` and an
+adapter's own code ``Run[MyConfig, MyEvent, ...]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 
 class Microbatch(Protocol):
-    """A launch: any object with an id that no other launch of the run has."""
+    """A launch: any object with an id that is unique in the run."""
 
     @property
     def id(self) -> int: ...
@@ -22,9 +22,9 @@ class Microbatch(Protocol):
 class StepOutput(Protocol):
     """The output of one step of the machine.
 
-    ``microbatch`` is the launch, or None. ``replies`` are what clients are told, in order. ``again`` says that a step
-    without any event may do more. ``deadline`` is the time, in seconds of the clock that steps are given, at which a
-    step is due although nothing happens; None for none.
+    ``microbatch`` is the launch, or None. ``replies`` go to clients, in order. ``again``: another step may make
+    progress without an event. ``deadline``: the time, in seconds of the steps' clock, at which a step is due even
+    without an event; None for no such time.
     """
 
     @property
@@ -60,17 +60,17 @@ _OutputOut = TypeVar("_OutputOut", covariant=True, bound=StepOutput, default=Any
 class Machine(Protocol[_EventIn, _OutputOut]):
     """The scheduler and its memory, frozen between two steps.
 
-    An exception that ``step`` raises is a finding. Nothing in it may depend on time, randomness or the order of a hash:
-    the same events give the same steps.
+    An exception raised by ``step`` is a finding. The machine must be deterministic: it may not depend on wall-clock
+    time, randomness or hash order, so that equal events give equal steps.
     """
 
     @property
     def depth(self) -> int:
-        """Steps from a launch to its result: a launch of step ``n`` has its result in the events of ``n + depth``."""
+        """Steps from a launch to its result: the result of a launch in step ``n`` is an event of step ``n + depth``."""
         ...
 
     def step(self, events: Sequence[_EventIn], now: float) -> _OutputOut:
-        """Take these events, in order, and do one step of the scheduler at this time, in seconds."""
+        """Apply these events, in order, and do one step of the scheduler at this time, in seconds."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Machine(Protocol[_EventIn, _OutputOut]):
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """Sizes that say how busy it is and what it owns: requests by state, batches in flight, ``blocks_free``."""
+        """Return counts for reports: requests by state, batches in flight, ``blocks_free``."""
         ...
 
 
@@ -87,5 +87,5 @@ class Device(Protocol[_EventOut]):
     """Computes launches. The adapter's loop gives it microbatches; a run takes their results when they are due."""
 
     def next_completion(self, timeout_s: float | None) -> _EventOut | None:
-        """The event with the result of the oldest microbatch that is not taken; None when there is none."""
+        """Return the result of the oldest microbatch whose result was not taken yet; None when there is none."""
         ...

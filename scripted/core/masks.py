@@ -1,6 +1,6 @@
-"""The grammar of every simulated device: which tokens may come next, by what the request has said so far.
+"""The grammar of every simulated device: the tokens that may follow an output.
 
-Pure functions without an import: standalone tests begin with this text.
+Pure functions without a runtime import: standalone tests include this source.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ STATES = 3
 
 
 def is_allowed(token: int, state: int) -> bool:
-    """Each token is allowed in one state, so a mask of another state forbids what comes next."""
+    """Return whether a token is allowed: each is in one state only, so that a mask of another state rejects it."""
     return token % STATES == state
 
 
 def state_after(tokens: Iterable[int], state: int = 0) -> int:
-    """Of the grammar after these tokens, which depends on each of them."""
+    """Return the state of the grammar after these tokens, on each of which it depends."""
     for token in tokens:
         state = (state + token // STATES) % STATES
     return state

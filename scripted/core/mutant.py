@@ -1,6 +1,6 @@
-"""A mutant: a small switch that puts a real engine's bug back, one condition at a time, and files of them.
+"""Mutants: edits that put a real engine's bug back into the code for a run, and files of mutants.
 
-It is applied from the harness, in the process that runs the scheduler, and taken back afterwards; the engine's own code
+The harness applies a mutant in the process that runs the scheduler, and undoes it afterwards; the engine's own code
 holds no switch and no bug.
 """
 
@@ -26,23 +26,22 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
-# The code with the bug: many runs of one process put the same bugs in.
+# Compiled mutants: many runs of one process switch the same ones on.
 _broken: dict[tuple[CodeType, str, str], CodeType] = {}
 
 
 class MutantDoesNotFit(ScriptDefinitionError):
-    """What is installed has no such place, so this bug cannot be put into it."""
+    """The installed scheduler's code has no such place, so the mutant cannot be switched on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug in ``target``, given as ``module:Class.attribute``; the failure that it causes shows ``signature``.
+    """One bug in ``target``, written as ``module:Class.attribute``; failures that it causes contain ``signature``.
 
-    The text ``cut``, which the body of the target's function must have exactly once, becomes ``becomes``. A bug that
-    needs new logic brings a ``replacement`` for the whole attribute instead. ``kind`` and ``note`` say how near this
-    is to the bug of its ``origin``: an imitation fails in the same way by code of its own. ``schedule`` shows it, where
-    its test is not a script of its own. ``adapter`` has the targets that it is searched for in, empty for the adapter
-    that is searched.
+    The text ``cut``, which must occur exactly once in the body of the target's function, becomes ``becomes``. A bug
+    that needs new logic has a ``replacement`` for the whole attribute instead. ``kind`` and ``note`` compare it with
+    the bug of its ``origin``: an imitation fails in the same way through other code. ``schedule`` shows the bug if its
+    test is not a script. ``adapter`` has the targets in which it is searched for; empty for the searched adapter.
     """
 
     name: str
@@ -64,18 +63,18 @@ class Mutant:
             raise ScriptDefinitionError(f"the mutant {self.name} must have either a cut or a replacement")
         if (self.kind == "put back") != (not self.note):
             raise ScriptDefinitionError(
-                f"the mutant {self.name} must have a note exactly if it is not the bug itself, "
+                f"the mutant {self.name} must have a note if and only if it is not the bug itself, "
                 f"got kind={self.kind!r} and note={self.note!r}"
             )
 
     @property
     def nearness(self) -> str:
-        """How it differs from the bug of its origin; empty where it is that bug."""
+        """The difference from the bug of its origin; empty if it is that bug."""
         return "" if self.kind == "put back" else f"{self.kind}: {self.note}"
 
     @contextlib.contextmanager
     def switched_on(self) -> Iterator[None]:
-        """Put the bug in for as long as this is open. Raises MutantDoesNotFit, and then nothing has changed."""
+        """Put the bug in while the context is open. Raises MutantDoesNotFit without changing anything."""
         owner, attribute, original = self._find()
         if self.cut:
             function = self._function(original)
@@ -100,7 +99,10 @@ class Mutant:
                 delattr(owner, attribute)
 
     def is_met(self, codes: Container[int]) -> bool:
-        """Whether a run that called the code of these ids called what it breaks; a limit may be met by each."""
+        """Return whether a run that called these code objects, by id, called the mutated one.
+
+        True for a target that is not code, such as a limit: any run may depend on it.
+        """
         try:
             original = self._find()[2]
         except MutantDoesNotFit:
@@ -120,7 +122,7 @@ class Mutant:
             raise self._misfit(f"there is no {self.target}: {exc}") from exc
 
     def _function(self, original: object) -> FunctionType:
-        """The function under a property, a static or class method, or a decorator that wraps it."""
+        """Unwrap the function from a property, a static or class method, or a decorator."""
         found = inspect.unwrap(_inside(original))
         if not isinstance(found, FunctionType) or found.__name__ == "<lambda>":
             raise self._misfit(f"{self.target} must be a function defined by `def`, got {original!r}")
@@ -164,22 +166,22 @@ class Mutant:
 
 @runtime_checkable
 class HasMutants(Protocol):
-    """An adapter with mutants of its scheduler."""
+    """An adapter that has mutants of its scheduler."""
 
     @property
     def mutant_names(self) -> tuple[str, ...]: ...
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Put a mutant in for as long as this is open; None puts in none. Raises ValueError for an unknown one."""
+        """Switch a mutant on while the context is open; None for none. Raises ValueError for an unknown one."""
         ...
 
     def bugs_met(self, codes: Container[int]) -> Sequence[str]:
-        """The mutants that break code which a run called, given by the ids of its code objects."""
+        """Return the mutants of code that a run called, given by the ids of its code objects."""
         ...
 
 
 def switched_on(adapter: Adapter, mutant: str | None) -> AbstractContextManager[None]:
-    """Put a mutant of the adapter in for as long as this is open; None puts in none. Raises ValueError."""
+    """Switch a mutant of the adapter on while the context is open; None for none. Raises ValueError."""
     if isinstance(adapter, HasMutants):
         return adapter.switched_on(mutant)
     if mutant is None:
@@ -188,12 +190,12 @@ def switched_on(adapter: Adapter, mutant: str | None) -> AbstractContextManager[
 
 
 def mutant_names_of(adapter: Adapter) -> tuple[str, ...]:
-    """The mutants of an adapter by name; none where it has no mutants."""
+    """Return the names of an adapter's mutants; empty for an adapter without mutants."""
     return adapter.mutant_names if isinstance(adapter, HasMutants) else ()
 
 
 def refusal_of_mutant(adapter: Adapter, mutant: str) -> str | None:
-    """Why an adapter has no mutant of this name, with the nearest one; None if it has, where it fits or not."""
+    """Return an error for a name of no mutant of the adapter, with the nearest name; None for a known name."""
     if mutant in mutant_names_of(adapter):
         return None
     try:
@@ -204,9 +206,9 @@ def refusal_of_mutant(adapter: Adapter, mutant: str) -> str | None:
 
 
 def read_mutants(file: Path) -> tuple[Mutant, ...]:
-    """The mutants of a TOML file: a table ``[[mutant]]`` for each, with the fields of ``Mutant``.
+    """Read mutants from a TOML file: a table ``[[mutant]]`` for each, with the fields of ``Mutant``.
 
-    A table ``[every]`` before them has the fields that all of them share.
+    A table ``[every]`` before them has the fields that they share.
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -236,7 +238,7 @@ def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 
 def _keep_lines(definition: ast.AST, cut_end: int, end: int) -> None:
-    """Give all that comes after the edit, which now ends in line ``end``, the lines of the file, which has no edit."""
+    """Renumber the lines after the edit, which now ends in line ``end``, to those of the unedited file."""
     for node in ast.walk(definition) if end != cut_end else ():
         if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword | ast.alias):
             for name in ("lineno", "end_lineno"):
@@ -247,12 +249,12 @@ def _keep_lines(definition: ast.AST, cut_end: int, end: int) -> None:
 
 
 def _compiled(definition: ast.FunctionDef | ast.AsyncFunctionDef, healthy: CodeType) -> CodeType:
-    """The code of a function in the scopes of the healthy one: its closure, and its class for ``super()``."""
+    """Compile a function within the scopes of the healthy one: its closure, and its class for ``super()``."""
     owner = healthy.co_qualname.rpartition(".")[0].rpartition(".")[2]
     closure = ", ".join(name for name in healthy.co_freevars if name != "__class__")
     body: list[ast.stmt] = [definition]
     if owner.isidentifier():
-        # Private names are mangled without the underscores, and no function names such a class.
+        # Mangling of private names drops leading underscores of the class; no function refers to this name.
         body = [_scope(f"class ____{owner}: pass", body)]
     if closure:
         body = [_scope(f"def scope({closure}): pass", body)]

@@ -1,7 +1,7 @@
-"""The promises of every scheduler, as far as they follow from what crosses its border, without a word of its messages.
+"""The oracle of every scheduler: promises that can be judged from events, launches and replies, whatever their types.
 
-Each request computes each position once and in order, and only while it lives; it is told one end and nothing after it;
-limits hold; each call is answered once; nothing waits for ever. An adapter's oracle adds what else it promises.
+A request computes each position once, in order, and only while it lives; its client gets one end and nothing after
+it; limits hold; each call is answered once; nothing waits for ever. An adapter's oracle adds its scheduler's promises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scripted.core.violation import Violation
 
 
 class Pausing(Protocol):
-    """A way to pause: nothing is launched, or nothing that had not begun; with ``aborts`` live requests end."""
+    """A mode of pause: no launches at all (``stops_running``), or no new requests; ``aborts``: live requests end."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class Pausing(Protocol):
 
 
 class Paused(NamedTuple):
-    """Nothing is launched until a pause of this name ends."""
+    """A mode of pause, by default one in which nothing is launched until it ends."""
 
     name: str
     stops_running: bool = True
@@ -38,12 +38,12 @@ class Paused(NamedTuple):
 
 
 class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
-    """The base of an adapter's oracle, which feeds it with events, replies and launches, and changes nothing.
+    """Base class of oracles. A subclass feeds it events, replies and launches; it never changes the run.
 
-    An adapter's oracle defines ``after_step``, ``at_rest`` and ``at_end``.
+    A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
-    ``depth`` batches may be in flight, each of ``batch_requests`` and ``batch_tokens`` at most. ``paused`` is the mode
-    in which generation is paused. ``context_tokens`` and ``late_launches`` are the account's.
+    At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
+    ``paused`` is the mode of the present pause. ``context_tokens`` and ``late_launches`` are passed to the account.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         self._batch_requests = batch_requests
         self._batch_tokens = batch_tokens
         self._flights: dict[int, Sequence[str]] = {}
-        # The last batch was no more than half full.
+        # The last batch was at most half full.
         self.has_room = False
 
     def after_step(self, events: Sequence[EventT], stepped: OutputT, machine: MachineT, device: DeviceT) -> None:
@@ -69,11 +69,11 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         raise NotImplementedError(f"{type(self).__name__} judges no steps; define after_step")
 
     def at_rest(self, machine: MachineT) -> None:
-        """Judge the machine when every request has ended and the cache is still there. Raises Violation."""
+        """Judge the machine after every request has ended, with its cache still filled. Raises Violation."""
         raise NotImplementedError(f"{type(self).__name__} judges no machine at rest; define at_rest")
 
     def at_end(self, machine: MachineT) -> None:
-        """Judge what is left after ``Adapter.finale``. Raises Violation."""
+        """Judge the machine after ``Adapter.finale`` has cleaned up. Raises Violation."""
         raise NotImplementedError(f"{type(self).__name__} judges no end; define at_end")
 
     @property
@@ -83,7 +83,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def could_go_on(self) -> Iterable[Life]:
-        """The open requests that no pause keeps."""
+        """The open requests that no pause blocks."""
         lives = self.account.live.values()
         if self.paused is None:
             return lives
@@ -91,16 +91,16 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def fit_together(self) -> bool:
-        """All open requests find room at once, to the end of their output; False where it is not known."""
+        """Whether all open requests fit into memory at once, to the end of their output; False if unknown."""
         return False
 
     @property
     def names(self) -> Iterable[str]:
-        """The rids of all requests: what two failures of one kind may differ in."""
+        """The rids of all requests; texts of one failure may differ in them."""
         return (life.message.rid for life in self.account.lives)
 
     def is_live(self, rid: str) -> bool:
-        """A request of this rid has begun and not ended."""
+        """Return whether a request of this rid has begun and not ended."""
         return rid in self.account.live
 
     def pause(self, mode: Pausing) -> None:
@@ -112,7 +112,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         self.paused = None
 
     def launch(self, batch_id: int, rids: Sequence[str], tokens: int) -> None:
-        """A batch is launched. Raises Violation for one that may not be."""
+        """Judge the launch of a batch. Raises Violation."""
         if batch_id in self._flights:
             raise Violation(f"batch {batch_id} is launched, but one of this id is in flight")
         self._flights[batch_id] = rids

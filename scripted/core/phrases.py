@@ -1,4 +1,4 @@
-"""Words for reports that everything shares: text from outside made printable, rids made short, counts with a noun."""
+"""Formats text for reports: escapes control characters, shortens rids, adds nouns to counts, finds nearest names."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-# A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
+# A rid longer than this keeps its head and its tail: generated rids differ in one of the two.
 _RID_CHARACTERS: Final = 14
 _RID_HEAD: Final = 5
 _RID_TAIL: Final = 7
 
 
 def printable(text: str) -> str:
-    """The text in one line of printable ASCII: control characters, newlines and the like become escapes."""
+    """Escape control characters, newlines and non-ASCII characters, so that the text fits on one line."""
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
 def short_rid(rid: str) -> str:
-    """A rid as a label; a long one keeps head and tail."""
+    """Shorten a rid to a label of its head and tail."""
     rid = printable(rid)
     return rid if len(rid) <= _RID_CHARACTERS else f"{rid[:_RID_HEAD]}..{rid[-_RID_TAIL:]}"
 
 
 def text_of(exc: BaseException) -> str:
-    """What an exception says; one that cannot say it, because its own text raises, must not raise in a report."""
+    """Return the text of an exception; one whose ``__str__`` raises must not break a report."""
     try:
         return str(exc)
     except Exception as why:  # noqa: BLE001 - a class of the user's
@@ -34,24 +34,24 @@ def text_of(exc: BaseException) -> str:
 
 
 def common_start(sequences: Iterable[Sequence[object]]) -> int:
-    """With how many equal items all of them begin."""
+    """Return the length of the common prefix of all sequences."""
     return len(list(itertools.takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False))))
 
 
 def path_of(file: str) -> str:
-    """A path from the working folder, if it is below it."""
+    """Make a path relative to the working folder if it is below it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 token``, ``2 tokens``, ``2 microbatches``."""
+    """Format a count with its noun: ``1 token``, ``2 tokens``, ``2 microbatches``."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
-# Names of SGLang's scripted runtime whose nearest name here answers another question.
+# Names that users of SGLang's scripted runtime try, where the most similar name here means something else.
 _ELSEWHERE: Final = {
     "idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
     "is_idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
@@ -63,9 +63,9 @@ _ELSEWHERE: Final = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest known word, or nothing.
+    """Return `` (did you mean 'x'?)`` for the nearest known word, or nothing.
 
-    Of those as near, for one that begins alike, or has the same letters.
+    Among near words, one with a common prefix or the same letters wins.
     """
     if word in _ELSEWHERE:
         return _ELSEWHERE[word]

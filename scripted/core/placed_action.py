@@ -19,7 +19,7 @@ _WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 
 def quoted(value: object) -> str:
-    """A value as a line has it. Raises ScriptDefinitionError for one that no line can have."""
+    """Format a value for a clause, quoted if necessary. Raises ScriptDefinitionError for one with a double quote."""
     text = str(value)
     if _QUOTE in text:
         raise ScriptDefinitionError(
@@ -29,9 +29,9 @@ def quoted(value: object) -> str:
 
 
 def clauses_of(line: str) -> list[str]:
-    """The clauses, the first of which is the configuration. Raises ScriptDefinitionError for quotes without an end."""
+    """Split a schedule into clauses; the first is the configuration. Raises ScriptDefinitionError for an open quote."""
     if line.count(_QUOTE) % 2:
-        raise ScriptDefinitionError(f"a double quote of a schedule has no second one in {line!r}; close it")
+        raise ScriptDefinitionError(f"a double quote of a schedule is never closed in {line!r}; close it")
     clauses, at = [], 0
     while at <= len(line):
         found = _CLAUSE.match(line, at)
@@ -42,12 +42,12 @@ def clauses_of(line: str) -> list[str]:
 
 
 def words_of_clause(clause: str) -> list[str]:
-    """The words of one clause, without the quotes around what is in them."""
+    """Split one clause into words and remove their quotes."""
     return [word.replace(_QUOTE, "") for word in _WORD.findall(clause)]
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """An action and the step, from 1 on, that sees it, after the completions of that step."""
+    """An action and its step, from 1 on. The step sees it after its completions, unless ``is_control``."""
 
     step: int
     action: Action
@@ -60,7 +60,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
-    """The inverse of ``str(placed)``, among these actions. Raises ScriptDefinitionError that names the clause."""
+    """Parse a clause, the inverse of ``str(placed)``. Raises ScriptDefinitionError that names the clause."""
     step, _, rest = text.strip().partition(" ")
     action = parse_action(rest, actions, step)
     try:
@@ -73,7 +73,7 @@ def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
 
 
 def parse_action(text: str, actions: Iterable[type[Action]], step: str = "") -> Action:
-    """What a clause says after its ``step``, which errors name with it. Raises ScriptDefinitionError."""
+    """Parse the rest of a clause, after its ``step``, which only errors need. Raises ScriptDefinitionError."""
     kind, *words = words_of_clause(text) or [""]
     kinds = {str(action.__struct_config__.tag): action for action in actions}
     values: dict[str, str] = {}
@@ -83,7 +83,7 @@ def parse_action(text: str, actions: Iterable[type[Action]], step: str = "") -> 
     if kind not in kinds:
         guess = nearest(kind, kinds) or f"; the kinds are {', '.join(kinds)}"
         got = f"{step} {text}".strip()
-        raise ScriptDefinitionError(f"a clause of a schedule must be of a kind that there is, got {got!r}{guess}")
+        raise ScriptDefinitionError(f"a clause of a schedule must begin with a known kind, got {got!r}{guess}")
     try:
         return msgspec.convert(values, kinds[kind], strict=False)
     except msgspec.ValidationError as exc:

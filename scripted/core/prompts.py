@@ -1,4 +1,4 @@
-"""The prompts of scripts and schedules: made from numbers, equal everywhere."""
+"""Generates the prompts of scripts and schedules from seeds, equal in every process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-# Tokens of a prompt, or elements of any other argument, that a script can make: more than any context. They are built
-# before the route refuses them.
+# The most tokens of a prompt, or elements of another argument, that a script may ask for: more than any context. They
+# are built before the route can refuse them.
 MOST_ITEMS: Final = 1 << 20
 
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
@@ -19,7 +19,7 @@ _MASK: Final = 2**64 - 1
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
+    """The seeds of a prompt: all tokens from ``seed``, or the first ``shared`` from it and the rest from ``tail``."""
 
     seed: int
     shared: int = 0
@@ -27,8 +27,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
-    """A prompt of ``length`` printable token ids that depend on seed and position; equal seeds give equal prefixes."""
-    # Prompts of one seed have equal prefixes: a longer one serves the shorter ones.
+    """Make ``length`` printable token ids that depend on seed and position; equal seeds give equal prefixes."""
+    # A power of two: one cached stream serves all shorter prompts of its seed.
     return list(_stream_of(1 << max(length - 1, 0).bit_length(), seed)[:length])
 
 
@@ -43,9 +43,9 @@ def _stream_of(length: int, seed: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[int, ...]:
-    """``length`` token ids; equal seeds give equal prefixes, as ``start_req(prompt_len=, prompt_seed=)`` does.
+    """Make ``length`` token ids; equal seeds give equal prefixes, as ``start_req(prompt_len=, prompt_seed=)`` does.
 
-    ``shared`` is how many of them come from ``seed``; the others come from ``tail``. 0 takes all from ``seed``.
+    The first ``shared`` come from ``seed`` and the others from ``tail``; with ``shared=0`` all come from ``seed``.
     """
     if not shared:
         return tuple(prompt_of(length, seed))

@@ -1,9 +1,9 @@
-"""The adapter protocol: what a scheduler offers so that schedules of it can be run, searched and replayed.
+"""The adapter protocol: the interface through which schedules of a scheduler are run, searched and replayed.
 
 An *adapter* makes the parts of a run: a *machine*, which is the scheduler with its memory; a *device*, which computes
-launches; and an *oracle*, which judges every step (``scripted.core.oracle``). Further abilities are protocols of their
-own, each beside the code that asks for it with ``isinstance``: ``HasMutants``, ``CopiesRuns``, ``RunsScripts``,
-``GeneratesTargets`` and others. ``scripted.sdk`` brings everything but the machine for schedulers of the usual shape.
+launches; and an *oracle*, which judges every step (``scripted.core.oracle``). Optional abilities are protocols of
+their own, each beside the code that tests for it with ``isinstance``: ``HasMutants``, ``CopiesRuns``, ``RunsScripts``,
+``GeneratesTargets`` and others. ``scripted.sdk`` has everything but the machine for schedulers of the usual shape.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ from scripted.core.oracle import OracleT
 
 
 class WrittenTest(msgspec.Struct, frozen=True):
-    """``text`` is the file, None when no form of it tells the bug from its absence. ``said`` is for the console."""
+    """A test file's ``text``; None if no test could tell the bug from its absence. ``said`` is for the console."""
 
     text: str | None
     said: tuple[str, ...]
 
 
 class TestHead(msgspec.Struct, frozen=True):
-    """The lines above the body of a written test: imports around ``from scripted import scripted``, the decorator."""
+    """The lines above the body of a written test: its imports and its decorator.
+
+    ``imports`` stand before ``from scripted import scripted``, ``more`` after it, ``before`` above the decorator.
+    """
 
     decorator: str
     imports: tuple[str, ...] = ()
@@ -44,59 +47,59 @@ class TestHead(msgspec.Struct, frozen=True):
     before: tuple[str, ...] = ()
 
 
-# The value of a setting, as words and reports have it.
+# The value of a setting in schedules and reports.
 ConfigValue: TypeAlias = str | int | float | bool | None
-# The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
+# The version of the interface of adapters. An adapter may state the one it was written for as ``api``; any other is
+# refused.
 ADAPTER_API: Final = 1
 
 
 class RunRules(Protocol[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
-    """The questions that a run asks its adapter. None of them changes the scheduler."""
+    """The members that a run uses while it steps. None of them changes the scheduler."""
 
     resuming: Action | None
-    """The action that ends a pause, if there are pauses."""
+    """The action that ends a pause; None for a scheduler without pauses."""
 
     def new_step(self, events: tuple[EventT, ...], now: float) -> StepT:
-        """The input of one step, which the loop hands to the machine."""
+        """Make the input of one step, which the loop hands to the machine."""
         ...
 
     def also_due(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]
     ) -> Sequence[EventT]:
-        """Events beside results that the next step gets by themselves, after the results."""
+        """Return the events besides results that are due in the next step, in order; they follow its results."""
         ...
 
     def obstacle(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]
     ) -> Action | None:
-        """What undoes the next thing that keeps an open request from its end; None when nothing does.
+        """Return the action that removes the next obstacle to an open request; None when nothing blocks one.
 
-        While there is none, an open request goes on, or the scheduler has broken its promise. The run itself releases
-        held results and ends pauses.
+        Without an obstacle, an open request must make progress. The run itself releases held results and ends pauses.
         """
         ...
 
     def finale(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], turn: int
     ) -> Sequence[EventT]:
-        """The last events of every run, given when all requests have ended, turn by turn from 0 until there are none.
+        """Return the events of cleaning-up step ``turn``, from 0 on, after all requests have ended; empty to stop.
 
-        ``oracle.at_end`` looks at what is left.
+        ``oracle.at_end`` then judges the state that is left.
         """
         ...
 
     def where(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], rid: str | None
     ) -> tuple[str, str]:
-        """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
+        """Return the coverage cell: the state of this request, or of all for None, and the state of the pipeline."""
         ...
 
     def what_is_busy(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> str:
-        """Counts that say why a run does not end, for reports: ``waiting=1 running=0 in_flight=2``."""
+        """Return the counts that tell why a run does not end: ``waiting=1 running=0 in_flight=2``."""
         ...
 
     def record_step(self, step: StepT, stepped: OutputT | None, machine: MachineT, error: str | None) -> RecordT:
-        """The record of one step; with ``error``, without ``stepped``, of the step that the machine died in."""
+        """Make the record of one step; ``stepped`` is None and ``error`` set for the step that the machine died in."""
         ...
 
 
@@ -110,103 +113,103 @@ class Adapter(
     actions: tuple[type[Action], ...]
 
     undoing: tuple[Action, ...]
-    """Actions that random schedules need beside what can be added to a workload: they undo others."""
+    """Actions that undo others: random schedules draw them besides the additions to a workload."""
 
     packages: tuple[str, ...]
-    """Packages of the scheduler: an exception that their code raises is a finding, whoever called it."""
+    """Packages of the scheduler: an exception raised in their code is a finding, no matter who called it."""
 
     @property
     def workloads(self) -> Mapping[str, str]:
-        """The base schedules by name, as text without the adapter's name."""
+        """The workloads by name, as schedule text without the adapter's name."""
         ...
 
     def read_config(self, words: Mapping[str, str]) -> ConfigT:
-        """The configuration of ``name=value`` words. Raises ValueError, as this adapter's own users see it."""
+        """Parse a configuration from ``name=value`` words. Raises ValueError with a text for the adapter's users."""
         ...
 
     def config_words(self, config: ConfigT) -> Mapping[str, ConfigValue]:
-        """The inverse: every value that is not at its default."""
+        """Return every value that is not at its default: the inverse of ``read_config``."""
         ...
 
     def limits_of(self, config: ConfigT) -> LimitsOut:
-        """Whatever the adapter's actions need to know of a configuration to make up additions."""
+        """Return the limits from which the adapter's actions generate additions."""
         ...
 
     def new_parts(self, config: ConfigT, *, record: bool) -> tuple[MachineT, DeviceT, OracleT]:
-        """A machine, a device and an oracle, as good as new. ``record``: every step will be recorded."""
+        """Make a machine, a device and an oracle in their initial state. ``record``: every step will be recorded."""
         ...
 
     def drive(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> None:
-        """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
+        """Run the loop: take a step from ``run.next_step(previous)``, step the machine, launch; stop at None."""
         ...
 
 
-# -- what only some adapters offer to runs; each is asked once a run --
+# -- optional abilities, tested once a run --
 
 
 @runtime_checkable
 class StatesApi(Protocol):
-    """An adapter that states the version of the adapter API that it is written for."""
+    """An adapter that states the version of the adapter API it was written for."""
 
     api: int
 
 
 @runtime_checkable
 class Audits(Protocol):
-    """A scheduler with audits of its own: these exceptions are findings too."""
+    """A scheduler that audits itself: the audits' exceptions are findings too."""
 
     violations: tuple[type[Exception], ...]
 
 
 @runtime_checkable
 class ShrinksConfigs(Protocol[ConfigT]):
-    """Configurations can be made smaller, one setting at a time."""
+    """An adapter that shrinks configurations, one setting at a time."""
 
     def smaller_configs(self, config: ConfigT) -> Iterator[ConfigT]: ...
 
 
 @runtime_checkable
 class SkipsChecks(Protocol):
-    """Some checks are so slow that not every run of a search makes them."""
+    """An adapter with checks that are too slow for every run of a search."""
 
     def leave_out(self, run: RunLike) -> None:
-        """Do not make them in this run, from its beginning on."""
+        """Disable the slow checks in this run, which has not begun."""
         ...
 
 
 @runtime_checkable
 class ChecksRecords(Protocol[RecordIn]):
-    """A recorded run can show what no single step does."""
+    """An adapter with checks over all steps of a recorded run."""
 
     def check_records(self, records: Sequence[RecordIn]) -> None:
-        """Raises Violation."""
+        """Judge the records of a whole run. Raises Violation."""
         ...
 
 
 class Freezer(Protocol):
-    """A run as it was before one of its steps."""
+    """A checkpoint of a run, taken between two steps."""
 
     def thaw(self, name: str) -> RunLike:
-        """A run of this name that goes on from there; it shares nothing that can change."""
+        """Make a run of this name that continues from the checkpoint and shares no mutable state with others."""
         ...
 
 
 @runtime_checkable
 class CopiesRuns(Protocol):
-    """Runs can be copied and compared, so that schedules which begin alike share their beginning."""
+    """An adapter whose runs can be copied and compared, so that schedules with a common prefix run it once."""
 
     def freeze(self, run: RunLike) -> Freezer | None:
-        """The run as it is now, to be continued any number of times; None when it cannot be copied."""
+        """Take a checkpoint that can be continued any number of times; None when the run cannot be copied."""
         ...
 
     def digests(self, run: RunLike) -> Iterator[bytes | None]:
-        """The whole state of a run between two steps, in parts; None for a part that this run lacks.
+        """Yield digests of the parts of a run's state between two steps; None for a part that this run lacks.
 
-        Runs whose parts are equal go on alike. Raises UnreadableState where a state cannot be read.
+        Runs with equal digests continue alike. Raises UnreadableState for a state that cannot be read.
         """
         ...
 
 
 def violations_of(adapter: Adapter) -> tuple[type[Exception], ...]:
-    """The exceptions of the scheduler's own audits."""
+    """Return the exceptions of the scheduler's own audits."""
     return adapter.violations if isinstance(adapter, Audits) else ()

@@ -1,19 +1,19 @@
-"""What is refused before anything runs: a function that is no script, a schedule or a command that cannot be read."""
+"""Exceptions for bad input, raised before anything runs, and for defects of the harness."""
 
 from __future__ import annotations
 
 
 class ScriptDefinitionError(Exception):
-    """The input is no valid script, schedule or target; the text says what it should be."""
+    """The input is not a valid script, schedule or target; the text has the rule and the remedy."""
 
 
 class EngineHidden(ScriptDefinitionError, ImportError):
-    """Another package called ``engine`` is in the way of Lockstep's, which scripts of its own scheduler need."""
+    """Another package called ``engine`` shadows Lockstep's, which the script imports."""
 
 
 class BadCommand(ScriptDefinitionError):
-    """A line that is no command of the shell; nothing was done."""
+    """The line is not a command of the shell; nothing was done."""
 
 
 class HarnessError(Exception):
-    """The harness itself failed while it ran a schedule: nothing is said about the scheduler. A defect to report."""
+    """The harness failed while it ran a schedule, which says nothing about the scheduler. A defect to report."""

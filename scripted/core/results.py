@@ -1,7 +1,7 @@
-"""Completions that a script controls: when the result of each microbatch in flight becomes visible to the scheduler.
+"""Controls the step in which the result of each microbatch in flight becomes visible to the scheduler.
 
-By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them,
-and a stalled stage, or one that is cut off, holds all of them.
+By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them; a
+stage that is stalled or cut off holds all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Results:
         self._released = 0
         self.stalled: set[int] = set()
         self.cut: set[int] = set()
-        # How often something was held and nothing came that would have been kept back.
+        # Holds during which no result came due.
         self._ineffective_holds = 0
         self._has_kept = True
         # Releases while nothing was held.
@@ -33,7 +33,7 @@ class Results:
         self._in_flight.append((microbatch_id, step + self._depth))
 
     def take_due(self, step: int) -> list[int]:
-        """The ids of the microbatches whose completions this step gets, in launch order; they leave the flight."""
+        """Return the ids of the microbatches that complete in this step, in launch order; they leave the flight."""
         taken: list[int] = []
         while self._in_flight and not self.stalled and not self.cut:
             microbatch_id, due = self._in_flight[0]
@@ -51,14 +51,14 @@ class Results:
 
     @property
     def is_holding(self) -> bool:
-        """True while completions are kept back that nothing has released."""
+        """True while completions are withheld."""
         return self._held and not self._released
 
     def __len__(self) -> int:
         return len(self._in_flight)
 
     def hold(self) -> None:
-        """Keep back every completion that is not yet taken."""
+        """Withhold every completion that is not taken yet."""
         self._ineffective_holds += not self._has_kept
         self._held, self._has_kept = True, False
         self._released = 0
@@ -72,15 +72,15 @@ class Results:
             self._released += count
 
     def due_steps(self) -> dict[int, int]:
-        """The step in which each microbatch in flight is due, by id."""
+        """Return the step in which each microbatch in flight is due, by id."""
         return dict(self._in_flight)
 
     def lose(self) -> None:
-        """Drop everything in flight: a stage died, so none of it will come back."""
+        """Drop everything in flight: a stage died, so no result will come back."""
         self._in_flight.clear()
 
     def start_over(self) -> None:
-        """Forget all that was held, stalled or launched."""
+        """Reset everything for the next script."""
         self._in_flight.clear()
         self.stalled.clear()
         self.cut.clear()

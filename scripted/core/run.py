@@ -1,7 +1,7 @@
-"""The gate of a schedule: feeds a machine's loop from it, in virtual time, and has every step judged.
+"""Runs a schedule: the gate that feeds its actions to a machine's loop, in virtual time, and has every step judged.
 
-One process, no sockets. A schedule's actions become events here; what it leaves open is settled here: held results
-come, a pause ends, a deadline passes. It knows no scheduler: the adapter of the schedule makes the parts.
+One process, no sockets. After the last action, the gate settles what is still open: it releases held results, ends
+pauses, lets deadlines pass. It knows no scheduler: the adapter of the schedule makes the parts.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-# Far beyond what any workload takes; a schedule that is not settled by then will never be.
+# Far more steps than any workload takes: a schedule that is not settled by then never will be.
 STEPS_LIMIT: Final = 4_000
-# Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
-# without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
+# Consecutive steps without events that do nothing and ask for another step. A scheduler may do bookkeeping without a
+# visible effect, one block a step at the slowest, and workloads have a few dozen blocks; healthy ones take none.
 EMPTY_STEPS_LIMIT: Final = 256
-# Launches in a row that leave half of a batch free, while a request waits that fits. Those that healthy schedulers need
-# for it are fewer: what a prompt like it, which is computed first, takes through the deepest pipeline.
+# Consecutive launches at most half full while a request waits that fits. A healthy scheduler needs fewer: as many as an
+# equal prompt, which is computed first so that its prefix can be hit, takes through the deepest pipeline.
 WAITING_LIMIT: Final = 8
-# What goes on so long after the last action may go on for ever because of what only the run can undo.
+# A run that is still busy so many steps after the last action may be so for ever, because of an obstacle that only the
+# run can undo.
 PATIENCE_STEPS: Final = 1_000
-# So many requests that wait are named.
+# The number of waiting requests that a message names.
 _NAMED: Final = 3
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What an action met: ``state`` is the place of its target, or all places that are occupied when it has none."""
+    """A cell of the coverage table: a kind of action in a state.
+
+    ``state`` is its request's state, or the states of all requests if it acts on none.
+    """
 
     kind: str
     state: str
@@ -51,14 +55,14 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Phase(Enum):
-    """Whose code runs: what an exception says depends on it."""
+    """Whose code runs, and so whom an exception accuses."""
 
     HARNESS = "composing a step"
     ADAPTER = "in a step"
     ORACLE = "judging a step"
 
 
-# Constants, because an enum's member costs four times as much to look up, and every step sets three of them.
+# Constants: looking up an enum's member costs four times as much, and every step sets three.
 _HARNESS: Final = Phase.HARNESS
 _ADAPTER: Final = Phase.ADAPTER
 _ORACLE: Final = Phase.ORACLE
@@ -67,8 +71,8 @@ _ORACLE: Final = Phase.ORACLE
 class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
     """One run of one schedule, with its machine, device and oracle.
 
-    ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
-    to act on. ``watch`` is called before each step is composed: the place where a run can be forked.
+    ``implied``: actions that the run added to settle what the schedule left open. ``unreached``: placed actions that
+    had nothing to act on. ``watch`` is called before each step is composed: the point where a run can be forked.
     """
 
     def __init__(
@@ -92,24 +96,24 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.step = 0
         self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
-        # When patience with it ended last.
+        # The step in which patience last ran out, and an obstacle was undone.
         self._undone_at = 0
         self.results = Results(self.machine.depth)
         self._previous: OutputT | None = None
         self._turn = 0
         self._empty_steps = 0
-        # Launches with room since a request moved or an action was taken.
+        # Launches with room since a request moved or an action was applied.
         self._passed = 0
         self.follow(schedule)
 
     def follow(self, schedule: Schedule[ConfigT], *, until: int = 0) -> None:
-        """Go on with this schedule, which is the same as the old one up to the present step.
+        """Continue with another schedule, which equals the present one up to this step.
 
-        Nothing is settled before the step ``until``, as if an action was placed there.
+        Nothing is settled before the step ``until``, as if an action were placed there.
         """
         self._schedule = schedule
         self._last_step = max(schedule.last_step, until)
-        # Of each step, what comes before its completions are taken and what comes after.
+        # The actions of each step that apply before its completions are taken, and those that apply after.
         self._before: dict[int, list[Placed]] = {}
         self._after: dict[int, list[Placed]] = {}
         for placed in schedule.placed:
@@ -119,17 +123,17 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
 
     @property
     def adapter(self) -> Adapter[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]:
-        """The adapter of the schedule. Neither it nor its configuration is an attribute: a fork copies attributes."""
+        """The adapter of the schedule. Not an attribute, nor is its configuration: a fork copies attributes."""
         return adapter_named(self._schedule.of)
 
     @property
     def was_settled(self) -> bool:
-        """The schedule came to its end, and the gate went on by itself."""
+        """Whether the schedule ended and the gate went on by itself."""
         return bool(self.implied) or self.is_winding_up
 
     @property
     def is_winding_up(self) -> bool:
-        """Nothing happened any more, and the last events are given."""
+        """Whether everything is settled, and the run gives the events of ``Adapter.finale``."""
         return self._turn > 0
 
     @property
@@ -169,13 +173,13 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return self.compose(previous)
 
     def begin_composing(self) -> None:
-        """The last step is judged; from here on what happens belongs to the next one."""
+        """Begin the next step: the last one is judged, and events belong to the next from here on."""
         self.phase = _HARNESS
         self._events = []
         self._already = 0
 
     def compose(self, previous: OutputT | None) -> StepT | None:
-        """The next step; None when everything is settled. Raises Violation."""
+        """Compose the next step; None when everything is settled. Raises Violation."""
         if self.step >= self._steps_limit:
             raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
         self.step += 1
@@ -196,7 +200,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                 self._check_end()
                 return None
         elif self.step >= max(self._last_step, self._undone_at) + PATIENCE_STEPS:
-            # What is busy without an end may be so because of several things, one after the other.
+            # There may be several obstacles, one after the other: patience begins anew.
             self._undone_at = self.step
             if (undo := self.obstacle) is not None:
                 self._imply(undo)
@@ -223,9 +227,9 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self._check_waits()
 
     def _check_stands(self) -> None:
-        """Nothing is in flight, nothing comes, and the scheduler waits for an event: no open request could go on.
+        """Judge a scheduler that waits for an event with nothing in flight: no open request may be able to continue.
 
-        So it is at the end. Here an event or a time limit still comes, which may wake up what should not have slept.
+        The end of the run is too late for this: an event or a time limit may wake a request that should not have slept.
         """
         if len(self.results) or not self.oracle.account.live or self.adapter.obstacle(self) is not None:
             return
@@ -235,7 +239,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.phase = _HARNESS
 
     def _check_waits(self) -> None:
-        """Batches are launched that have room, but no request begins in one: none could."""
+        """Judge that no request waits that would fit into the batches which are launched with room."""
         account = self.oracle.account
         if account.moved:
             account.moved, self._passed = False, 0
@@ -259,7 +263,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return names[:_NAMED] + more
 
     def _check_progress(self, previous: OutputT | None) -> None:
-        """Steps that only say that there may be another one do not go on for ever."""
+        """Judge that steps which do nothing but ask for another step come to an end."""
         is_early = bool(self._events) or self.step <= self._last_step
         if is_early or previous is None or previous.microbatch is not None or previous.replies:
             self._empty_steps = 0
@@ -290,7 +294,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return not moving and (bool(held) or not len(self.results))
 
     def _settle(self) -> bool:
-        """Undo one thing that stands in the way of an end; False when nothing does."""
+        """Undo one obstacle to the end of the run; False when there is none."""
         deadline = None if self._previous is None else self._previous.deadline
         if self._holding:
             self._imply(ReleaseResults())
@@ -307,7 +311,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return True
 
     def _wind_up(self) -> bool:
-        """Give the next of the last events; False when there are no more."""
+        """Give the next events of ``Adapter.finale``; False when there are no more."""
         turn, self._turn = self._turn, self._turn + 1
         if not turn:
             self.phase = _ORACLE
@@ -336,15 +340,15 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                     self.unreached.append(placed)
             action.apply(self)
 
-    # -- what an action acts on --
+    # -- targets of actions --
 
     def met_by(self, action: Action) -> Cell:
-        """What an action meets that is done now."""
+        """Return the coverage cell of an action that is applied now."""
         return Cell(action.kind, *self.adapter.where(self, action.target_rid))
 
     @property
     def obstacle(self) -> Action | None:
-        """What undoes the next thing that keeps an open request from its end; None when nothing does."""
+        """The action that removes the next obstacle to an open request; None when nothing blocks one."""
         held = self.adapter.obstacle(self)
         if held is not None or self.oracle.paused is None or self.is_settled:
             return held

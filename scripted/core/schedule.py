@@ -1,6 +1,6 @@
-"""A schedule: one configuration of an adapter and the actions placed at its steps; with the machine, a whole run.
+"""A schedule: a configuration of an adapter, and actions placed at steps. It determines a whole run.
 
-Owns the one-line text that replays it. The same schedule gives the same run on any machine.
+Owns the one-line text of schedules. Equal schedules give equal runs on any computer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _DEFAULT: Final = "default"
 
 
 class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
-    """``placed`` is in the order of steps; actions of one step apply in their order here.
-
-    ``config`` is of the adapter that has the name ``of``.
-    """
+    """``placed`` is sorted by step; actions of one step apply in order. ``of`` is the name of ``config``'s adapter."""
 
     config: ConfigT
     placed: tuple[Placed, ...] = ()
@@ -38,13 +35,13 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, of: str = OWN) -> Schedule:
-        """The inverse of ``str(schedule)``; ``of`` is the adapter of a text that names none.
+        """Parse a schedule, the inverse of ``str(schedule)``; ``of`` is the adapter of a text that names none.
 
         Raises ScriptDefinitionError, or what the adapter raises for a bad configuration.
         """
         if not text.strip():
             raise ScriptDefinitionError(
-                "a schedule is not empty: its configuration, or 'default', and then its actions, as in "
+                "a schedule must not be empty; write its configuration, or 'default', and then its actions, as in "
                 "'pp_size=4; 1 start a prompt=125 new=2; 4 flush'"
             )
         first, *clauses = clauses_of(text.strip())
@@ -59,11 +56,11 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
         return adapter_named(self.of)
 
     def with_config(self, config: ConfigT) -> Schedule[ConfigT]:
-        """The same actions on another configuration of the adapter."""
+        """Return the schedule with another configuration of the same adapter."""
         return Schedule(config, self.placed, self.of)
 
     def with_placed(self, more: Iterable[Placed]) -> Schedule[ConfigT]:
-        """The same with more actions, each after those that its step already has."""
+        """Return the schedule with more actions, each after the actions that its step already has."""
         return Schedule(self.config, tuple(sorted((*self.placed, *more), key=lambda placed: placed.step)), self.of)
 
     def of_placed(self, placed: Iterable[Placed]) -> Schedule[ConfigT]:

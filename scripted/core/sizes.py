@@ -1,6 +1,6 @@
-"""Sizes of all containers that can be reached from an object, by path: the harness finds leaks by comparing them.
+"""Measures all containers that are reachable from an object, by path: the harness compares sizes to find leaks.
 
-It knows no class, so a new registry needs no entry anywhere. It changes nothing that it looks at.
+It knows no class, so a new registry needs no entry anywhere. It changes no object.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LEAVES: Final = (
     int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,
     types.BuiltinFunctionType, types.MethodType, type(None),
 )  # fmt: skip
-# The replies of the last step, which the next one replaces, and the steps that a digest has not folded in yet, of which
-# there are 256 at most.
+# Bounded by themselves: the replies of the last step, which the next step replaces, and at most 256 steps that are not
+# in the digest yet.
 _BOUNDED: Final = frozenset(("_replies", "_pending"))
-# What is inside these packages' objects is theirs: a model's modules, a tensor's storage, a socket.
+# Packages whose objects are not looked into: a model's modules, a tensor's storage, a socket.
 _FOREIGN: Final = frozenset(
     ("torch", "transformers", "transformers_modules", "numpy", "zmq", "socket", "threading", "logging", "pathlib")
 )
 
 
 def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
-    """Count the entries of every reachable container by its shortest path; all inside one container share a path.
+    """Count the entries of every reachable container by shortest path; the items of one container share a path.
 
     Objects of the classes ``leaves`` are not looked into.
     """
@@ -40,12 +40,13 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
     kinds, queue = _KINDS, [*roots.items()]
     value: Any
     for path, value in queue:  # It grows meanwhile.
-        kind = kinds[type(value)]
-        if kind is None or id(value) in seen or (leaves and _is_leaf(type(value), leaves)):  # type: ignore[arg-type]
+        of: type = type(value)
+        kind = kinds[of]
+        if kind is None or id(value) in seen or (leaves and _is_leaf(of, leaves)):
             continue
         seen.add(id(value))
         if kind is _OBJECT:
-            # Most of what is inside are numbers and names: they are left out here, before they have a path.
+            # Most attributes are numbers and text: leave them out here, before a path is made for them.
             queue += [(f"{path}.{name}", item) for name, item in _attributes(value) if kinds[type(item)] is not None]
             continue
         if kind is _CONTAINER:
@@ -55,7 +56,7 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
 
 
 def grown(before: Mapping[str, int], now: Mapping[str, int], when: str) -> dict[str, str]:
-    """Name each container with more entries than before, by path; ``when`` says what is compared with."""
+    """Describe each container with more entries than before, by path; ``when`` names the time of ``before``."""
     return {
         path: f"{path} has {size} entries, {when} {before.get(path, 0)}"
         for path, size in now.items()
@@ -65,7 +66,7 @@ def grown(before: Mapping[str, int], now: Mapping[str, int], when: str) -> dict[
 
 @functools.cache
 def _is_leaf(kind: type, leaves: tuple[type, ...]) -> bool:
-    """To ask it of each object costs more than all the rest, if one of the classes is abstract."""
+    """Return whether a class is a leaf. Cached: ``issubclass`` of an abstract class costs more than all the rest."""
     return issubclass(kind, leaves)
 
 
@@ -80,7 +81,7 @@ _OBJECT: Final = _Kind.OBJECT
 
 
 class _Kinds(dict[type, _Kind | None]):
-    """What to do with objects of a class; None for those that hold nothing that can change. Filled as they are met."""
+    """The kind of a class's objects, computed on demand; None for objects that hold nothing mutable."""
 
     def __missing__(self, kind: type) -> _Kind | None:
         if issubclass(kind, _CONTAINERS):
@@ -104,7 +105,8 @@ def _items(value: Any) -> Iterable[object]:
 
 
 def _attributes(value: object) -> Iterable[tuple[str, object]]:
-    slots, own = slots_of(type(value)), getattr(value, "__dict__", {})  # type: ignore[arg-type]
+    kind: type = type(value)
+    slots, own = slots_of(kind), getattr(value, "__dict__", {})
     if not slots and own.keys().isdisjoint(_BOUNDED):
         return own.items()
     held = [*[(name, getattr(value, name)) for name in slots if hasattr(value, name)], *own.items()]

@@ -1,7 +1,7 @@
-"""The whole state of a run as a short digest: two runs of equal digests go on alike, whatever brought them there.
+"""Digests the whole state of a run: two runs with equal digests continue alike, however they got there.
 
-Reads by structure, knowing no class: every object that can be reached, in the order in which it is met. Equal states
-may have different digests, which costs a run; different states never have equal ones, which would hide a failure.
+Traverses every reachable object by structure, without knowing its class. Equal states may have different digests,
+which costs one redundant run; different states have different digests, because equal ones would hide a failure.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import msgspec
 _ATOMS: Final = frozenset({int, str, bool, float, bytes, type(None)})
 _DIGEST_BYTES: Final = 16
 _KNOWN_LIMIT: Final = 20_000
-# The newer formats say which objects are the same one, which two equal states may differ in.
+# Newer formats encode object identity, in which two equal states may differ.
 _FORMAT: Final = 2
-# One that cannot be packed: it is never confused with a value.
+# Marks a reference to an object, so that it is never mistaken for a value.
 _OBJECT: Final = "\0object"
-# Reads the objects of one class, and is found by that class.
+# Reads the objects of one class.
 _Reader = Callable[["_Reading", Any], object]
 
 
 class UnreadableState(Exception):
-    """Something in a run does not say what it consists of."""
+    """An object of a run exposes neither attributes nor items that could be read."""
 
 
 class StateReader:
-    """``left_out`` are attributes by class that no later step depends on: counters, answers that were given."""
+    """Digests object graphs. ``left_out``: attributes by class that no later step depends on, such as counters."""
 
     def __init__(self, left_out: Mapping[type, Collection[str]] | None = None) -> None:
         self._left_out = dict(left_out or {})
         self._shapes: dict[tuple[object, ...], tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]] = {}
-        # What messages and plans consist of, by the address of each, which is kept alive with it.
+        # The contents of frozen messages and plans, by address; the object is kept alive so that its address stays its.
         self.known: dict[int, tuple[object, object]] = {}
         self._readers: dict[type, _Reader] = {
             list: _Reading.builtin,
@@ -56,11 +56,11 @@ class StateReader:
         }
 
     def digest(self, *roots: object) -> bytes:
-        """Of all that can be reached from here. Raises UnreadableState."""
+        """Digest everything that is reachable from the roots. Raises UnreadableState."""
         if len(self.known) > _KNOWN_LIMIT:
             self.known.clear()
         reading = _Reading(self)
-        found: list[Any] = [reading.value(root) for root in roots]
+        found: list[object] = [reading.value(root) for root in roots]
         # The list of instances grows while their attributes are read.
         found += map(reading.attributes, reading.instances)
         return hashlib.blake2b(marshal.dumps(found, _FORMAT), digest_size=_DIGEST_BYTES).digest()
@@ -72,14 +72,14 @@ class StateReader:
         return reader
 
     def attributes_of(self, value: object) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]:
-        """The names of those that belong to the state, in one order for all copies, and what reads them."""
+        """Return the names of the attributes that belong to the state, sorted, and a getter for them."""
         kind: Any = type(value)
         shape = kind, *getattr(value, "__dict__", ())
         known = self._shapes.get(shape)
         if known is None:
             out = {name for base in kind.__mro__ for name in self._left_out.get(base, ())}
             fields: tuple[str, ...] = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else slots_of(kind)
-            # A class that says nothing of a slot leaves it empty in some objects; those are read with what they have.
+            # An object may have empty slots: its shape is read, but not remembered for the class.
             names = tuple(sorted({name for name in (*fields, *shape[1:]) if hasattr(value, name)} - out))
             known = names, attrgetter(*names, "__class__", "__class__")
             if len(names) == len({*fields, *shape[1:]} - out):
@@ -88,10 +88,10 @@ class StateReader:
 
 
 class _Reading:
-    """One digest being made: objects get a number when they are met first, and are read in that order."""
+    """One traversal: objects are numbered when they are first met, and read in that order."""
 
     def __init__(self, states: StateReader) -> None:
-        self._readers = states._readers  # noqa: SLF001 - of the same file, and asked for each object
+        self._readers = states._readers  # noqa: SLF001 - same file; looked up for every object
         self._states = states
         self._numbers: dict[int, int] = {}
         self._met = 0
@@ -104,7 +104,7 @@ class _Reading:
         return (self._readers.get(kind) or self._states.reader_of(kind))(self, value)
 
     def builtin(self, value: Any) -> object:
-        """A list, a tuple or a dict: as it is, if there is nothing but numbers and text in it."""
+        """Read a list, a tuple or a dict: in one go if it holds only numbers and text."""
         try:
             return marshal.dumps(value, _FORMAT)
         except ValueError:
@@ -171,7 +171,7 @@ def _reader_of(kind: Any) -> _Reader:
 
 
 def _function(reading: _Reading, value: types.FunctionType | types.BuiltinFunctionType) -> object:
-    """A function that remembers something is part of the state."""
+    """Read a function by name, with its closure or the object that it is bound to, which are state."""
     cells = getattr(value, "__closure__", None) or ()
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, types.ModuleType | type):
@@ -181,7 +181,7 @@ def _function(reading: _Reading, value: types.FunctionType | types.BuiltinFuncti
 
 def _unreadable(_: _Reading, value: object) -> object:
     kind = type(value)
-    raise UnreadableState(f"a {kind.__module__}.{kind.__qualname__} does not say what it consists of")
+    raise UnreadableState(f"a {kind.__module__}.{kind.__qualname__} has neither attributes nor items to read")
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""The model of every simulated device: a token is a function of all tokens before it, by a fingerprint of their KV.
+"""The model of every simulated device: a token is a function of the fingerprint of all tokens before it.
 
-Pure functions, equal in every process. A fingerprint stands for all tokens up to a position, as KV does, so what the
-model says depends on what was really read.
+Pure functions, equal in every process. Like KV, a fingerprint stands for all tokens up to a position, so that an output
+depends on the KV that was really read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scripted.core.masks import STATES, state_after
 
 # Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
 MASK: Final = 2**30 - 1
-# Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.
+# Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd numbers would do.
 CHAIN: Final = 747_796_405
 MIX: Final = 0xBF58476D1CE4E5B9
 # The fingerprint before the first token.
@@ -22,32 +22,32 @@ START: Final = 0x1E3779B9
 # Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
 FIRST_TOKEN: Final = 33
 TOKENS: Final = 94
-# A chain over fewer tokens than this is made faster than it is found again.
+# A chain over fewer tokens than this is computed faster than it is looked up.
 _PROMPT_TOKENS: Final = 16
 _PROMPTS_KEPT: Final = 1024
 
 
 def links_of(fingerprint: int, tokens: Sequence[int]) -> list[int]:
-    """The fingerprint, and the one after each token. Not to be changed: some are handed out again."""
+    """Return the fingerprint and the one after each token. Do not change the list: it may be a cached one."""
     return (_chain if len(tokens) < _PROMPT_TOKENS else _chain_of_prompt)(fingerprint, tokens)
 
 
 def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
-    # Half the price of a function call a token, and the tokens of prompts are most of what a simulated step costs.
+    # Inlined: half the cost of a function call per token, and prompt tokens are most of the cost of a simulated step.
     return [fingerprint, *[fingerprint := (fingerprint * CHAIN + token + 1) & MASK for token in tokens]]
 
 
-# The runs of a search begin alike: most of their prompts have been computed before.
+# Runs of one search have common beginnings: most of their prompts have been computed before.
 _chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
 
 
 def root_of(lora: int) -> int:
-    """The fingerprint before the first token of a request: what a LoRA computes is like nothing that another does."""
+    """Return the fingerprint before the first token of a request, different for each LoRA."""
     return (START ^ lora * CHAIN) & MASK
 
 
 def next_token(fingerprint: int, alphabet: int = TOKENS, state: int | None = None) -> int:
-    """What the model says after the tokens of this fingerprint; with a grammar in this state, what that allows."""
+    """Sample the token after the tokens of this fingerprint, masked by the grammar's state if there is one."""
     token = FIRST_TOKEN + (fingerprint * MIX >> 40) % alphabet
     if state is None:
         return token
@@ -56,9 +56,9 @@ def next_token(fingerprint: int, alphabet: int = TOKENS, state: int | None = Non
 
 
 def guesses(fingerprint: int, count: int, state: int | None = None) -> tuple[int, ...]:
-    """``count`` guesses at what comes next: the first few are right, how many depends on the fingerprint.
+    """Draft ``count`` tokens, of which the first few are right; how many depends on the fingerprint.
 
-    Of the wrong ones some are allowed by the grammar, and some are not.
+    Some of the wrong ones are allowed by the grammar, and some are not.
     """
     right, made = fingerprint % (count + 1), []
     wrong = 1 if state is None or fingerprint & 1 else STATES
@@ -79,7 +79,7 @@ def tokens_alone(
     *,
     masked: bool = False,
 ) -> tuple[int, ...]:
-    """Every token of a request that nothing disturbs, the stop token included."""
+    """Generate the output of a request that runs alone, including the stop token."""
     fingerprint = links_of(root_of(lora), prompt)[-1]
     said: list[int] = []
     while len(said) < max_new_tokens:

@@ -1,39 +1,41 @@
-"""Translates a recording into a schedule: names, prompts and lengths that a schedule can say, and when results come.
+"""Translates a recording into a schedule: names, prompts and lengths in a schedule's terms, and when results come.
 
-A note names what a schedule cannot say. An adapter says what its events are.
+Notes name what a schedule cannot express. An adapter derives from ``Translator`` to interpret its events.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from scripted.core.account import OWN_ENDS
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.machine import EventT
 from scripted.core.phrases import common_start
 from scripted.core.placed_action import Placed
 from scripted.core.prompts import Recipe
 from scripted.core.schedule import Schedule
 
-# The length of an output that did not end by itself: it would have gone on.
+_RecordT = TypeVar("_RecordT")
+# The length of an output that did not end by itself: it would have continued.
 ENDLESS = 1 << 30
 
 
-class RecordedStep(NamedTuple):
-    """The input of a step, and the id of the microbatch that it launched, if it launched one."""
+class RecordedStep(NamedTuple, Generic[EventT]):
+    """The input of a step, and the id of the microbatch that it launched, or None."""
 
     now: float
-    events: Sequence[Any]
+    events: Sequence[EventT]
     launched: int | None
 
 
 class Translated(NamedTuple):
-    """``steps`` of the schedule stand for the recorded ones, which launched ``plans``; ``notes`` say what is lost.
+    """A schedule, the ``steps`` of it that correspond to the recorded steps, and ``notes`` on what was lost.
 
-    The adapter's ``plan_of`` makes the plan of a step, with the requests named as in the schedule. When the schedule
-    was run, ``same_steps`` of its steps launch the same.
+    ``plans`` are the launches of the recorded steps, with requests named as in the schedule. ``same_steps`` counts the
+    steps with equal launches, once the schedule was run.
     """
 
     schedule: Schedule
@@ -43,12 +45,12 @@ class Translated(NamedTuple):
     same_steps: int = 0
 
 
-class Translator(ABC):
-    """Translates the steps of one recording. ``names`` are the schedule's names of requests by their rids.
+class Translator(ABC, Generic[EventT]):
+    """Translates the steps of one recording. ``names`` are the schedule's names of requests, by rid.
 
-    ``steps`` are the schedule's steps that stand for the recorded ones. ``lengths`` are the tokens of each request's
-    output, by rid, in the order of its lives. ``timed``: the times of the steps matter. ``guesses``: a result depends
-    on guesses at the text.
+    ``steps`` are the schedule's steps that correspond to the recorded ones. ``lengths`` are the output lengths in
+    tokens by rid, in the order of the requests with it. ``timed``: the times of the steps matter. ``guesses``: results
+    depend on draft tokens guessed from the text.
     """
 
     def __init__(
@@ -72,20 +74,20 @@ class Translator(ABC):
         self._guesses = guesses
         self._recipes: dict[tuple[int, ...], Recipe] = {}
         self._seeds = 0
-        # The steps of the schedule that launch, by the id of the microbatch.
+        # The step of the schedule that launches each microbatch, by id.
         self._launches: dict[int, int] = {}
 
-    # -- what an adapter says --
+    # -- defined by adapters --
 
     @abstractmethod
-    def batch_of(self, event: Any) -> int | None:
-        """The id of the microbatch whose result this event brings; None for any other."""
+    def batch_of(self, event: EventT) -> int | None:
+        """Return the id of the microbatch whose result this event is; None for another event."""
 
     def opening(self) -> Iterable[Action]:
         return (HoldResults(),)
 
-    def releases(self, events: Sequence[Any]) -> Iterable[Action]:
-        """What lets the events of the world come in this step, and in no other."""
+    def releases(self, events: Sequence[EventT]) -> Iterable[Action]:
+        """Return the actions that make the events of the world come in exactly this step."""
         results = sum([self.batch_of(event) is not None for event in events])
         return (ReleaseResults(count=results),) if results else ()
 
@@ -94,17 +96,17 @@ class Translator(ABC):
     def translated(
         self,
         empty: Schedule,
-        recorded: Iterable[RecordedStep],
-        records: Iterable[Any],
-        plan_of: Callable[[Any, Mapping[str, str]], object],
+        recorded: Iterable[RecordedStep[EventT]],
+        records: Iterable[_RecordT],
+        plan_of: Callable[[_RecordT, Mapping[str, str]], object],
     ) -> Translated:
         """Fill an empty schedule with the recorded steps; ``records`` are the same steps, with their plans."""
         schedule = empty.with_placed(self.placed(recorded))
         plans = [plan_of(record, self.names) for record in records]
         return Translated(schedule, self.steps, plans, tuple(self.notes()))
 
-    def placed(self, recorded: Iterable[RecordedStep]) -> Iterator[Placed]:
-        """Yield the actions. Results are held and released one by one, each in the step in which it came."""
+    def placed(self, recorded: Iterable[RecordedStep[EventT]]) -> Iterator[Placed]:
+        """Yield the placed actions. Results are held, and each is released in the step in which it came."""
         yield from (Placed(1, action) for action in self.opening())
         now = 0.0
         fails: dict[int, Action] = {}
@@ -126,7 +128,7 @@ class Translator(ABC):
         yield from (Placed(step, action) for step, action in fails.items())
 
     def notes(self) -> Iterator[str]:
-        """Say what the schedule does not have of the recording."""
+        """Yield notes on what the schedule lacks of the recording."""
         if self._guesses:
             yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
         yield from self.own_notes()
@@ -134,19 +136,20 @@ class Translator(ABC):
             yield f"{self.partly_shared} prompts share more of another than a schedule can say; here they share less"
 
     def own_notes(self) -> Iterable[str]:
-        """Notes of an adapter."""
+        """Return the adapter's notes."""
         return ()
 
-    def _step_of(self, one: RecordedStep) -> int:
-        """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
-        launch, where a live pipeline may have been faster.
+    def _step_of(self, one: RecordedStep[EventT]) -> int:
+        """Return the first step in which all results of the recorded one are due, ``depth`` steps after their launch.
+
+        A live pipeline may have been faster.
         """
         batches = [batch for event in one.events if (batch := self.batch_of(event)) is not None]
         return max(
             [self.steps[-1] + 1 if self.steps else 1, *(self._launches[batch] + self._depth for batch in batches)]
         )
 
-    # -- for the actions that are read back --
+    # -- for Action.read_back --
 
     def name_of(self, rid: str) -> str:
         return self.names.get(rid, "unknown")
@@ -155,12 +158,12 @@ class Translator(ABC):
         return self.names.setdefault(rid, f"r{len(self.names) + 1}")
 
     def length_of(self, rid: str, most: int) -> int:
-        """Return how long the request that begins became, at ``most``."""
+        """Return the output length of the request that begins, at most ``most``."""
         lives = self._lengths.get(rid)
         return max(0, min(lives.pop(0) if lives else most, most))
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
-        """Return the recipe of a prompt that shares with earlier prompts as much as this one does."""
+        """Return a recipe for a prompt that shares with earlier prompts as much as this one does."""
         common, like = max(((common_start([prompt, other]), other) for other in self._recipes), default=(0, ()))
         if common < self._page_size and common < len(prompt):
             recipe = Recipe(seed=self._next_seed())
@@ -178,23 +181,23 @@ class Translator(ABC):
 
 
 class Lengths:
-    """The tokens of each request's output when it ended by itself, by rid, in the order of its lives."""
+    """Output lengths in tokens by rid, in the order of the requests with it; ENDLESS for one that was cut off."""
 
     def __init__(self) -> None:
         self.by_rid: dict[str, list[int]] = {}
-        self._told: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def tell(self, rid: str, tokens: int, finish_reason: str | None) -> None:
-        """Count tokens that a client is told, and its end."""
-        told = self._told.pop(rid, 0) + tokens
+        """Count tokens sent to a client, and note the end of its request."""
+        sent = self._sent.pop(rid, 0) + tokens
         if finish_reason is None:
-            self._told[rid] = told
+            self._sent[rid] = sent
         else:
-            self.by_rid.setdefault(rid, []).append(told if finish_reason in OWN_ENDS else ENDLESS)
+            self.by_rid.setdefault(rid, []).append(sent if finish_reason in OWN_ENDS else ENDLESS)
 
 
-def action_of(event: Any, actions: Iterable[type[Action]], reader: Any) -> Action | None:
-    """Find the action that became this event; None for an event that no action makes."""
+def action_of(event: object, actions: Iterable[type[Action]], reader: object) -> Action | None:
+    """Find the action that became this event; None for an event of no action."""
     for action in actions:
         if action.event is type(event) and (found := action.read_back(event, reader)) is not None:
             return found

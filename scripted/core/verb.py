@@ -1,4 +1,4 @@
-"""One call of a verb of ``t``: as a line of script, and as an operation."""
+"""A call of a verb of ``t``, which can be printed as a line of a script or performed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Code:
-    """An argument that a script writes as an expression; ``value`` is what the expression is."""
+    """An argument printed as the expression ``text``; ``value`` is the value of the expression."""
 
     def __init__(self, text: str, value: object = None) -> None:
         self.text = text
@@ -18,7 +18,7 @@ class Code:
 
 
 class Verb:
-    """A verb by its name below ``t``, with its arguments. ``str()`` is the line of script, ``perform`` does it."""
+    """A call by the verb's name on ``t`` and its arguments. ``str()`` gives the line of script."""
 
     def __init__(self, name: str, *arguments: object, **keywords: object) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class Verb:
 
 
 def variable_of(name: str) -> str:
-    """A variable name that a script can give to what is called this."""
+    """Make a variable name of a script from any name."""
     words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
     words = f"r_{words}" if words[0].isdigit() else words
     return f"{words}_" if keyword.iskeyword(words) or words == "t" else words

@@ -1,6 +1,6 @@
-"""The one exception of the checks, and whose code raised another one.
+"""The exception of all checks, and the attribution of other exceptions to the scheduler or the harness.
 
-The engine's own audit raises IntegrityError, which is the engine's.
+An engine's own audits raise exceptions of their own, such as IntegrityError.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from scripted.core.installed import harness_packages
 
 
 class Bounds(NamedTuple):
-    """What a launch of this request had to keep: it begins at ``first`` or before, all is before ``end``, and ``last``
-    is its last position.
+    """The bounds of a launch of one request: it starts at ``first`` or before, stays below ``end``, and ends at
+    ``last``.
     """
 
     rid: str
@@ -26,8 +26,8 @@ class Bounds(NamedTuple):
 class Violation(AssertionError):
     """The scheduler broke a promise; the text says which.
 
-    ``bounds`` are those that the last launch exceeded; none of the requests ``left_out`` is in the last so many
-    launches that it was counted for.
+    ``bounds`` are the ones that the last launch exceeded. ``left_out`` are the requests that waited although the last
+    launches had room for them.
     """
 
     def __init__(self, text: str, *, bounds: Bounds | None = None, left_out: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ class Violation(AssertionError):
 
 
 def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:
-    """Whether code of these packages raised it, itself or by a library that it called, and not the harness."""
+    """Return whether code of these packages raised it, directly or in a library, and not the harness."""
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(exc.__traceback__)]
     known = harness_packages().union(packages)
     return next((name for name in reversed(names) if name in known), None) in packages

@@ -38,9 +38,9 @@ def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
             "an adapter is lockstep, lockstep-decode, lockstep-fleet, lockstep-prefill, sglang, sglang-fleet, transf",
         ),
         ("no/such/file.py", "there is no file 'no/such/file.py'"),
-        ("scripted.nothing:ADAPTER", "cannot be had: No module named 'scripted.nothing'"),
-        ("scripted.core.phrases:ADAPTER", "cannot be had: module 'scripted.core.phrases' has no attribute 'ADAPTER'"),
-        ("scripted.core.phrases:plural", "is no adapter: it has no actions, new_parts, workloads"),
+        ("scripted.nothing:ADAPTER", "cannot be loaded: No module named 'scripted.nothing'"),
+        ("scripted.core.phrases:ADAPTER", "module 'scripted.core.phrases' has no attribute 'ADAPTER'"),
+        ("scripted.core.phrases:plural", "is not an adapter: it has no actions, new_parts, workloads"),
         ("examples/your_scheduler/scheduler.py", "has no ADAPTER"),
     ],
 )

@@ -37,7 +37,7 @@ def test_clauses_and_words() -> None:
 
 
 def test_a_quote_without_its_second_is_refused() -> None:
-    with pytest.raises(ScriptDefinitionError, match=r"a double quote of a schedule has no second one .* close it"):
+    with pytest.raises(ScriptDefinitionError, match=r"a double quote of a schedule is never closed .* close it"):
         Schedule.parse('model="/a b; 1 flush')
 
 

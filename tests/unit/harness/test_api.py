@@ -158,7 +158,7 @@ def test_a_script_that_fails_is_a_result() -> None:
         (lambda: api.explore(minutes=0), "minutes must be more than 0"),
         (lambda: api.replay("default"), "has no actions"),
         (lambda: api.run_script(lambda t: None), "it needs a configuration"),
-        (lambda: api.shrink(""), "a schedule is not empty"),
+        (lambda: api.shrink(""), "a schedule must not be empty"),
     ],
 )
 def test_what_cannot_be_run_is_refused(call: Any, why: str) -> None:
