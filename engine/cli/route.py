@@ -32,7 +32,7 @@ def route(
         int, typer.Option(min=100, help="load up to which an engine is chosen for a prefix, in percent of the mean")
     ] = RULES.balance_percent,
     balance_slack: Annotated[
-        int, typer.Option(min=0, help="the same, in requests above the mean; the larger bound counts")
+        int, typer.Option(min=0, help="the same bound in requests above the mean; the larger one counts")
     ] = RULES.balance_slack,
     patience_s: Annotated[
         float, typer.Option(min=0.1, help="seconds that an engine has for its part of a call of all engines")

@@ -1,4 +1,4 @@
 """Pipelines: ``launch`` a microbatch, later take its completion. ``engine.core.scheduler.ports`` has the protocol.
 
-Nothing is imported here, because the scheduler process must not import torch for a pipeline that it does not use.
+Imports nothing: the scheduler process must not import torch for a pipeline that it does not use.
 """

@@ -1,8 +1,8 @@
 """The connection between the scheduler and each stage: whole frames over a stream socket, both ways, in order.
 
-It has no thread. What one side writes wakes the other directly, which halves the way of a token from the last stage to
-the next plan; the end of one side is seen by the other as the end of the stream, after everything that was sent. The
-scheduler's side never waits for a stage to read: what the socket does not take is kept, and follows when it does.
+Has no thread: a write wakes the other side directly, which halves the latency from the last stage's token to the next
+plan. Each side sees the other's end as the end of the stream, after everything that was sent. The scheduler's side
+never blocks on a slow stage: it keeps what the socket does not take and sends it later.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from engine.core.frames import LENGTH_BYTES, BadFrameError, Frames, framed
 from engine.pipeline.wires import Address, connected, listening
 
 READ_BYTES: Final = 1 << 16
-# A plan of the longest context with all its pages is far shorter. A greater length is a broken frame.
+# Far above a plan of the longest context with all its pages. A greater length means a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28
 
 
 class StageChannel:
-    """A stage's end. Blocks: a stage has nothing else to do. Frames may be sent from several threads."""
+    """A stage's end of the channel. Blocks, since a stage has nothing else to do. Any thread may send."""
 
     def __init__(self, address: Address) -> None:
-        """Connect to the scheduler, however long it takes to listen on this machine."""
+        """Connect to the scheduler, waiting until it listens."""
         self._socket = connected(address)
         self._frames = Frames("frame", MAX_FRAME_BYTES)
         self._sending = Lock()
 
     def fileno(self) -> int:
-        """Polled for errors alone, it shows when the scheduler is gone."""
+        """Return the socket's descriptor; a poll for errors alone shows when the scheduler is gone."""
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Send one frame. No error when the scheduler is gone: the next ``receive`` shows that."""
+        """Send one frame. Raises nothing when the scheduler is gone: the next ``receive`` shows it."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(framed(data))
 
     def receive(self) -> bytes | None:
-        """Wait for the next frame; None when the scheduler is gone and nothing of it is left to read.
+        """Wait for the next frame. Returns None when the scheduler is gone and all its frames are read.
 
-        Raises BadFrameError for a length beyond all bounds: nothing after it can be told apart.
+        Raises BadFrameError for a length above the limit: the frames after it cannot be found.
         """
         while (frame := self._frames.next()) is None:
             data = _read(self._socket)
@@ -59,16 +59,15 @@ class StageChannel:
 
 
 class StageChannels:
-    """The scheduler's end of all channels. A stage may connect at any time; what was sent before reaches it then.
+    """The scheduler's end of all channels. A stage may connect late: frames sent before that reach it then.
 
-    A stage that is gone takes nothing and sends nothing: the supervisor knows why. ``broken`` says by
-    stage why its connection was closed here, because what came on it could not be told apart any more.
+    Frames to a stage that is gone are dropped: the supervisor reports its death. ``broken`` maps a stage to the reason
+    why this side closed its connection, after a frame that could not be decoded.
     """
 
     def __init__(self, addresses: Sequence[Path | None], handed: socket.socket | None = None) -> None:
-        """Without an address a stage's connection is one that another process takes.
-
-        That process passes it on with ``hand_over``, to ``handed``.
+        """Listen at each stage's address. Another process accepts the connection of a stage without an address, and
+        passes it on to ``handed`` with ``hand_over``.
         """
         self._epoll = select.epoll()
         self._ends = [_End(None if address is None else listening(address)) for address in addresses]
@@ -82,7 +81,7 @@ class StageChannels:
             self._epoll.register(handed, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Readable when ``receive`` has something to do."""
+        """Return a descriptor that is readable when ``receive`` has something to do."""
         return self._epoll.fileno()
 
     def send(self, stage: int, data: bytes) -> None:
@@ -96,14 +95,14 @@ class StageChannels:
             self._send(end, frame)
 
     def receive(self, timeout_s: float | None) -> list[bytes]:
-        """Wait until something happens, and return the frames that came whole: none, too, and when the time is up."""
+        """Wait up to ``timeout_s`` seconds for an event. Returns the complete frames, possibly none."""
         frames: list[bytes] = []
         for fd, events in self._epoll.poll(timeout_s):
             if self._handed is not None and fd == self._handed.fileno():
                 self._take_handed()
                 continue
             end = self._by_fd.get(fd)
-            if end is None:  # gone by what came before it in the same look
+            if end is None:  # closed by an earlier event of the same poll
                 continue
             if end.connection is None:
                 self._accept(end)
@@ -115,7 +114,7 @@ class StageChannels:
         return frames
 
     def close(self) -> None:
-        """Close all; what a socket has taken still reaches its stage. Idempotent."""
+        """Close all channels; bytes in a socket's buffer still reach its stage. Idempotent."""
         for end in self._ends:
             end.close()
         if self._handed is not None:
@@ -128,7 +127,7 @@ class StageChannels:
         self._epoll.register(end.socket, select.EPOLLIN)
 
     def _take_handed(self) -> None:
-        """Take one connection that was handed over. The end of the source means that no more will come."""
+        """Take one connection that was handed over, with its stage's number. At the end of the source no more come."""
         assert self._handed is not None
         number, fds, _, _ = socket.recv_fds(self._handed, LENGTH_BYTES, 1)
         if not fds:
@@ -164,7 +163,7 @@ class StageChannels:
             self._flush(end)
 
     def _flush(self, end: _End) -> None:
-        """Write what is unsent; while the socket does not take all, its room wakes ``receive``."""
+        """Write unsent frames. While some remain, room in the socket wakes ``receive``."""
         assert end.connection is not None
         waited = end.waits
         try:
@@ -207,7 +206,9 @@ class StageChannels:
 
 
 class _End:
-    """One stage's: first a socket that listens, if any, then the connection. ``unsent`` waits for room if ``waits``."""
+    """The scheduler's end of one channel: a listening socket, if any, then the connection. ``waits`` is True while
+    ``unsent`` waits for room.
+    """
 
     def __init__(self, listener: socket.socket | None) -> None:
         self.socket = listener
@@ -227,16 +228,16 @@ class _End:
 
 
 def hand_over(source: socket.socket, stage: int, connection: socket.socket) -> None:
-    """Pass a stage's connection on to the process that has the other end of ``source``; this one's copy is closed.
+    """Pass a stage's connection to the process at the other end of ``source``, a SOCK_SEQPACKET, and close it here.
 
-    The pair is of SOCK_SEQPACKET. No error when the process is gone.
+    Raises nothing when that process is gone.
     """
     with connection, contextlib.suppress(OSError):
         socket.send_fds(source, [stage.to_bytes(LENGTH_BYTES, "little")], [connection.fileno()])
 
 
 def _read(source: socket.socket) -> bytes:
-    """What is there, as long as it is not too much; nothing when the other side is gone."""
+    """Read up to READ_BYTES. Returns no bytes when the other side is gone."""
     try:
         return source.recv(READ_BYTES)
     except OSError:

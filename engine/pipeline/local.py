@@ -1,7 +1,7 @@
-"""The pipeline of one stage: the model runs in the scheduler process, a direct call without a hop.
+"""The pipeline of one stage: the model runs in the scheduler process, by a direct call.
 
-On a CPU ``launch`` only queues; the computation happens when the completion is asked for, so the loop takes messages in
-between. What a runner can launch without waiting for its device is launched at once, in order.
+On a CPU ``launch`` only queues, and ``next_completion`` computes, so that the loop takes messages in between. A
+microbatch that the runner can launch without waiting for its device is launched at once, in order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Answer = GrammarReady | TransferEvent
 
 
 class LocalPipeline:
-    """Runs ``runner``, which must be first and last stage in one. ``kv_port`` opens its port, if it has one.
+    """Runs ``runner``, which must hold all layers. ``kv_port`` opens its KV port, if it has one.
 
-    It is given what takes the port's answers.
+    ``kv_port`` is called with the function that takes the port's answers.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class LocalPipeline:
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
         self._probe = probe
-        # What the runner has launched, then what it has not: the latter is computed, or launched, after all before it.
+        # Microbatches on the device, then those that wait here for everything before them.
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
-        # What was computed before its completion was asked for.
+        # Completions that were computed before ``next_completion`` asked for them.
         self._completed: deque[Completion] = deque()
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_answer)
-        # Filled from the threads of compiler and port; the file wakes who waits for it.
+        # Filled by the threads of the compiler and the port; the eventfd wakes the gate.
         self._answers: deque[Answer] = deque()
         self._answer_lock = Lock()
         self._answer_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._kv_port = None if kv_port is None else kv_port(self._note_answer)
 
     def launch(self, microbatch: Microbatch) -> None:
-        """Queue a microbatch, and hand it to the device where that does not wait."""
+        """Queue a microbatch, and launch it on the device if that does not block."""
         self._queued.append(microbatch)
         self._launch_queued()
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Compute or await the oldest one; None at once when there is none: no other thread could launch one."""
+        """Compute or await the oldest microbatch. Returns None at once without one: no other thread launches any."""
         del timeout_s
         return self._completed.popleft() if self._completed else self._compute_next()
 
@@ -75,7 +75,7 @@ class LocalPipeline:
         return completion
 
     def _catch_up(self) -> None:
-        """Compute all that was launched so far, as a stage in a process of its own has when it reads a message."""
+        """Compute all launched microbatches, as a stage process has done when it reads the next message."""
         while (completion := self._compute_next()) is not None:
             self._completed.append(completion)
 
@@ -94,14 +94,14 @@ class LocalPipeline:
 
     @property
     def ready(self) -> bool:
-        """True when a microbatch waits to be computed, or its result to be awaited or taken."""
+        """Whether a microbatch is in flight or a completion waits to be taken."""
         return bool(self._completed or self._launched or self._queued)
 
     @property
     def takes_more(self) -> bool:
-        """True when the oldest one's result need not be known before the next one is launched.
+        """Whether the next microbatch can be launched before the oldest one's result is known.
 
-        Else it is computed first, so that requests whose results come one by one get into one batch again.
+        Otherwise the oldest is computed first, so that requests whose results come one by one share a batch again.
         """
         if self._completed:
             return False
@@ -114,12 +114,12 @@ class LocalPipeline:
         self._compiler.order(order)
 
     def order_transfer(self, order: TransferOrder) -> None:
-        """Send or receive KV beside the computation, or end that."""
+        """Send or receive KV concurrently with the computation, or stop a transfer."""
         assert self._kv_port is not None, f"an engine without other engines is to {order}"
         self._kv_port.order(order)
 
     def answers(self) -> Sequence[Answer]:
-        """What was compiled and transferred since the last call."""
+        """Take the compiled grammars and ended transfers since the last call."""
         if not self._answers:
             return ()
         with self._answer_lock:
@@ -129,7 +129,7 @@ class LocalPipeline:
         return answers
 
     def answer_source(self) -> int | None:
-        """Readable while there are answers."""
+        """Return a descriptor that is readable while there are answers."""
         return self._answer_file
 
     def _note_answer(self, answer: Answer) -> None:
@@ -155,13 +155,13 @@ class LocalPipeline:
             self._kv_port.forget()
 
     def describe(self) -> tuple[StageView, ...]:
-        """The one stage's view, after all that was launched so far. Completions stay for ``next_completion``."""
+        """Compute all launched microbatches and return the stage's view. Keeps the completions."""
         self._catch_up()
         self._describes += 1
         return (view_of(self._runner, self._describes, holder=self, probe=self._probe),)
 
     def close(self) -> None:
-        """Drop what was launched and not completed, and end all transfers; idempotent."""
+        """Drop the microbatches in flight and end all transfers; idempotent."""
         if self._kv_port is not None:
             self._kv_port.close()
         self._completed.clear()

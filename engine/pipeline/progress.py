@@ -1,6 +1,6 @@
-"""How far each stage has come, in memory that the stages share with the scheduler process: who is stuck, if one is.
+"""The progress of each stage, in memory that the stages share with the scheduler process, to find a stuck stage.
 
-A stage notes what it is doing at no cost worth measuring; it is read only once a result is overdue. Decides nothing.
+Writing it costs a stage nearly nothing; it is read only once a result is overdue. Decides nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 
 from engine.process.private_dir import PROGRESS_FILE
 
-# A microbatch's number, one more so that new memory stands for none, and a phase.
+# A microbatch's number plus one, so that zeroed memory means none, and a phase.
 _MARK: Final = struct.Struct("<qq")
-# The same number, and when the stage began and ended with it, for each of the last microbatches.
+# The same number, and when the stage began and ended that microbatch, for the latest microbatches.
 _TIMES: Final = struct.Struct("<qdd")
 _KEPT: Final = 64
 
 
 class Phase(IntEnum):
-    """What a stage does with the microbatch of its mark."""
+    """A stage's work on the microbatch of its mark."""
 
     DONE = 0
     WAITING = 1
@@ -40,7 +40,7 @@ _DOING: Final = {
 
 
 class StageProgress:
-    """One mark a stage: a microbatch, and what the stage does with it. Each stage writes its own."""
+    """One mark for each stage: its microbatch and its phase. Each stage writes only its own."""
 
     def __init__(self, private_dir: Path, pp_size: int) -> None:
         self._pp_size = pp_size
@@ -63,7 +63,7 @@ class StageProgress:
             )
 
     def times(self, microbatch_id: int) -> tuple[tuple[float, float], ...]:
-        """When each stage began and ended with a microbatch, in seconds; empty where one of them has not said so."""
+        """Return when each stage began and ended a microbatch, in seconds; empty unless all of them have noted it."""
         every = [_TIMES.unpack_from(self._marks, self._place(stage, microbatch_id)) for stage in range(self._pp_size)]
         said = [(begun, ended) for number, begun, ended in every if number == microbatch_id + 1]
         return tuple(said) if len(said) == self._pp_size else ()
@@ -72,14 +72,14 @@ class StageProgress:
         return _MARK.size * self._pp_size + (stage * _KEPT + microbatch_id % _KEPT) * _TIMES.size
 
     def of(self, stage: int) -> tuple[int, Phase]:
-        """What a stage said last; -1 before its first microbatch."""
+        """Return a stage's microbatch, -1 before the first, and its phase."""
         number, phase = _MARK.unpack_from(self._marks, stage * _MARK.size)
         return number - 1, Phase(phase)
 
     def stuck(self, microbatch_id: int, pids: Sequence[int]) -> tuple[int, str]:
-        """The stage that keeps a microbatch from coming back, and what it does, when its result is overdue.
+        """Find the stage that holds up an overdue microbatch, and describe what it does.
 
-        ``pids`` are the stages' processes, in stage order; empty where they are not known.
+        ``pids`` are the stages' processes in stage order, empty if unknown.
         """
         late = [stage for stage in range(self._pp_size) if not self._is_done(stage, microbatch_id)]
         for stage in late:
@@ -93,7 +93,7 @@ class StageProgress:
         return self._pp_size - 1, "every stage is done with it, so that its result was lost on the way"
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Unmap the memory; idempotent."""
         self._marks.close()
 
     def _is_done(self, stage: int, microbatch_id: int) -> bool:
@@ -101,12 +101,12 @@ class StageProgress:
         return number > microbatch_id or (number == microbatch_id and phase is Phase.DONE)
 
     def _does_not_take(self, stage: int, microbatch_id: int) -> bool:
-        """True when a stage does something else than to wait for the hidden states of a microbatch."""
+        """Whether a stage does anything but wait for the hidden states of a microbatch."""
         return stage < self._pp_size and self.of(stage) != (microbatch_id, Phase.WAITING)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal, where the system says so."""
+    """Whether a process is stopped by a signal; False without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

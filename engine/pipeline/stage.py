@@ -1,7 +1,7 @@
-"""The main loop of a stage process: take a plan, wait for hidden states, compute, hand on.
+"""The loop of a stage process: take a plan, wait for hidden states, compute, send the result on.
 
-Owns the stage's sockets and its runner; never reorders and never decides. The last stage's completions go straight back
-to the scheduler.
+Owns the stage's sockets and its runner; never reorders and never decides. The last stage sends completions directly to
+the scheduler.
 """
 
 from __future__ import annotations
@@ -62,12 +62,11 @@ def run_stage(
     wires: StageWires | None = None,
     kv_links: KVLinks | None = None,
 ) -> None:
-    """Be stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
+    """Run stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
 
-    Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` are to other
-    machines of prefill and decode engines.
-    With ``distributed`` the caller has initialised the process group, rank = stage. Raises
-    CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
+    Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` connect prefill
+    and decode engines on other machines. With ``distributed`` the caller has initialised the process group, rank =
+    stage. Raises CheckpointError when loading fails (before ``ready``), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
     wires = wires or StageWires.local(private_dir, stage, limits.pp_size)
@@ -91,7 +90,7 @@ def run_stage(
 
 
 class StageLoop:
-    """The loop over one stage's messages. A frame that is none is logged and dropped."""
+    """The loop over one stage's messages. Logs and drops frames that are not messages."""
 
     def __init__(
         self,
@@ -110,22 +109,22 @@ class StageLoop:
         self._scheduler = scheduler
         self._progress = progress
         self._compiler = GrammarCompiler(runner.grammars, self._report)
-        # What an earlier server left in its folder is not this stage's.
+        # Overwrites the mark of an earlier server in the same folder.
         self._note(_NO_MICROBATCH, Phase.DONE)
 
     def run(self) -> None:
-        """Handle messages in order until EndStage, or until the scheduler is gone and nothing of it is left to read."""
+        """Handle messages in order until EndStage, or until the scheduler is gone and all its messages are read."""
         while (data := self._scheduler.receive()) is not None:
             try:
                 message = decode_stage_message(data)
             except BadFrameError as exc:
-                logger.warning("dropped a frame of %d bytes that is no message to a stage: %s", len(data), exc)
+                logger.warning("dropped a frame of %d bytes that is not a message to a stage: %s", len(data), exc)
                 continue
             if not self._handle(message):
                 return
 
     def _handle(self, message: StageMessage) -> bool:
-        """Act on one message; False ends the loop."""
+        """Act on one message. Returns False to end the loop."""
         match message:
             case Launch():
                 microbatch = message.microbatch
@@ -177,8 +176,8 @@ class StageLoop:
         self._progress.note(self._runner.stage, microbatch_id, phase)
 
     def _hand_on(self, microbatch: Forward, output: torch.Tensor | Completion) -> None:
-        """To the next stage, or from the last one to the scheduler. A failure takes the same way as a result, so that
-        completions arrive in launch order.
+        """Send the output to the next stage, or from the last one to the scheduler. A failure goes the same way as a
+        result, so that completions arrive in launch order.
         """
         if not isinstance(output, Completion):
             self._neighbours.send(microbatch, output)
@@ -193,7 +192,7 @@ class StageLoop:
 
 
 def view_of(runner: StageRunner, seq: int, *, holder: object, probe: str) -> StageView:
-    """A runner's view of what it has done so far. A harness's ``probe`` measures what its holder holds."""
+    """Build a runner's view. A harness's ``probe`` measures the containers of its ``holder``."""
     return StageView(
         seq=seq,
         stage=runner.stage,

@@ -1,6 +1,6 @@
-"""A stage process as the supervisor starts it: the stage's own loop, a process group if it needs one, a watch.
+"""The main function of a stage process: joins the process group if it needs one, watches the supervisor, runs the loop.
 
-The loop itself belongs to the pipeline. A stage sends no final message, so the end of the supervisor ends it at once.
+A stage has no final message to send, so it exits at once when the supervisor ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from engine.process.control import Control, Ready, Serving
 from engine.process.links.endpoint import Endpoint
 from engine.process.settings import ServerSettings
 
-# Also the longest that a stage waits for hidden states: as long as a server may be idle. A death ends the wait by the
-# watch below, not by this.
+# Also bounds the wait for hidden states, so it must exceed any idle time. The watch below ends the wait after a death.
 RENDEZVOUS_TIMEOUT: Final = timedelta(days=365)
 
 
@@ -33,10 +32,9 @@ def run_stage_process(
     wires: StageWires | None = None,
     meeting: Endpoint | None = None,
 ) -> None:
-    """Load one stage's weights and compute until the supervisor says otherwise or is gone.
+    """Load one stage's weights and compute until the supervisor ends the stage or is gone.
 
-    A stage of another machine has ``wires`` of its own, and meets the others at the first one's endpoint where they
-    form a process group.
+    A stage on another machine gets ``wires``, and ``meeting``, the first stage's endpoint, for the process group.
     """
     from engine.pipeline.kv_port import KVLinks
     from engine.pipeline.stage import run_stage
@@ -61,14 +59,14 @@ def run_stage_process(
 
 
 def _backend(settings: ServerSettings, limits: Limits) -> str | None:
-    """The torch.distributed backend for hidden states; None for sockets, which are faster between CPU processes."""
+    """Choose the torch.distributed backend for hidden states; None for sockets, which are faster between CPU stages."""
     if settings.hidden_transport != "auto":
         return None if settings.hidden_transport == "socket" else settings.hidden_transport
     return "nccl" if _has_a_gpu_a_stage(settings, limits) else None
 
 
 def _has_a_gpu_a_stage(settings: ServerSettings, limits: Limits) -> bool:
-    """A GPU that is named by its number is the same one for all stages."""
+    """Whether every stage has its own GPU; a device with a number is the same GPU for all stages."""
     import torch
 
     from engine.model.arithmetic import stage_devices
@@ -78,29 +76,29 @@ def _has_a_gpu_a_stage(settings: ServerSettings, limits: Limits) -> bool:
 
 
 def _require_backend(backend: str, settings: ServerSettings, limits: Limits) -> None:
-    """Raise ConfigError for NCCL where it could not work: it connects GPUs, each of one process."""
+    """Raise ConfigError for NCCL unless every stage has its own GPU, which NCCL requires."""
     if backend == "nccl" and not _has_a_gpu_a_stage(settings, limits):
         raise ConfigError(
-            f"hidden_transport='nccl' needs a GPU a stage, {limits.pp_size} of them, and device='auto' or 'cuda', got "
-            f"device={settings.device!r}; use hidden_transport='socket'"
+            f"hidden_transport='nccl' needs a GPU for each stage, {limits.pp_size} in all, and device='auto' or "
+            f"'cuda', got device={settings.device!r}; use hidden_transport='socket'"
         )
 
 
 def _join_process_group(
     backend: str, stage: int, settings: ServerSettings, limits: Limits, private_dir: Path, meeting: Endpoint | None
 ) -> None:
-    """Meet the other stages, rank = stage: at the first one's endpoint, or by a file in the server's private folder."""
+    """Join the stages' process group, rank = stage, at the first one's endpoint or by a file in the private folder."""
     import torch
     import torch.distributed
 
     from engine.model.arithmetic import stage_devices
 
     if meeting is None or meeting.is_loopback:
-        # Everything of this server stays on loopback.
+        # A server on one machine uses nothing but loopback.
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if backend == "nccl":
-        # Where the group's own work is done; without it all stages would open a context on the first GPU.
+        # Without this the group would open a context of every stage on the first GPU.
         devices = stage_devices(settings.device, limits.pp_size, torch.cuda.device_count())
         torch.cuda.set_device(devices[stage])
     torch.distributed.init_process_group(
@@ -113,7 +111,7 @@ def _join_process_group(
 
 
 def _end_with_supervisor(control: Control) -> None:
-    """Block on the control pipe and end the process at the first message that says that the engine ends."""
+    """Block on the control pipe, and exit at the first message that ends the engine."""
     try:
         while (message := control.receive()) is None or isinstance(message, Serving):
             continue

@@ -1,7 +1,7 @@
-"""The staged pipeline: one process a stage, each gets every plan straight from the scheduler.
+"""The staged pipeline: one process per stage, and each gets every plan directly from the scheduler.
 
-Lives in the scheduler process and imports no torch. Completions come back from the last stage in launch order; views of
-the stages come on the same channel and are kept apart.
+Lives in the scheduler process and imports no torch. The last stage returns completions in launch order; the stages'
+views come over the same channels and are kept apart.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """An order to every stage, and which of them have answered it."""
+    """An order to every stage, and the stages' answers so far."""
 
     order: ReceivePages | SendPages
     events: dict[int, TransferEvent] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class _Transfer:
 class StagedPipeline:
     """Talks to ``pp_size`` stage processes over sockets in ``private_dir``; they may start before or after it.
 
-    A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate. A report that
-    is none, or that nothing launched asks for, is logged and dropped. ``stage_pids`` are in stage order, if known and
-    of this machine. With ``handed`` the connections of the stages come by that socket, see ``StageChannels``.
+    A dead stage is silent here; the supervisor notices its death and tells the gate. Logs and drops reports that do
+    not decode or that no launched microbatch awaits. ``stage_pids`` are in stage order, if known and on this machine.
+    With ``handed`` the stages' connections come over that socket, see ``StageChannels``.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class StagedPipeline:
         self._progress = StageProgress(private_dir, pp_size)
         addresses = [stage_address(private_dir, stage) if handed is None else None for stage in range(pp_size)]
         self._channels = StageChannels(addresses, handed)
-        # In launch order. What every stage does is done when the last of them says so, which may be after the results
-        # of microbatches that were launched after it.
+        # In launch order. A control completes with its last stage's report, which may come after the results of
+        # microbatches that were launched later.
         self._launched: deque[int] = deque()
-        # What each of them is to come back with, until it is back: see ``_awaited_of``.
+        # The shape of each awaited result, see ``_awaited_of``.
         self._awaited: dict[int, tuple[int, tuple[int, ...], list[int]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
-        # What each stage has said of each control that is launched.
+        # The stages' reports of each launched control, by its number.
         self._controls: dict[int, dict[int, str | None]] = {}
-        # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
+        # The ids of grammars that the last stage compiles.
         self._compiling: set[int] = set()
         self._transfers: dict[int, _Transfer] = {}
         self._answers: list[GrammarReady | TransferEvent] = []
@@ -113,22 +113,22 @@ class StagedPipeline:
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """The next completion in launch order, or None when ``timeout_s`` seconds are up (None: wait for ever).
+        """Return the next completion in launch order, None after ``timeout_s`` seconds (None: wait for ever).
 
-        PipelineFailed, from then on, when a stage's connection broke.
+        Returns PipelineFailed, also from then on, when a stage's connection broke.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.ready:
             in_time = self._receive(deadline)
             for stage, why in self._channels.broken.items():
-                return PipelineFailed(process=f"{STAGE_PREFIX}{stage}", cause=f"it sent what cannot be read: {why}")
+                return PipelineFailed(process=f"{STAGE_PREFIX}{stage}", cause=f"it sent a broken frame: {why}")
             if not in_time:
                 return None
         return self._completions.pop(self._launched.popleft())
 
     @property
     def ready(self) -> bool:
-        """True when a completion was read while waiting for something else."""
+        """Whether the next completion has been read already."""
         return bool(self._launched) and self._launched[0] in self._completions
 
     @property
@@ -136,45 +136,45 @@ class StagedPipeline:
         return False
 
     def stuck(self, microbatch_id: int) -> tuple[str, str]:
-        """Which process keeps a microbatch from coming back, and what it does, when its result is overdue."""
+        """Find the process that holds up an overdue microbatch, and describe what it does."""
         stage, doing = self._progress.stuck(microbatch_id, self._stage_pids)
         return f"{STAGE_PREFIX}{stage}", doing
 
     def stage_times(self, microbatch_id: int) -> tuple[tuple[float, float], ...]:
-        """When each stage of this machine began and ended with one of the last microbatches; else empty."""
+        """Return when each stage on this machine began and ended a recent microbatch; empty if unknown."""
         return self._progress.times(microbatch_id)
 
     def wake_sources(self) -> Sequence[int]:
         return (self._channels.fileno(),)
 
     def order_grammar(self, order: GrammarOrder) -> None:
-        """Tell the last stage, by the channel of the plans."""
+        """Send a grammar order to the last stage, in order with the plans."""
         if order.grammar is not None:
             self._compiling.add(order.id)
         self._send(self._pp_size - 1, OrderGrammar(order))
 
     def order_transfer(self, order: TransferOrder) -> None:
-        """Tell every stage, by the channel of the plans. A stage that is through with what is stopped says no more."""
+        """Send a transfer order to every stage, in order with the plans. A stage does not answer a stop."""
         if not isinstance(order, StopTransfer):
             self._transfers[order.transfer] = _Transfer(order)
         self._broadcast(OrderTransfer(order))
 
     def answers(self) -> Sequence[GrammarReady | TransferEvent]:
-        """What the last stage has compiled, and all have transferred, since the last call, as far as it was read."""
+        """Take the grammars that the last stage has compiled and the transfers that all stages have ended."""
         if not self._answers:
             return ()
         answers, self._answers = tuple(self._answers), []
         return answers
 
     def answer_source(self) -> int | None:
-        """None: they come with the completions."""
+        """Return None: answers come over the same channels as completions."""
         return None
 
     def fail_next_step(self, stage: int) -> None:
         self._send(stage, FailNextStep())
 
     def spare_next_step(self) -> None:
-        """Take ``fail_next_step`` back in every stage that has not met it."""
+        """Cancel ``fail_next_step`` in every stage where it has not taken effect."""
         self._broadcast(FailNextStep(on=False))
 
     def forget(self) -> None:
@@ -182,7 +182,7 @@ class StagedPipeline:
         self._broadcast(Forget())
 
     def describe(self, *, timeout_s: float = DESCRIBE_TIMEOUT_S) -> tuple[StageView, ...]:
-        """Every stage's own view, after all that was launched so far. Completions stay for ``next_completion``.
+        """Return every stage's view after all launched microbatches. Keeps completions for ``next_completion``.
 
         Raises EngineError, naming the stages, when some do not answer in time.
         """
@@ -216,13 +216,13 @@ class StagedPipeline:
         self._channels.send(stage, encode(message))
 
     def _receive(self, deadline: float | None) -> bool:
-        """Wait for reports and sort them; False when none came and the deadline has passed."""
+        """Wait for reports and sort them. Returns False when none came before the deadline."""
         frames = self._channels.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
         for frame in frames:
             try:
                 self._sort(decode_stage_report(frame))
             except BadFrameError as exc:
-                logger.warning("dropped a frame of %d bytes that is no report of a stage: %s", len(frame), exc)
+                logger.warning("dropped a frame of %d bytes that is not a report of a stage: %s", len(frame), exc)
         return bool(frames) or deadline is None or time.monotonic() < deadline
 
     def _sort(self, report: StageReport) -> None:
@@ -240,7 +240,7 @@ class StagedPipeline:
             self._views[report.stage] = report
 
     def _note_completion(self, completion: Completion) -> None:
-        """A result that does not fit what was launched fails its microbatch: which token is whose is not known."""
+        """Note a result. One of the wrong shape fails its microbatch: the tokens cannot be assigned to requests."""
         number, tokens = completion.microbatch_id, len(completion.token_ids)
         if number not in self._awaited:
             raise BadFrameError(f"microbatch {number} is not awaited")
@@ -271,7 +271,7 @@ class StagedPipeline:
         self._answers.append(ready)
 
     def _note_transfer(self, stage: int, event: TransferEvent) -> None:
-        """When every stage has answered, pages count that all have, and the error of the first that has one."""
+        """Note a stage's answer. With the last one, report the pages that all stages have, or the first error."""
         one = self._transfers.get(event.transfer)
         if one is None or stage in one.events or not _answers(event, one.order):
             raise BadFrameError(f"{event} is not awaited of stage {stage}")
@@ -284,9 +284,9 @@ class StagedPipeline:
         self._answers.append(min(events, key=_shortfall))
 
     def _note_control(self, report: ControlDone) -> None:
-        """When every stage has reported it is done. Then all stages go on with what they have prepared, or none does.
+        """Note a stage's report of a control. With the last one, all stages commit the change or none does.
 
-        They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
+        The decision goes over the plan channels, so every microbatch launched from now on is computed with it.
         """
         number = report.microbatch_id
         if (errors := self._controls.get(number)) is None:
@@ -303,14 +303,14 @@ class StagedPipeline:
 
 
 def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
-    """Tokens that a microbatch brings, drafts that may hold, and prompt logprobs of each segment that asks for some."""
+    """Return the shape of a microbatch's result: its tokens, drafts, and prompt logprobs of the segments with any."""
     segments = microbatch.segments
     targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
     return sum([segment.emits for segment in segments]), microbatch.drafts, targets
 
 
 def _answers(event: TransferEvent, order: ReceivePages | SendPages) -> bool:
-    """Whether an event can be the end of an order."""
+    """Whether an event can be the answer to an order."""
     if isinstance(event, PagesReceived):
         return isinstance(order, ReceivePages) and event.pages <= len(order.pages)
     return isinstance(order, SendPages)

@@ -1,7 +1,7 @@
-"""How hidden states get from one stage to the next: stream sockets, or torch.distributed.
+"""Transports of hidden states from one stage to the next: stream sockets, or torch.distributed.
 
-Carries a tensor or a failure for each microbatch, in launch order; never decides what to compute. The receiver knows
-shape and type from the plan and its model, so that only a number and a length go ahead.
+Carry a tensor or a failure for each microbatch, in launch order; never decide what to compute. The receiver knows shape
+and type from the plan and its model, so a message's head is only a number and two lengths.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from engine.pipeline.channel import StageChannel
 from engine.pipeline.wires import StageWires, accepted, connected, listening
 from engine.process.control import STAGE_PREFIX
 
-# How an allocation fails: torch raises RuntimeError, of which its OutOfMemoryError is one.
+# A failed allocation: torch raises RuntimeError or its subclass OutOfMemoryError.
 OUT_OF_MEMORY = (RuntimeError, MemoryError)
 MAX_ERROR_BYTES: Final = 8_192
 
-# Before each message of a socket: the microbatch, the length of an error's text or 0, and how many bytes follow.
+# The head of each socket message: the microbatch, the length of an error's text or 0, and the length of the body.
 _HEAD: Final = struct.Struct("<qIQ")
 _DRAIN_BYTES: Final = 1 << 16
 _CPU: Final = torch.device("cpu")
 
 
 class HiddenFailed(NamedTuple):
-    """What travels instead of hidden states: a stage before failed this microbatch."""
+    """The failure of a microbatch on an earlier stage, sent instead of hidden states."""
 
     microbatch_id: int
     error: str
 
 
 class HiddenTransport(ABC):
-    """Point-to-point from each stage to the next one, in launch order.
+    """Point-to-point transfer from each stage to the next one, in launch order.
 
-    ``device`` is where the stage computes, ``outside`` where tensors are handed over.
+    The stage computes on ``device``; tensors enter and leave the transport on ``outside``.
     """
 
     def __init__(self, stage: int, facts: StageFacts, device: torch.device, outside: torch.device) -> None:
@@ -53,7 +53,7 @@ class HiddenTransport(ABC):
         self._device, self._outside = device, outside
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
-        """Hand hidden states [tokens, hidden size], or their failure, to the next stage."""
+        """Send hidden states [tokens, hidden size], or their failure, to the next stage."""
         try:
             if not isinstance(output, HiddenFailed):
                 self._put(microbatch.id, 0, output.contiguous().to(self._outside))
@@ -66,8 +66,8 @@ class HiddenTransport(ABC):
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """Wait for the hidden states of ``microbatch`` from the stage before, or for their failure.
 
-        Raises ProcessDiedError when they can never come, StepFailedError when what came is something else: nothing
-        after it can be trusted.
+        Raises ProcessDiedError when they can never come, StepFailedError when another message came: the stream is then
+        out of step for good.
         """
         shape = microbatch.tokens, self._hidden_size
         number, error_bytes = self._take_head(microbatch)
@@ -83,7 +83,7 @@ class HiddenTransport(ABC):
         try:
             hidden = torch.empty(shape, dtype=self._dtype, device=self._outside)
         except OUT_OF_MEMORY as exc:
-            # What was sent must be taken off the wire all the same, or the next one is misread.
+            # The body must leave the socket all the same, or the next head is misread.
             self._drain(microbatch)
             return self._without_memory(microbatch, "take", exc)
         self._take(hidden)
@@ -94,7 +94,7 @@ class HiddenTransport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is the transport's own."""
+        """Release the transport's own resources."""
 
     @abstractmethod
     def _put(self, number: int, error_bytes: int, body: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class HiddenTransport(ABC):
 
     @abstractmethod
     def _take_head(self, microbatch: Microbatch) -> tuple[int, int]:
-        """Wait for the next message: its microbatch, and the length of an error's text or 0."""
+        """Wait for the next message's head: its microbatch, and the length of an error's text or 0."""
 
     @abstractmethod
     def _take(self, tensor: torch.Tensor) -> None:
@@ -110,10 +110,10 @@ class HiddenTransport(ABC):
 
     @abstractmethod
     def _drain(self, microbatch: Microbatch) -> None:
-        """Drop the hidden states of a microbatch, without memory for them."""
+        """Drop the hidden states of a microbatch without allocating memory for them."""
 
     def _without_memory(self, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:
-        """Hidden states that there is no memory for fail their microbatch, not the process."""
+        """Build the failure of a microbatch whose hidden states did not fit into memory; the process lives on."""
         what = f"stage {self._stage} could not {verb} the hidden states of microbatch {microbatch.id}"
         return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
@@ -124,9 +124,9 @@ class HiddenTransport(ABC):
 class SocketTransport(HiddenTransport):
     """Raw bytes over a stream socket: a Unix one on one machine, else TCP.
 
-    A tensor that is larger than what the socket takes keeps its sender until the next stage reads it. What is announced
-    is held against the plan before a byte of it is awaited. ``scheduler`` is
-    this stage's channel to it; when that breaks, a wait for hidden states ends.
+    A tensor larger than the socket's buffer blocks its sender until the next stage reads it. The receiver compares the
+    announced length with the plan before it waits for the body. ``scheduler`` is this stage's channel to the scheduler;
+    when that breaks, a wait for hidden states ends.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SocketTransport(HiddenTransport):
     ) -> None:
         super().__init__(stage, facts, device, _CPU)
         self._scheduler = scheduler
-        # The stage before, first as it is awaited, then as it is connected; and the next one.
+        # The listener for the stage before, then the connections to the stages before and after.
         self._listener: socket.socket | None = None
         self._source: socket.socket | None = None
         self._target: socket.socket | None = None
@@ -148,7 +148,7 @@ class SocketTransport(HiddenTransport):
             self._listener = listening(before)
         if wires.after is not None:
             self._target = connected(wires.after)
-        # From the last stage to the first each one connects to the next and then listens: a chain without a circle.
+        # Each stage connects to the next one before it listens, from the last stage to the first, so none deadlocks.
         if before is not None and not isinstance(before, Path):
             self._source = accepted(before, stage)
 
@@ -158,7 +158,7 @@ class SocketTransport(HiddenTransport):
                 end.close()
 
     def _put(self, number: int, error_bytes: int, body: torch.Tensor) -> None:
-        """Small messages go in one call, so their reader is woken once. The supervisor knows why a stage is gone."""
+        """Send a small message in one call, to wake its reader once. A gone stage is the supervisor's to report."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         payload = _bytes_in(body)
         start = _HEAD.pack(number, error_bytes, payload.nbytes)
@@ -196,7 +196,7 @@ class SocketTransport(HiddenTransport):
             left -= min(left, _DRAIN_BYTES)
 
     def _wait(self, source: socket.socket) -> None:
-        """Until ``source`` has something; polled for errors only, the scheduler's channel tells when that is gone."""
+        """Wait until ``source`` is readable. Raises ProcessDiedError when the scheduler's channel closes first."""
         poller = select.poll()
         poller.register(source, select.POLLIN)
         if self._scheduler is not None:
@@ -205,7 +205,7 @@ class SocketTransport(HiddenTransport):
             raise ProcessDiedError("scheduler", "it closed its connection to the stages")
 
     def _fill(self, into: memoryview) -> None:
-        """Raises ProcessDiedError when the stage before is gone and nothing of it is left to read."""
+        """Fill a buffer. Raises ProcessDiedError when the stage before is gone and all its bytes are read."""
         assert self._source is not None
         while into:
             try:
@@ -218,10 +218,10 @@ class SocketTransport(HiddenTransport):
 
 
 class DistributedTransport(HiddenTransport):
-    """torch.distributed's point-to-point (gloo or NCCL); the process group is the caller's, rank = stage.
+    """torch.distributed's point-to-point calls (gloo or NCCL) over the caller's process group, rank = stage.
 
-    ``most_tokens`` is the largest microbatch. Gloo's point-to-point knows the memory of CPUs alone: what a GPU computes
-    goes through it.
+    ``most_tokens`` is the largest microbatch. Gloo's point-to-point calls take CPU tensors only, so a GPU's hidden
+    states are copied to the CPU for it.
     """
 
     def __init__(self, stage: int, facts: StageFacts, device: torch.device, *, most_tokens: int) -> None:
@@ -231,7 +231,7 @@ class DistributedTransport(HiddenTransport):
         self._spare = torch.empty(spare, dtype=facts.dtype, device=self._outside)
 
     def close(self) -> None:
-        """Nothing: the process group stays with its maker."""
+        """Do nothing: the caller owns the process group."""
 
     def _put(self, number: int, error_bytes: int, body: torch.Tensor) -> None:
         head = torch.tensor([number, error_bytes], dtype=torch.int64, device=self._outside)
@@ -255,5 +255,5 @@ class DistributedTransport(HiddenTransport):
 
 
 def _bytes_in(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor. Its view as bytes works for every element type; numpy has no bfloat16."""
+    """Return a tensor's memory. The view as bytes works for every element type, while numpy has no bfloat16."""
     return tensor.view(torch.uint8).numpy().reshape(-1).data

@@ -1,7 +1,7 @@
-"""What travels between the scheduler process and its stages.
+"""Messages between the scheduler process and its stages.
 
-Every struct is frozen, typed and decoded by type; nothing is ever pickled. Plans and control messages share one ordered
-channel a stage, so that a control message takes effect between two known microbatches.
+Every struct is frozen, typed and decoded by type; nothing is pickled. Each stage gets plans and control messages over
+one ordered channel, so that a control message takes effect between two known microbatches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailNextStep(msgspec.Struct, frozen=True, tag=True):
-    """Make the stage's next forward raise; with ``on`` False take that back."""
+    """Make the stage's next forward pass raise; with ``on`` False, cancel that."""
 
     on: bool = True
 
 
 class Describe(msgspec.Struct, frozen=True, tag=True):
-    """Answer with a ``StageView`` that carries the same ``seq``."""
+    """Ask for a ``StageView`` with the same ``seq``."""
 
     seq: int
 
@@ -39,14 +39,14 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    """Go on with what a control, launched under this number, has made the stage prepare; or let go of it."""
+    """Commit or discard the change that the stage has prepared for the control of this number."""
 
     microbatch_id: int
     commit: bool
 
 
 class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
-    """To the last stage: compile a grammar beside the computation, or forget it."""
+    """Make the last stage compile a grammar concurrently with the computation, or forget one."""
 
     order: GrammarOrder
 
@@ -56,7 +56,7 @@ class EndStage(msgspec.Struct, frozen=True, tag=True):
 
 
 class OrderTransfer(msgspec.Struct, frozen=True, tag=True):
-    """Send or receive KV beside the computation, or end that."""
+    """Send or receive KV concurrently with the computation, or stop a transfer."""
 
     order: TransferOrder
 
@@ -67,11 +67,11 @@ StageMessage = Launch | FailNextStep | Describe | Forget | Settle | OrderGrammar
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage's own view of what it has done, at a known place between two microbatches.
+    """A stage's counters and slot records at a known place between two microbatches.
 
-    ``last_microbatch_id`` is -1 before the first. ``slots_digest`` covers which token of which position every KV slot
-    holds, so it is equal on all stages that have done the same microbatches. ``sizes`` are the entries of every
-    container that the stage's loop and runner hold, by its path.
+    ``last_microbatch_id`` is -1 before the first. ``slots_digest`` covers the token and the position in every KV slot,
+    so it is equal on all stages that have computed the same microbatches. ``sizes`` are the lengths of all containers
+    that the stage's loop and runner hold, by their paths.
     """
 
     seq: int
@@ -86,7 +86,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage has done what a microbatch without tokens says, up to ``Settle``, or with ``error`` could not."""
+    """A stage has prepared the change of a control, and waits for ``Settle``; or it failed with ``error``."""
 
     microbatch_id: int
     stage: int
@@ -94,7 +94,7 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage's share of a transfer is over: ``event`` as if there were no other stage."""
+    """A stage's share of a transfer has ended; ``event`` covers that stage alone."""
 
     stage: int
     event: TransferEvent
@@ -112,5 +112,5 @@ def stage_address(private_dir: Path, stage: int) -> Path:
 
 
 def hidden_address(private_dir: Path, stage: int) -> Path:
-    """Where a stage listens for the stage before, which sends hidden states."""
+    """Return the address where a stage listens for hidden states from the stage before."""
     return private_dir / f"hidden-{stage}"

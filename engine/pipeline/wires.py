@@ -1,7 +1,7 @@
-"""Where a stage's connections are: to the scheduler, from the stage before, to the stage after.
+"""The endpoints of a stage's connections: to the scheduler, from the stage before, to the stage after.
 
-On one machine these are Unix sockets in the server's private folder, else TCP connections whose peers prove the run's
-secret. Owns the difference; what travels is the same.
+On one machine these are Unix sockets in the server's private folder, else TCP connections whose peers prove the
+server's secret. Hides the difference; the frames are the same.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Address = Path | LinkAddress
 
 @dataclass(frozen=True)
 class StageWires:
-    """The connections of one stage. ``before`` and ``after`` are None where there is no such stage.
+    """The endpoints of one stage. ``before`` and ``after`` are None where there is no such stage.
 
-    ``before`` makes the listener of TCP when the stage is ready for the one before.
+    A callable ``before`` makes the TCP listener when the stage is ready for the stage before.
     """
 
     scheduler: Address
@@ -48,7 +48,7 @@ class StageWires:
 
 
 def listening(address: Path, *, backlog: int = 1) -> socket.socket:
-    """A socket for one that connects; what a killed server left at its address makes room."""
+    """Listen on a Unix socket, replacing the file that a killed server left at its address."""
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
@@ -57,9 +57,9 @@ def listening(address: Path, *, backlog: int = 1) -> socket.socket:
 
 
 def connected(address: Address) -> socket.socket:
-    """A socket that is connected to the listener there, however long it takes until there is one.
+    """Connect to an address, waiting until somebody listens there.
 
-    Raises LinkError for a listener of another run.
+    Raises LinkError when the listener belongs to another server.
     """
     if isinstance(address, LinkAddress):
         return _linked(address)
@@ -74,20 +74,20 @@ def connected(address: Address) -> socket.socket:
 
 
 def _linked(address: LinkAddress) -> socket.socket:
-    """A stage listens when it has loaded; until then its machine refuses connections."""
+    """Retry until the stage listens: its machine refuses connections while it loads."""
     has_warned = False
     while True:
         try:
             return address.connect()
         except OSError as exc:
             if not has_warned and not isinstance(exc, ConnectionError):
-                logger.warning("%s cannot be reached from here, and is tried on: %s", address.endpoint, exc)
+                logger.warning("%s cannot be reached from here, still trying: %s", address.endpoint, exc)
                 has_warned = True
             time.sleep(LINK_INTERVAL_S)
 
 
 def accepted(listen: Callable[[], LinkListener], stage: int) -> socket.socket:
-    """The connection of the stage before ``stage``; nothing else is listened to any more. Blocks."""
+    """Wait for the connection of the stage before ``stage``, then close the listener."""
     listener = listen()
     connection = listener.wait_for(Claim(Role.HIDDEN, stage - 1))
     listener.close()

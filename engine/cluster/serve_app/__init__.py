@@ -16,14 +16,17 @@ __all__ = ["app", "build"]
 
 
 def build(arguments: dict[str, str]) -> Application:
-    """The application of these arguments, over the environment: ``model=... replicas=2``. Raises ConfigError."""
+    """Build the application from arguments such as ``model=... replicas=2``, which override the environment.
+
+    Raises ConfigError.
+    """
     from engine.cluster.serve_app.application import application_of
 
     return application_of(arguments)
 
 
 def __getattr__(name: str) -> Application:
-    """``app`` is what the environment alone says. Built when it is asked for: ``build`` has nothing to do with it."""
+    """Build ``app`` from the environment alone, on access, so that ``build`` does not build it too."""
     if name == "app":
         return build({})
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,9 @@
-"""The Serve application: a deployment of fronts, which take requests, over one of engines, chosen by prefix.
+"""The Serve application: a deployment of fronts, which take requests and choose an engine by prefix, over a deployment
+of engines.
 
-Each replica of an engine is an actor that owns a server and passes requests to it over loopback. The server runs in
-processes of its own: an engine forks before any thread exists, and dies or drains by its supervisor's rules, which an
-application inside the actor would lack. Owns what Serve is told of both: how many, how healthy, how full.
+Each engine replica is an actor that owns a server and passes requests to it over loopback. The server runs in its own
+processes, because an engine must fork before any thread exists, and because its supervisor drains it and ends it. Owns
+what Serve knows of both deployments: number, health and load.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from engine.frontend.schema.errors import ApiError
 from engine.process.settings import REVEAL_KEYS, ServerSettings
 from engine.server.launch.preload import PreloadedParent
 
-# Where this process's stderr goes, as a path: Ray keeps it in a log file of the replica, and the server's with it.
+# This process's stderr as a path: Ray keeps it in the replica's log file, so the server's output goes there too.
 _LOG: Final = Path("/proc/self/fd/2")
-# What processes need to end after the live requests have.
+# Enough for the processes to end once the live requests have.
 _GRACE_S: Final = 5.0
 
 
@@ -48,15 +49,15 @@ class OwnServer:
     """A running server. ``close()`` ends it and removes its folder."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Start it and wait until it is ready. Raises StartupError, with the cause."""
+        """Start the server and wait until it is ready. Raises StartupError with the cause."""
         self._parent = PreloadedParent.start()
-        # From the order on the parent removes it, should this process be killed.
+        # Once the parent has the order, it removes the folder even if this process is killed.
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
         if settings.radix_cache:
             ends = {f"kv_events{end}": f"ipc://{self._folder}/kv{end}" for end in ("_endpoint", "_replay_endpoint")}
             settings = settings.model_copy(update={"kv_events": True, **ends})
         self._drain_s = settings.drain_timeout_s + _GRACE_S
-        # Where its KV events are published and asked for again, on this node; empty where there are none.
+        # The endpoints of its KV events, live and replay, on this node; empty without a prefix cache.
         self.kv_endpoints = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         try:
             self._server = self._parent.serve(settings, self._folder, _LOG, remove_private_dir=True)
@@ -72,7 +73,7 @@ class OwnServer:
         self.base_url = serving.base_url
 
     def drain(self) -> None:
-        """Let live requests end, within the server's own bound; take no more. Returns when it has ended."""
+        """Refuse new requests and wait, within the server's bound, until the live ones and the server have ended."""
         self._server.drain()
         try:
             self._server.wait(self._drain_s)
@@ -90,7 +91,7 @@ class OwnServer:
 
 
 class EngineReplica:
-    """One engine. Serve calls what has no caller here."""
+    """One engine replica. Serve calls the methods that have no caller here."""
 
     def __init__(self, settings_json: str) -> None:
         settings = ServerSettings.model_validate_json(settings_json)
@@ -101,21 +102,21 @@ class EngineReplica:
         self._about: About | None = None
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
-        """Pass a request to the engine. Cancelled when the client leaves, which ends it in the engine."""
+        """Pass a request to the engine. Serve cancels this when the client leaves, which aborts the request."""
         answer = self._proxy.answer(request)
-        async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, typed as what it is used for
+        async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, but typed as an iterator
             async for part in answer:
                 yield part
 
     async def load(self, headers: Headers) -> Load | ApiError:
-        """The engine's load for a client; a refusal is returned, so that it arrives as what it is."""
+        """Return the engine's load for a client, or its refusal: Serve would wrap a raised error in its own."""
         try:
             return await self._proxy.load_for(headers)
         except ApiError as exc:
             return exc
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Tell the routers the load, and whether the engine takes requests."""
+        """Report the load to the routers, and whether the engine takes requests."""
         if await self._proxy.why_not_serving() is not None:
             return {"accepting": False}
         load = None
@@ -127,23 +128,23 @@ class EngineReplica:
         told = {"node": self._node, "live": live, "replay": replay}
         if live and self._about is not None:
             told["page_size"] = self._about.limits.page_size
-        # As plain data: Serve's controller, which passes it on, has not imported the engine.
+        # Plain data, because Serve's controller passes it on without importing the engine.
         return {"accepting": True, "load": None if load is None else msgspec.to_builtins(load), "told": told}
 
     async def about(self) -> About | ApiError:
-        """The engine's settings and limits, by which a front reads prompts; a refusal is returned."""
+        """Return the engine's settings and limits, with which a front reads prompts, or the refusal."""
         try:
             return await self._proxy.about()
         except PartnerError as exc:
             return ApiError.unavailable(f"the engine of replica {self._name} {exc}")
 
     async def check_health(self) -> None:
-        """Raise when the engine does not serve: Serve then starts another replica."""
+        """Raise ProcessDiedError when the engine does not serve: Serve then starts another replica."""
         if await self._proxy.why_not_serving() is not None:
             raise ProcessDiedError("engine", "its /health does not answer 200; the replica's log says why")
 
     async def __del__(self) -> None:
-        """End the engine. Serve has let the live requests end."""
+        """End the engine, after Serve has waited for the live requests."""
         await self._proxy.close()
         await asyncio.to_thread(self._server.drain)
         self._server.close()
@@ -151,12 +152,12 @@ class EngineReplica:
 
 ENGINES: Final = "engine"
 FRONTS: Final = "front"
-# A front waits for engines and does little else; the engines bound what there is.
+# A front only waits for engines, so it needs no bound of its own: the engines bound the requests.
 _FRONT_REQUESTS: Final = 65_536
-# Beyond the requests that an engine takes: short calls, and one more that it refuses itself.
+# On top of an engine's requests: short calls, and requests that the engine refuses itself.
 _OTHER_CALLS: Final = 256
 _PROBE_TIMEOUT_S: Final = 15.0
-# What a replica needs to end after its live requests have.
+# Enough for a replica to end once its live requests have.
 _END_S: Final = 20.0
 _SEED: Final = 1
 
@@ -164,7 +165,7 @@ logger = logging.getLogger(__name__)
 
 
 def application_of(arguments: Mapping[str, Any]) -> serve.Application:
-    """The application of these arguments over the environment. Raises ConfigError."""
+    """Build the application from arguments over the environment. Raises ConfigError."""
     settings, options = read_options(arguments)
     settings_json = settings.model_dump_json(context=REVEAL_KEYS)
     engines = serve.deployment(**_of_engines(settings, options))(EngineReplica).bind(settings_json)
@@ -208,7 +209,7 @@ def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]
 
 
 class RayEngines:
-    """The engines, by Serve's handle of their deployment."""
+    """The engines behind Serve's handle of their deployment."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -224,18 +225,18 @@ class RayEngines:
         except (BackPressureError, DeploymentUnavailableError) as exc:
             raise ApiError.unavailable(f"Serve has no engine for the request: {exc}") from exc
         finally:
-            # Of one that has ended this changes nothing; of one that a client left, it ends the request.
+            # Aborts the request when the client has left; changes nothing once the answer is complete.
             answer.cancel()
 
     async def about(self) -> About:
-        """The settings and limits of one engine; they are those of all. Raises ApiError."""
+        """Return the settings and limits, which are the same for all engines. Raises ApiError."""
         answer: About | ApiError = await self._handle.about.remote()
         if isinstance(answer, ApiError):
             raise answer
         return answer
 
     async def loads(self, headers: Headers) -> list[Load]:
-        """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
+        """Ask every replica for its load, skipping those that do not answer. Raises ApiError when all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
         loads = [answer for answer in answers if isinstance(answer, Load)]
         refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
@@ -245,7 +246,7 @@ class RayEngines:
 
 
 class _FrontReplica:
-    """One front. Serve asks it for its application after it was made."""
+    """One front replica. Serve asks it for its ASGI application after its construction."""
 
     def __init__(self, engines: DeploymentHandle[Any], settings_json: str, chunk_bytes: int) -> None:
         self._engines = RayEngines(engines)
@@ -258,7 +259,7 @@ class _FrontReplica:
         return front_app(self._engines, self._settings, self._prompt_of)
 
     async def _prompt_of(self, path: str, body: bytes) -> Prompt:
-        """The prompt in a body: its token ids once the model is known here, its text before, or without the files."""
+        """Read the prompt in a body: as token ids if the model's files are known here, else as text."""
         if self._learning is None:
             self._learning = asyncio.create_task(self._learn())
         prompt = await self._reader.prompt_of(path, body)

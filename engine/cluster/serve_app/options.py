@@ -1,6 +1,6 @@
-"""The options of the Serve application: an engine's settings, the number of engines, and the rules of choice.
+"""The options of the Serve application: an engine's settings, the number of engines, and the routing rules.
 
-Read from arguments over the environment over defaults. Knows neither Ray nor Serve.
+Arguments override the environment, which overrides the defaults. Knows neither Ray nor Serve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.process.settings import ServerSettings
 from engine.process.settings_sources import read_settings, unread_variables
 
 VARIABLE_PREFIX: Final = "ENGINE_SERVE_"
-# What one engine has and a replica cannot: Serve listens, and several engines cannot write one file.
+# Settings that make no sense for replicas: Serve listens, and several engines cannot write one file.
 _NOT_OF_REPLICAS: Final = {
     "host": "Serve's proxies listen for clients; give them http_options in a Serve configuration file",
     "port": "Serve's proxies listen for clients; give them http_options in a Serve configuration file",
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class AppOptions(BaseModel):
-    """Options of the application beside the engine's own settings; each may be an argument or a variable."""
+    """Options of the application beside the engine's settings; each may be an argument or an environment variable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,14 +41,14 @@ class AppOptions(BaseModel):
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Serve's AutoscalingConfig, instead of replicas"
     )
-    health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at an engine's /health")
-    load_period_s: float = Field(1.0, gt=0, description="seconds between two looks at an engine's load")
+    health_period_s: float = Field(2.0, gt=0, description="seconds between two checks of an engine's /health")
+    load_period_s: float = Field(1.0, gt=0, description="seconds between two reports of an engine's load")
     chunk_bytes: int = Field(256, ge=16, description="bytes of a prompt that a router compares as one chunk")
     index_chunks: int = Field(32_768, ge=1, description="chunks that a router remembers for each engine")
     balance_percent: int = Field(
         125, ge=100, description="load up to which an engine is chosen for a prefix, in percent of the mean"
     )
-    balance_slack: int = Field(4, ge=0, description="the same, in requests above the mean; the larger bound counts")
+    balance_slack: int = Field(4, ge=0, description="the same bound in requests above the mean; the larger one counts")
 
     @field_validator("autoscaling_config", mode="before")
     @classmethod
@@ -96,7 +96,7 @@ def read_options(
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Read the options in the environment. Raises ConfigError for an unknown variable with our prefix."""
+    """Read the options in the environment. Raises ConfigError for an unknown variable with ENGINE_SERVE_."""
     named = {f"{VARIABLE_PREFIX}{name.upper()}": name for name in AppOptions.model_fields}
     for variable in environment:
         if variable.startswith(VARIABLE_PREFIX) and variable not in named:

@@ -1,4 +1,5 @@
-"""Serve's request router over engines: translates between Serve and the pure policy, which chooses.
+"""Serve's request router over engines: translates between Serve and the pure placement policy.
+
 Lives in the process of each front, in one thread.
 """
 
@@ -29,7 +30,7 @@ def refusal_of(refused: Refused) -> ApiError:
 class PrefixRequestRouter(RequestRouter):
     """Routes by prefix within a bound on imbalance."""
 
-    # Serve asks a replica for its queue before the first request, and 0.1 s is short for a busy machine.
+    # Serve asks a replica for its queue before the first request, and its default of 0.1 s is short on a busy machine.
     queue_len_response_deadline_s = 1.0
     max_queue_len_response_deadline_s = 5.0
 
@@ -46,9 +47,9 @@ class PrefixRequestRouter(RequestRouter):
         self._capacity = capacity
         rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack)
         self._placement = Placement(rules, index_chunks=index_chunks, seed=seed)
-        # By the id that Serve has for a request; one that is tried again keeps its id.
+        # By Serve's id of a request, which a retry keeps.
         self._tickets: dict[str, Ticket] = {}
-        # What the engines of this node tell of their caches; those of other nodes publish on their own loopback.
+        # Subscriptions to the KV events of this node's engines; engines on other nodes publish on their own loopback.
         self._node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         self._told: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -76,7 +77,7 @@ class PrefixRequestRouter(RequestRouter):
         """Choose the replica for a request. When none can take it, its future gets the refusal."""
         if pending_request is None:
             return []
-        # Serve waits between two attempts only if it is told to.
+        # Serve waits between two attempts only if this is set.
         pending_request.routing_context.should_backoff = True
         self._drop_choice(pending_request)
         if pending_request.future.done():
@@ -86,7 +87,7 @@ class PrefixRequestRouter(RequestRouter):
         if isinstance(ticket, Refused):
             self._remove_pending_request_from_indices(pending_request)
             pending_request.future.set_exception(refusal_of(ticket))
-            # Serve looks at the future when it has a candidate, and then goes on to the next request.
+            # Serve checks the future once it has a candidate, and then goes on to the next request.
             return [candidate_replicas[:1]]
         chosen = [one for one in candidate_replicas if one.replica_id.unique_id == ticket.replica]
         if not chosen:
@@ -102,13 +103,13 @@ class PrefixRequestRouter(RequestRouter):
             self._end(internal_request_id, ticket)
 
     def _keep_choice(self, pending: PendingRequest, ticket: Ticket) -> None:
-        """Count a choice before it is carried out, so that the next one knows of it."""
+        """Count a choice before Serve carries it out, so that the next choice takes it into account."""
         request_id = pending.metadata.internal_request_id
         self._tickets[request_id] = ticket
         pending.future.add_done_callback(lambda future: self._end(request_id, ticket) if future.cancelled() else None)
 
     def _drop_choice(self, pending: PendingRequest) -> None:
-        """Take an earlier choice back: its replica did not take the request, or the front tries another one."""
+        """Take back an earlier choice, when its replica refused the request or the front tries another one."""
         request_id = pending.metadata.internal_request_id
         ticket = self._tickets.get(request_id)
         if ticket is not None:
@@ -128,7 +129,7 @@ class PrefixRequestRouter(RequestRouter):
             self._follow(name, stats.get("told", {}))
 
     def _follow(self, name: str, told: Mapping[str, Any]) -> None:
-        """Begin to follow an engine of this node, or ask it for missing batches."""
+        """Follow the KV events of an engine on this node, and ask it for missing batches."""
         if "page_size" not in told or told["node"] != self._node:
             return
         loop = asyncio.get_running_loop()

@@ -51,7 +51,7 @@ def test_gpus_are_grouped_when_each_stage_has_one(
 def test_nccl_without_a_gpu_a_stage_is_refused(monkeypatch: pytest.MonkeyPatch, device: str, gpus: int) -> None:
     """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(ConfigError, match=rf"'nccl' needs a GPU a stage, 2 of them.*got device='{device}'"):
+    with pytest.raises(ConfigError, match=rf"'nccl' needs a GPU for each stage, 2 in all.*got device='{device}'"):
         stage_process._require_backend("nccl", *_settings(hidden_transport="nccl", device=device))
 
 
