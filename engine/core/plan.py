@@ -1,7 +1,7 @@
-"""The microbatch plan: what the scheduler sends to every pipeline stage, straight and in launch order.
+"""The microbatch plan: the scheduler sends it directly to every pipeline stage, in launch order.
 
-A plan says which tokens of which requests are computed and where their KV goes. It carries increments: a stage keeps
-one page table a row and one sampling spec a row, and each segment adds to them.
+A plan lists the tokens of each request to compute and the pages for their KV. It carries increments: a stage keeps a
+page table and a sampling spec for each row, and each segment adds to them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.core.messages import Grammar
 
 
 class ForwardMode(StrEnum):
-    """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
+    """The kind of a microbatch: parts of prompts, one token for each of its requests, or both.
 
-    With the others it computes nothing: the stages take other weights, begin or end to profile, load and drop LoRAs, or
+    The other kinds compute no token: the stages update their weights, start or stop a profile, load and drop LoRAs, or
     go to sleep and wake.
     """
 
@@ -35,21 +35,21 @@ class ForwardMode(StrEnum):
 PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA, SLEEP = ForwardMode
 
 
-# In place of a token id: the token that the microbatch before chose for this row.
+# Stands for the token that the microbatch before chooses for this row.
 UNKNOWN_TOKEN: Final = -1
 _UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the last stage needs to choose a request's tokens; fixed for a request's whole life.
+    """The sampling parameters of a request as the last stage needs them; fixed for the request's whole life.
 
     The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
-    alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
+    alone, so batching, chunking and retraction never change a request's output. ``temperature=0`` is greedy.
     ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
     Frequency and presence penalties count the tokens from position ``prompt_tokens`` on. ``logit_bias`` has pairs of a
-    token id and what is added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt. With a
-    ``grammar_id`` only tokens are chosen that its grammar, ordered before by a ``GrammarOrder``, allows after the
-    output so far; 0 is none.
+    token id and the number added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt. A
+    ``grammar_id`` restricts the choice to tokens that its grammar, compiled by an earlier ``GrammarOrder``, allows
+    after the output so far; 0 is none.
     """
 
     seed: int
@@ -71,7 +71,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def for_guesses(self) -> SamplingSpec:
-        """How a draft model chooses for it: greedily, of what its biases and ``suppressed_ids`` leave."""
+        """The spec for its draft model: greedy, with the same biases and ``suppressed_ids``."""
         return SamplingSpec(
             seed=0,
             logit_bias=self.logit_bias,
@@ -81,15 +81,15 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def has_penalty(self) -> bool:
-        """True when a choice depends on what was said before."""
+        """Whether the choice of a token depends on earlier tokens."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
-    """What the last stage is to do about a grammar: compile it, or with None forget it.
+    """The order to the last stage to compile a grammar, or with None to forget it.
 
-    Ids are never used again. Each order to compile is answered by one ``GrammarReady``; forgotten is only what no
-    request uses that is alive or in flight.
+    Ids are never reused. One ``GrammarReady`` answers each order to compile. The scheduler forgets a grammar only when
+    no live or in-flight request uses it.
     """
 
     id: int
@@ -97,9 +97,9 @@ class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReceivePages(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Every stage writes the KV that arrives for ``transfer`` into these pages, in their order. Nothing else uses them.
+    """The order to every stage to write the KV of ``transfer`` into these pages, in order; nothing else uses them.
 
-    Answered by one ``PagesReceived``: when all have come, or after a ``StopTransfer``.
+    One ``PagesReceived`` answers it, when all pages have come or after a ``StopTransfer``.
     """
 
     transfer: int
@@ -107,9 +107,10 @@ class ReceivePages(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class SendPages(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Every stage sends the KV of these pages to its address in ``to``, as those from ``first`` on of ``to_transfer``.
+    """The order to every stage to send the KV of these pages to its address in ``to``, where they are the pages of
+    ``to_transfer`` from number ``first`` on.
 
-    Nothing writes them. Answered by one ``PagesSent``.
+    Nothing writes to the pages meanwhile. One ``PagesSent`` answers it.
     """
 
     transfer: int
@@ -200,10 +201,10 @@ class SegmentShare(TypedDict, total=False):
 
 
 class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every stage does to its LoRAs: read the one in ``path`` as ``version``, then forget version ``drop``.
+    """A change of every stage's LoRAs: load the one in ``path`` as ``version``, then drop version ``drop``.
 
-    Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
-    ``drop`` is ``version`` itself, the LoRA is only read and checked.
+    Versions count from 1 and are never reused; 0 is none. ``name`` is for readers of the plan. With ``drop`` equal to
+    ``version`` the stages only read and check the LoRA.
     """
 
     name: str
@@ -213,10 +214,9 @@ class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Copies(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every stage copies between its pages and its pages of host memory, before it computes anything.
+    """The copies between pages and host pages that every stage makes before it computes.
 
-    First ``out``, pairs of a page and the host page that it is copied to; then ``into``, pairs of a host page and the
-    page that it is copied to.
+    First ``out``, pairs of a page and its target host page; then ``into``, pairs of a host page and its target page.
     """
 
     out: tuple[tuple[int, int], ...]
@@ -224,9 +224,9 @@ class Copies(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """What all stages do at one place of the pipeline: a forward pass, or a change that has no tokens.
+    """One unit of work for all stages: a forward pass, or a change without tokens.
 
-    ``id`` grows by one a launch and comes back in its ``Completion``. Each kind is a class of its own.
+    ``id`` grows by one with each launch and comes back in the ``Completion``. Each kind is a subclass.
     """
 
     id: int
@@ -244,7 +244,7 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def copies(self) -> Copies | None:
-        """What is copied before the forward pass."""
+        """The copies to make before the forward pass."""
         return None
 
     @property

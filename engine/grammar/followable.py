@@ -212,7 +212,7 @@ def _tell_apart(part: dict[str, Any]) -> None:
 
 
 def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a property brings with it: without it, or with both."""
+    """Expand dependencies of a property: either the property is absent, or it comes with what it requires."""
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
         for key, needs in named(part, name).items():
             also = {"required": [key, *needs]} if isinstance(needs, list) else {"required": [key], "allOf": [needs]}

@@ -64,7 +64,7 @@ class DigestChain:
 
     @property
     def plan_digest(self) -> str:
-        """What was launched, where and when so far, without token values; 16 hex digits."""
+        """The digest of all launches so far, their pages and their order, without token values; 16 hex digits."""
         self._fold()
         return self._plans.hexdigest()
 

@@ -35,7 +35,7 @@ class RecordingError(EngineError, ValueError):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
-    """What was recorded. ``first_step`` is over 1 when older steps were dropped; a checkpoint may stand for them."""
+    """A recording's header. ``first_step`` is over 1 when older steps were dropped; a checkpoint may replace them."""
 
     format: str = FORMAT
     limits: Limits

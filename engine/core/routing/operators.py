@@ -26,10 +26,10 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What acts change of an engine: the mode in which it is ``paused``, if it is, where its weights are from, and the
-    level of its sleep: 0 while it is awake, 2 when it has no weights to wake with.
+    """The state of an engine that operators change: its pause mode, if any, the source of its weights, and its sleep
+    level, 0 while it is awake and 2 when it has no weights to wake with.
 
-    Of an engine without requests all modes are alike. A wanted state without weights leaves them as they are.
+    All pause modes are equal for an engine without requests. A wanted state without weights keeps the current ones.
     """
 
     paused: str | None

@@ -1,6 +1,6 @@
-"""The HTTP application: every route, the one shape of errors, and the description of it all.
+"""The HTTP application: all routes, one shape of errors, and the OpenAPI description.
 
-Owns what is true for all routes; each route's own file says what that route does.
+Owns the rules that hold for all routes; each route's behaviour is in its own file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.frontend.sessions.requests import ServedModel
 from engine.process.clock import MonotonicClock
 from engine.process.settings import ServerSettings
 
-# Paths of vLLM, SGLang, llama.cpp and Ollama, and what does the same here.
+# Paths of vLLM, SGLang, llama.cpp and Ollama, and the equivalent paths here.
 _ELSEWHERE = {
     "/get_model_info": "/model_info",
     "/get_server_info": "/server_info",
@@ -66,8 +66,8 @@ def build_app(
     long_bodies: LongBodies,
     state: ServerState,
 ) -> FastAPI:
-    """The application over an engine. ``long_bodies`` must know ``body_works``."""
-    # The page at /docs comes with its scripts: a server without a way to the internet shows it too.
+    """Build the application over an engine. ``long_bodies`` must know ``body_works``."""
+    # The page at /docs carries its scripts, so it also works without access to the internet.
     app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
     description, clock = Description(), MonotonicClock()
     asking = client.prefill_client
@@ -100,7 +100,7 @@ def build_app(
 
 
 def _add_heads(*routers: APIRouter) -> None:
-    """Answer HEAD where GET is answered; the connection leaves the body out."""
+    """Answer HEAD on every GET route; the connection leaves the body out."""
     for router in routers:
         for route in [
             route for route in router.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())
@@ -111,12 +111,12 @@ def _add_heads(*routers: APIRouter) -> None:
 
 
 def body_works(served: ServedModel) -> dict[str, BodyWork]:
-    """What a process of its own does, by the kind of body or check."""
+    """Map each kind of body or check to the function that a worker process runs for it."""
     return order_works(served) | token_works(served) | grammar_works()
 
 
 def _add_cors(app: FastAPI, listed: str) -> None:
-    """Let pages of other origins read the answers. A preflight has no key; the request that follows needs it."""
+    """Let pages of the listed origins read the answers. A preflight needs no key; the request after it does."""
     origins = [entry.rstrip("/") for part in listed.split(",") if (entry := part.strip())]
     if origins:
         app.add_middleware(
@@ -130,12 +130,12 @@ def _add_cors(app: FastAPI, listed: str) -> None:
 
 def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
     def answer(request: Request, error: ApiError, headers: Mapping[str, str] | None) -> Response:
-        # The layer that gives every answer its id has returned when that of a bug is made.
+        # The middleware that adds the id has returned by the time that a bug's answer is made.
         request_id = request_id_of(request.scope)
         return error_answer(error, request.url.path, request_id=request_id, headers=headers)
 
     def remedy_of(request: Request, exc: HTTPException) -> str:
-        """Clients leave the version out of their base URL, or give it twice, or know the path of another server."""
+        """Guess the route: clients omit or repeat the version in their base URL, or use another server's path."""
         path = request.url.path
         if exc.status_code == 404:
             meant = [one for one in (f"/v1{path}", path.removeprefix("/v1"), _ELSEWHERE.get(path)) if one in routes]

@@ -1,8 +1,8 @@
-"""Runs each piece of work in a process of its own: the event loop goes on, and the memory returns when it ends.
+"""Runs long bodies and checks in worker processes, so that the event loop goes on and their memory is returned.
 
-A parent is forked before there is a thread or a loop, and forks a process for each piece. It reads nothing of the work,
-so what breaks a worker leaves it whole. A piece is bounded in time and memory, and ends with who waits for it; a parent
-that forks nothing is ended. Both die with the process that they work for. Pieces are long bodies, and checks.
+A parent, forked before there is a thread or a loop, forks a worker for each piece of work. It never reads the work, so
+input that breaks a worker cannot break it. A worker is bounded in time and memory, and is killed when its caller is
+cancelled; a parent that hangs is killed. Both die with the process that they serve.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from engine.frontend.schema.errors import ApiError, ErrorDetail, ErrorType
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 from engine.process.signals import leave_stops_to_the_supervisor
 
-# All clients together can make it use at most two cores and twice the memory of one piece; checks have two more.
+# All clients together occupy at most two cores and twice the memory of one worker; checks get two workers more.
 WORKERS_AT_ONCE: Final = 2
-# The longest body takes far less. A piece that takes longer is ended.
+# The longest body takes far less. A worker that takes longer is killed.
 WORK_LIMIT_S: Final = 60.0
-# A check that takes longer gives way to smaller ones, and is begun again among the long ones.
+# A check that takes longer is killed to let smaller ones pass, and starts again in the queue of long ones.
 QUICK_CHECK_S: Final = 1.0
 CHECK_LIMIT_S: Final = 20.0
-# Beyond what a worker has when it is forked. The longest body took 60 bytes for each of its own.
+# On top of a worker's memory at its fork. Measured: the longest body takes 60 bytes for each byte.
 MEMORY_BYTES: Final = 768 * 2**20
 MEMORY_A_BYTE: Final = 64
 RECEIVE_BYTES: Final = 2**18
@@ -47,7 +47,7 @@ MOST_EXPENDABLE: Final = "1000"
 # Streams take precedence over bodies on a shared core.
 NICENESS: Final = 10
 _LENGTH: Final = struct.Struct("=Q")
-# A worker's pid: the first thing that it says.
+# A worker's first message: its pid.
 _PID: Final = struct.Struct("=q")
 _ONE_MORE: Final = b"+"
 STDERR: Final = 2
@@ -58,14 +58,13 @@ class WorkLostError(Exception):
 
 
 class WorkTooLargeError(WorkLostError):
-    """A worker was ended because it took too long or too much memory, or it broke on its work."""
+    """A worker was killed for its time or memory, or its work crashed it."""
 
 
 class ForkedWork:
-    """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone.
+    """Calls ``work`` on bytes in worker processes. ``fileno()`` is readable when their parent is gone.
 
-    A parent that forks nothing, or is stopped, for ``stuck_s`` seconds is ended; 0: never. ``why_lost`` says why it is
-    gone.
+    Kills a parent that hangs or is stopped for ``stuck_s`` seconds; 0: never. ``why_lost`` is the reason for its end.
     """
 
     def __init__(self, name: str, orders: socket.socket, parent_pid: int, stuck_s: float) -> None:
@@ -89,7 +88,7 @@ class ForkedWork:
         stuck_s: float = 0.0,
         prepare: Callable[[], object] = lambda: None,
     ) -> Self:
-        """Fork the parent, which calls ``prepare`` before it forks. Call it before this process starts a thread."""
+        """Fork the parent, which calls ``prepare`` before it forks workers. Call this before any thread starts."""
         ours, theirs = socket.socketpair()
         owner_pid = os.getpid()
         sys.stdout.flush()
@@ -101,14 +100,14 @@ class ForkedWork:
         return cls(name, ours, parent_pid, stuck_s)
 
     def fileno(self) -> int:
-        """The file descriptor to wait on for the parent's end."""
+        """Return a descriptor that is readable when the parent is gone."""
         return self._orders.fileno()
 
     async def run(self, data: bytes, *, is_check: bool = False) -> bytes:
-        """The work's answer. Raises WorkLostError when its process ended without one; cancelled, it ends it.
+        """Return the work's answer. Raises WorkLostError when its worker ended without one. Cancellation kills it.
 
-        Checks are of any length, but most are short: of those that wait the smallest goes first, and one that takes
-        long waits for other long ones.
+        Checks may take any time, but most are short: the smallest waiting one goes first, and one that takes long
+        queues with the other long ones.
         """
         if not is_check:
             async with self._slots:
@@ -120,10 +119,10 @@ class ForkedWork:
             return await self._bounded(data, CHECK_LIMIT_S)
 
     def look_at_parent(self) -> None:
-        """End the parent if it is stopped and does not go on in time, idle or not. Called after SIGCHLD."""
+        """Kill the parent if it is stopped for too long, busy or not. Call this after SIGCHLD."""
         try:
             is_stopped = os.waitid(os.P_PID, self.parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # It has ended, which its socket says.
+        except ChildProcessError:  # It has ended; its socket shows that.
             is_stopped = False
         if not is_stopped and self._stopped is not None:
             self._stopped.cancel()
@@ -133,7 +132,7 @@ class ForkedWork:
             self._stopped = asyncio.get_running_loop().call_later(self._stuck_s, self._end_parent, why)
 
     def close(self) -> None:
-        """End the parent, and with it all its children."""
+        """Kill the parent, and with it all its workers."""
         self._orders.close()
         os.kill(self.parent_pid, signal.SIGKILL)
         os.waitpid(self.parent_pid, 0)
@@ -170,7 +169,7 @@ class ForkedWork:
         return bytes(memoryview(answer)[_LENGTH.size :])
 
     async def _begun(self, connection: socket.socket) -> int:
-        """A descriptor of the worker's process, once it has said its pid. It waits for work, so the pid is its own."""
+        """Wait for the worker's pid and return its pidfd. The worker waits for its work, so the pid is not reused."""
         loop = asyncio.get_running_loop()
         if self._stuck_s and self._unanswered is None:
             self._unanswered = loop.call_later(self._stuck_s, self._end_parent, "it forked no process for")
@@ -186,20 +185,20 @@ class ForkedWork:
         return os.pidfd_open(*_PID.unpack(said))
 
     def _end_parent(self, why: str) -> None:
-        """End a parent that is stopped or hangs; its owner sees the closed socket."""
+        """Kill a parent that is stopped or hangs; its owner sees the closed socket."""
         self.why_lost = f"{why} {self._stuck_s:g} s (step_timeout_s), and was ended"
         os.kill(self.parent_pid, signal.SIGKILL)
 
 
 def _end(worker: int) -> None:
-    """End a worker, by the descriptor of its process; harmless where it has ended. The system reaps it."""
+    """Kill a worker by its pidfd; harmless when it has ended. The kernel reaps it."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(worker, signal.SIGKILL)
     os.close(worker)
 
 
 class _SmallestFirst:
-    """One at a time. Of those that wait the smallest is next, of equal ones the first."""
+    """A lock whose waiters are served by size, the smallest first, equal ones in order of arrival."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -225,7 +224,7 @@ class _SmallestFirst:
             self._call_next()
 
     def _call_next(self) -> None:
-        """Pass the turn on; to who waits, if anyone does, before one that comes only now."""
+        """Pass the lock to the smallest waiter, or release it without one."""
         while self._waiting:
             _, _, called = heapq.heappop(self._waiting)
             if not called.done():
@@ -237,13 +236,13 @@ class _SmallestFirst:
 def _run_parent(
     orders: socket.socket, owner_pid: int, name: str, work: Callable[[bytes], bytes], prepare: Callable[[], object]
 ) -> NoReturn:
-    """Fork a worker for each socket that comes, until the owner is gone."""
+    """Fork a worker for each socket that the owner sends, until the owner is gone."""
     try:
         close_inherited_files([orders.fileno()])
         current_process().name = name
         name_process(name)
         leave_stops_to_the_supervisor()
-        # The kernel reaps its workers.
+        # With SIGCHLD ignored the kernel reaps the workers.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         die_with_parent(owner_pid, signal.SIGKILL)
         prepare()
@@ -252,14 +251,14 @@ def _run_parent(
             if not word:
                 break
             _fork_worker(orders, files[0], work)
-    except BaseException:  # noqa: BLE001 - nothing of the owner's stack may run twice
+    except BaseException:  # noqa: BLE001 - no frame of the owner's stack may run twice
         os.write(STDERR, traceback.format_exc().encode())
     finally:
         os._exit(0)
 
 
 def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes]) -> None:
-    """Fork a worker. When the machine has no process left, the closed socket tells the owner."""
+    """Fork a worker. If the fork fails, the owner sees the closed socket."""
     parent_pid = os.getpid()
     with contextlib.suppress(OSError):
         if os.fork() == 0:
@@ -273,11 +272,11 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
     try:
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
-        # What libraries write when they break, a client could fill the log with. What Python raises is still told.
+        # A client could fill the log with the output of a library that it breaks. Python's tracebacks still go there.
         told = os.dup(STDERR)
         with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), STDERR)
-        # Closed by the end of this process: a cause of death is written before its owner hears of the death.
+        # Never closed explicitly: the traceback is then written before the owner sees the end of the socket.
         connection = socket.socket(fileno=file)
         connection.sendall(_PID.pack(os.getpid()))
         question = bytearray()
@@ -288,9 +287,9 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
         connection.sendall(_LENGTH.pack(len(answer)))
         connection.sendall(answer)
         status = 0
-    except (BrokenPipeError, ConnectionResetError, MemoryError):  # Its owner waits no longer, or is told by its end.
+    except (BrokenPipeError, ConnectionResetError, MemoryError):  # The owner has left, or sees the worker's end.
         status = 0
-    except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
+    except BaseException:  # noqa: BLE001 - no frame of the parent's stack may run twice
         os.write(told, traceback.format_exc().encode())
     finally:
         os._exit(status)
@@ -307,7 +306,7 @@ def _limit_worker() -> None:
 
 
 def _limit_memory(question_bytes: int) -> None:
-    """Bound what a worker takes beyond what it was forked with."""
+    """Bound a worker's memory on top of what it had at its fork."""
     status = Path("/proc/self/status").read_text().splitlines()
     has_bytes = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
     _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
@@ -319,9 +318,10 @@ def _limit(kind: int, bound: int) -> None:
     resource.setrlimit(kind, (bound, bound))
 
 
-# The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
-# as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
-# So does an entry of a chat, in a schema or in arguments, which are written again; 1e15 becomes 1000000000000000.0.
+# Measured: the worst body of this length takes 11 ms in the event loop, as long as a fork; the goal for any body is
+# 50 ms. An object or a list costs as much as BYTES_OF_AN_OBJECT bytes, because a template renders each message, tool
+# and call. In a chat an entry of a schema or of arguments costs more too, because it is written again, and so does an
+# exponent: 1e15 becomes 1000000000000000.0.
 LONG_BODY_BYTES = 32_768
 BYTES_OF_AN_OBJECT = 40
 BYTES_OF_AN_ENTRY = 4
@@ -338,7 +338,7 @@ BodyWork = Callable[[bytes], bytes]
 
 
 def is_long(data: bytes, *, is_chat: bool = False) -> bool:
-    """Whether a body takes long, as far as can be told before it is read; ``is_chat`` says that a template reads it."""
+    """Estimate, without parsing it, whether a body takes long. ``is_chat``: a template renders it."""
     cost = len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"["))
     if is_chat and cost <= LONG_BODY_BYTES:
         cost += BYTES_OF_AN_ENTRY * data.count(b",") + BYTES_OF_AN_EXPONENT * len(_EXPONENT.findall(data))
@@ -346,7 +346,7 @@ def is_long(data: bytes, *, is_chat: bool = False) -> bool:
 
 
 def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:
-    """What the process of a long body does, by the kind of work. A work raises ApiError for a body that it refuses."""
+    """Return the function that workers run: it picks a work by its kind. A work raises ApiError to refuse a body."""
     return functools.partial(_answer, works=works)
 
 
@@ -357,13 +357,13 @@ class Ask(Protocol):
 
 
 class LongBodies:
-    """Has bodies worked on elsewhere. ``ask`` is ``body_work``, called in a process of its own."""
+    """Reads long bodies in worker processes. ``ask`` calls ``body_work`` in one."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     async def work_on(self, kind: str, data: bytes) -> memoryview:
-        """What the work of a kind makes of a body. Raises the ApiError that it raised, or 503 when it was lost."""
+        """Run the work of a kind on a body and return its result. Raises its ApiError, or 503 when it is lost."""
         try:
             return await self._answer_to(kind, data, is_check=False)
         except WorkLostError as exc:
@@ -374,9 +374,9 @@ class LongBodies:
             ) from exc
 
     async def check(self, kind: str, data: bytes) -> None:
-        """Have something checked that may be short or long. Raises the ApiError that the check raised.
+        """Run a check, short or long. Raises the check's ApiError.
 
-        Raises WorkLostError when the check was lost, WorkTooLargeError when it was ended.
+        Raises WorkLostError when the worker was lost, WorkTooLargeError when it was killed.
         """
         await self._answer_to(kind, data, is_check=True)
 
@@ -388,7 +388,7 @@ class LongBodies:
 
 
 def _answer(question: bytes, works: Mapping[str, BodyWork]) -> bytes:
-    """The question is the kind of work, a line end and the body."""
+    """Answer a question: the kind of work, a line end and the body."""
     kind, _, data = question.partition(b"\n")
     try:
         return _DONE + works[kind.decode()](data)

@@ -1,7 +1,6 @@
-"""Other engines, asked over HTTP. An answer is whole within a time and a size, and decoded by type within bounds.
+"""The HTTP client of other engines. Bounds an answer in time and size, and decodes it by type.
 
-Whatever else a peer sends or does is a PartnerError, its own fault. Nothing else raises here, and no other module reads
-a peer's answer.
+Turns any other behaviour of a peer into a PartnerError, and raises nothing else. No other module reads a peer's answer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from engine.frontend.schema.errors import ApiError, ErrorBody, shortened
 from engine.frontend.schema.native import MAX_PATH_CHARS
 from engine.process.settings import ServerSettings
 
-# All that an engine says of itself has a few thousand.
+# An engine's longest description has a few thousand.
 MAX_PEER_ANSWER_BYTES: Final = 256 * 2**10
 MAX_SHOWN_CHARS: Final = 512
 KEPT_CONNECTIONS: Final = 64
@@ -33,9 +32,9 @@ Kind = TypeVar("Kind")
 
 
 class PartnerError(EngineError):
-    """Another engine gave no answer that can be used. The text goes on where the engine's name ends.
+    """Another engine gave no usable answer. The text continues a sentence that begins with the engine's name.
 
-    ``status`` is that of its answer; None where no whole answer came, so that nobody knows what the engine has done.
+    ``status`` is the answer's; None when no complete answer came, so that the engine may or may not have acted.
     """
 
     def __init__(self, why: str, status: int | None = None) -> None:
@@ -54,7 +53,7 @@ class PeerAnswer:
 
     @property
     def words(self) -> str:
-        """The message of an error, or the text."""
+        """The message of an error answer, or its text if it is no error body."""
         try:
             return shown(_error_in(self.body).error.message)
         except BadFrameError:
@@ -70,7 +69,7 @@ class _Error(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """The settings, limits and processes of an engine, as ``/server_info`` says them."""
+    """The settings, limits and processes of an engine, from ``/server_info``."""
 
     settings: dict[str, str | int | float | bool | None]
     limits: Limits
@@ -93,7 +92,7 @@ class OperatedStats(msgspec.Struct, frozen=True):
 
 
 class OperatedState(msgspec.Struct, frozen=True):
-    """What operators change of an engine. ``stats`` is None while its scheduler does not answer."""
+    """The state of an engine that operators change. ``stats`` is None while its scheduler does not answer."""
 
     stats: OperatedStats | None
     weights: Annotated[str, msgspec.Meta(max_length=MAX_PATH_CHARS)]
@@ -110,11 +109,11 @@ _state_in: Callable[[bytes], OperatedState] = json_decoder_of(OperatedState)
 
 
 class Peer:
-    """The engine at ``base_url``. Every question raises PartnerError where the answer is none of an engine.
+    """The engine at ``base_url``. Every method raises PartnerError when the answer is not an engine's.
 
-    An answer to a short question is late after ``patience_s``. Others may take as long as they take: the engine has the
-    limits, and its end ends the connection. httpx alone bounds each read and not the answer, so that a peer that sends
-    a byte now and then would hold its caller for ever, and one that sends without end would take its memory.
+    Short questions time out after ``patience_s``. Operators' calls do not: the engine bounds them, and its end closes
+    the connection. httpx bounds each read but not the answer, so without the bounds here a peer could hold its caller
+    for ever with a byte now and then, or fill its memory.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class Peer:
         self._client_headers = _with_key(settings.api_key or settings.admin_key)
         self._operator_headers = _with_key(settings.admin_key or settings.api_key)
         self._patience_s = patience_s
-        # As many connections as there are requests: the engine bounds both.
+        # One connection for each request: the engine bounds both.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
         timeout = httpx.Timeout(None, connect=patience_s)
         self.client = httpx.AsyncClient(
@@ -135,14 +134,14 @@ class Peer:
         )
 
     async def health(self) -> int:
-        """The status of ``/health``, which needs no key."""
+        """Return the status of ``/health``, which needs no key."""
         return (await self._look("/health", {})).status
 
     async def load(self) -> Load:
         return load_in(await self._look("/get_load", self._client_headers))
 
     async def load_for(self, headers: Mapping[str, str]) -> Load:
-        """The load for a client with these headers. Raises ApiError where the engine refuses the client."""
+        """Return the load for a client with these headers. Raises ApiError when the engine refuses the client."""
         answer = await self._look("/get_load", headers)
         if not answer.is_ok and answer.status in _ERROR_STATUSES:
             detail = _read(_refusal_in, answer).error
@@ -153,11 +152,11 @@ class Peer:
         return about_in(await self._look("/server_info?timeout=0", self._client_headers))
 
     async def state(self) -> OperatedState:
-        """What operators change of the engine. Takes as long as it takes."""
+        """Return the state that operators change. Has no time limit."""
         return state_in(await self._whole("GET", "/server_info", headers=self._operator_headers))
 
     async def operate(self, target: str, body: object = None) -> PeerAnswer:
-        """Ask for something as an operator. Takes as long as it takes."""
+        """Make an operator's call. Has no time limit."""
         content = b"" if body is None else msgspec.json.encode(body)
         headers = self._operator_headers | ({"content-type": "application/json"} if content else {})
         return await self._whole("POST", target, headers=headers, content=content)
@@ -188,7 +187,7 @@ class Peer:
             raise
         except TimeoutError as exc:
             raise PartnerError(f"is gone: its answer was not whole within {within_s:g} s") from exc
-        except Exception as exc:  # what strange bytes make of an HTTP client has no list
+        except Exception as exc:  # malformed bytes make an HTTP client raise almost anything
             raise PartnerError(f"is gone ({type(exc).__name__})") from exc
 
 
@@ -204,7 +203,7 @@ async def _body_of(answer: httpx.Response) -> bytes:
 
 
 def load_in(answer: PeerAnswer) -> Load:
-    """The load in an answer of ``/get_load``. Raises PartnerError."""
+    """Decode an answer of ``/get_load``. Raises PartnerError."""
     if not answer.is_ok:
         raise PartnerError(f"does not say its load ({answer.status}): {answer.words}", answer.status)
     (load,) = _read(_loads_in, answer)
@@ -212,7 +211,7 @@ def load_in(answer: PeerAnswer) -> Load:
 
 
 def about_in(answer: PeerAnswer) -> About:
-    """The description in an answer of ``/server_info``. Raises PartnerError."""
+    """Decode the description in an answer of ``/server_info``. Raises PartnerError."""
     if answer.status == httpx.codes.UNAUTHORIZED:
         raise PartnerError("asks the router for a key; set ENGINE_API_KEY to its own", answer.status)
     if not answer.is_ok:
@@ -221,7 +220,7 @@ def about_in(answer: PeerAnswer) -> About:
 
 
 def state_in(answer: PeerAnswer) -> OperatedState:
-    """What operators change, in an answer of ``/server_info``. Raises PartnerError."""
+    """Decode the operators' state in an answer of ``/server_info``. Raises PartnerError."""
     if not answer.is_ok:
         raise PartnerError(answer.words, answer.status)
     return _read(_state_in, answer)
@@ -235,7 +234,7 @@ def _read(decode: Callable[[bytes], Kind], answer: PeerAnswer) -> Kind:
 
 
 def shown(text: str) -> str:
-    """A peer's text as a log can show it: short, and without control characters."""
+    """Shorten a peer's text for a log and replace its control characters."""
     return shortened("".join(one if one.isprintable() else " " for one in text[: 2 * MAX_SHOWN_CHARS]), MAX_SHOWN_CHARS)
 
 

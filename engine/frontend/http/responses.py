@@ -14,7 +14,7 @@ from engine.frontend.http.request_log import REQUEST_ID_HEADER, current_record
 from engine.frontend.protocols.anthropic import MessagesError
 from engine.frontend.schema.errors import ApiError, ErrorBody, ErrorType
 
-# When a client that found the queue full may ask again: by then a request or two have ended.
+# After a second a request or two have ended, so a client that found the queue full may retry.
 RETRY_AFTER_S = "1"
 JSON_TYPE = "application/json"
 
@@ -22,9 +22,9 @@ JSON_TYPE = "application/json"
 def error_answer(
     error: ApiError, path: str, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The answer to a request of ``path`` that is refused or failed, and what its line in the log says.
+    """Answer a refused or failed request of ``path``, and note the error for its log line.
 
-    ``request_id`` is for what answers outside of the request's record.
+    ``request_id`` is for callers that run outside of the request's record.
     """
     record = current_record()
     if record is not None:
@@ -41,9 +41,9 @@ def error_handlers(
     bug: str,
     remedy_of: Callable[[Request, HTTPException], str] = lambda *_: "",
 ) -> dict[Any, Callable[..., Awaitable[Response]]]:
-    """What becomes of exceptions: ``answer`` makes an answer of an error and its headers, ``bug`` is said of all else.
+    """Build the exception handlers. ``answer`` answers an error; ``bug`` is the message for all other exceptions.
 
-    The text of an exception may hold what no client should see; the log has it. ``remedy_of`` is for what is no route.
+    An exception's own text goes only to the log, since it may hold secrets. ``remedy_of`` completes routing errors.
     """
 
     async def of_error(request: Request, exc: ApiError) -> Response:

@@ -1,8 +1,8 @@
-"""Spans of requests for OpenTelemetry, made once one has ended: its wait, its prefill with the stages, its decode.
+"""OpenTelemetry spans of requests, made when one has ended: its wait, its prefill with the stages, its decode.
 
-Owns their names and attributes: the conventions' for generative AI, and under ``lockstep.`` the rids and the numbers of
-steps and microbatches that recordings and timelines have. No request waits for the exporter, whose queue is bounded:
-what does not fit, or finds no collector, is lost. Imported only by a server that traces.
+Owns their names and attributes: the semantic conventions for generative AI, and under ``lockstep.`` the rids and the
+numbers of steps and microbatches that recordings and timelines use. No request waits for the exporter, whose queue is
+bounded: spans that do not fit, or find no collector, are lost. Imported only by a server that traces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.process.clock import Clock
 PROVIDER: Final = "lockstep"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
 CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
-# For the spans of the last requests, when the server ends.
+# Bounds the export of the last requests' spans when the server ends.
 LAST_EXPORT_S: Final = 0.3
 NS_A_SECOND: Final = 1_000_000_000
 
@@ -41,7 +41,7 @@ _parents = TraceContextTextMapPropagator()
 
 @dataclass(frozen=True)
 class _Sent:
-    """What the front end knows of a request to the engine."""
+    """The front end's part of an engine request's span."""
 
     parent: Context
     begun_s: float | None
@@ -50,18 +50,18 @@ class _Sent:
 
 
 class Tracing:
-    """Is told of each request that is sent to the scheduler, and of how each was computed."""
+    """Makes spans from the requests sent to the scheduler and the traces that come back."""
 
     def __init__(self, provider: TracerProvider, model: str, clock: Clock) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer(PROVIDER, __version__)
         self._model = model
         self._epoch_ns = time.time_ns() - int(clock.now() * NS_A_SECOND)
-        # By rid, the earliest first.
+        # By rid, the oldest first.
         self._sent: dict[str, deque[_Sent]] = {}
 
     def sent(self, message: Generate) -> None:
-        """Note a request, and the HTTP request that is being handled."""
+        """Note a request that is sent, with the HTTP request that is being handled."""
         record, sampling = current_record(), message.sampling
         path = "" if record is None else record.path
         attributes: dict[str, Any] = {
@@ -81,9 +81,9 @@ class Tracing:
     def ended(self, trace: RequestTrace) -> None:
         """Make the spans of a request."""
         waiting = self._sent.get(trace.rid)
-        if waiting is None:  # sent by another hand than the front end's, as by a script
+        if waiting is None:  # a script sent it, not the front end
             return
-        # Of two of one rid it is the later that is refused.
+        # Of two requests with one rid the later one is refused.
         sent = waiting.popleft() if trace.refusal is None else waiting.pop()
         if not waiting:
             del self._sent[trace.rid]
@@ -102,8 +102,8 @@ class Tracing:
         span.end(self._ns(trace.ended_s))
 
     def close(self) -> None:
-        """Send what is left, within a moment."""
-        # The library waits up to half a minute for a collector that is not there.
+        """Export the remaining spans within LAST_EXPORT_S."""
+        # The library itself would wait up to half a minute for a missing collector.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(LAST_EXPORT_S)
@@ -137,12 +137,12 @@ class Tracing:
             part.end(self._ns(ended_s))
 
     def _ns(self, at_s: float) -> int:
-        """A time of the machine's monotonic clock as one of the calendar."""
+        """Convert a time of the monotonic clock to nanoseconds since the epoch."""
         return self._epoch_ns + int(at_s * NS_A_SECOND)
 
 
 def _parts(trace: RequestTrace) -> Iterator[tuple[str, float, float, Mapping[str, Any]]]:
-    """Name, beginning, end and attributes of each part that a request came to."""
+    """Yield name, begin, end and attributes of each phase that a request reached."""
     if trace.refusal is not None:
         return
     launched_s = trace.ended_s if trace.launched_s is None else trace.launched_s
@@ -164,7 +164,7 @@ def _failure(trace: RequestTrace) -> str | None:
 
 
 def open_tracing(endpoint: str, model: str, clock: Clock) -> Tracing:
-    """Spans to a collector. What else there is to set, the library's own variables OTEL_... do."""
+    """Export spans to a collector. The library's own variables OTEL_... configure the rest."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     log = logging.getLogger("opentelemetry")
@@ -179,7 +179,7 @@ def open_tracing(endpoint: str, model: str, clock: Clock) -> Tracing:
 
 
 class _Once(logging.Handler):
-    """Passes on the first thing that the library has to say: of a dead collector it would speak all day."""
+    """Logs only the library's first warning: it would repeat one about a dead collector all day."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(logging.WARNING)
@@ -190,7 +190,7 @@ class _Once(logging.Handler):
         if not self._is_said:
             self._is_said = True
             logger.warning(
-                "spans may be lost, and this is said once: %s; look at the collector at %s",
+                "spans may be lost (reported once): %s; look at the collector at %s",
                 record.getMessage(),
                 self._endpoint,
             )

@@ -1,4 +1,4 @@
-"""The Messages protocol of Anthropic, as other words for a chat: what clients send, and the messages that they get."""
+"""The Messages protocol of Anthropic, translated to and from a chat: bodies of requests, and shapes of answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _Nothing = Annotated[list[JsonValue], Field(max_length=0)]
 
 
 class CacheControl(NullableBody):
-    """Equal prefixes are found without it, so it changes nothing."""
+    """Changes nothing: the prefix cache finds equal prefixes without it."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -84,7 +84,7 @@ Texts = Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True
 
 
 class ToolResultBlock(_Block):
-    """What the call with this id gave."""
+    """The result of the call with this id."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
@@ -107,7 +107,7 @@ class UserMessage(NullableBody):
     content: str | UserBlocks
 
     def chat_messages(self) -> Iterator[dict[str, Any]]:
-        """The results of calls, then what the user says."""
+        """Yield the results of calls, then the user's text."""
         if isinstance(self.content, str):
             yield {"role": "user", "content": self.content}
             return
@@ -124,7 +124,7 @@ class AssistantMessage(NullableBody):
     content: str | AssistantBlocks
 
     def chat_messages(self) -> Iterator[dict[str, Any]]:
-        """One message, with its reasoning and its calls."""
+        """Yield one message, with its reasoning and its calls."""
         if isinstance(self.content, str):
             yield {"role": "assistant", "content": self.content}
             return
@@ -170,7 +170,7 @@ class NamedToolChoice(NullableBody):
 
 
 class Thinking(NullableBody):
-    """The variable ``enable_thinking`` of the model's chat template; how long it thinks is not bounded apart."""
+    """The variable ``enable_thinking`` of the model's chat template. Reasoning has no bound of its own."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT32, description="not honoured apart from max_tokens")
@@ -209,7 +209,7 @@ class CountTokensBody(NullableBody):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """The fields of the chat that this is. A last message of the assistant is continued, as the protocol has it."""
+        """The equivalent fields of a chat. As in the protocol, a last message of the assistant is continued."""
         asked, choice = self.output_config.format, self.tool_choice
         system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         thinking = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
@@ -248,7 +248,7 @@ class MessagesBody(CountTokensBody, RequestFields):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """With its sampling."""
+        """The equivalent fields of a chat, with the sampling."""
         same = {*RequestFields.model_fields, "max_tokens"}
         same |= {"temperature", "top_p", "top_k"} & self.model_fields_set
         return super().chat_fields | {
@@ -264,7 +264,7 @@ def _choice_of(choice: AnyToolChoice | NamedToolChoice | None) -> Any:
     return None if choice is None else {"any": "required"}.get(choice.type, choice.type)
 
 
-# Types of errors that have another name in the protocol.
+# Error types with another name in the protocol.
 _ERROR_TYPES = {
     ErrorType.NOT_FOUND: "not_found_error",
     ErrorType.BUSY: "rate_limit_error",
@@ -282,14 +282,14 @@ class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class ThinkingContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """Reasoning as the model wrote it; nothing signs it."""
+    """Reasoning as the model wrote it, unsigned."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call. Of arguments that were cut ``input`` has what is whole."""
+    """A call. ``input`` has the complete part of arguments that were cut off."""
 
     id: str
     name: str
@@ -300,7 +300,7 @@ ContentBlock = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """``input_tokens`` are those of the prompt that were not read from the prefix cache."""
+    """``input_tokens`` counts the prompt's tokens that were not read from the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -369,7 +369,7 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """The body of an answer that is no success, and the last event of a stream that broke."""
+    """The body of an error answer, and the last event of a failed stream."""
 
     error: Any
     request_id: str | None
@@ -395,18 +395,18 @@ _AS_CHAT = Translation(
         "chat_template_kwargs": "thinking",
     }
 )
-# Ends that have another name in the protocol; the others keep the engine's.
+# Finish reasons with another name in the protocol; the others keep the engine's.
 _REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
 
 
 def message_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a message. Raises ApiError, also when the model has no chat template."""
+    """Read the order of a message. Raises ApiError, also when the model has no chat template."""
     chat = _AS_CHAT.chat(parse_body(MessagesBody, data).chat_fields)
     return _AS_CHAT.order(lambda: order_of_chat(chat, served, "msg"))
 
 
 def token_count(data: bytes, served: ServedModel) -> TokenCount:
-    """The tokens of a conversation's prompt. Raises ApiError, also when the model has no chat template."""
+    """Count the tokens of a conversation's prompt. Raises ApiError, also when the model has no chat template."""
     chat = _AS_CHAT.chat(parse_body(CountTokensBody, data).chat_fields)
     requested_lora(chat.model, served)
     _, ids = chat_prompt(chat, served)
@@ -493,7 +493,7 @@ def _growth(block: Block, text: str) -> TextGrowth | ThinkingGrowth | InputGrowt
 
 
 def _input_of(arguments: str) -> msgspec.Raw:
-    """The object that was written, as far as it was; what is none is empty."""
+    """Parse the object as far as it was written; empty for anything but an object."""
     try:
         value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

@@ -209,7 +209,7 @@ class StructuredOutputs(RuledBody, NullableBody):
 
     @cached_property
     def grammars(self) -> dict[str, Grammar | None]:
-        """What each of its fields says, by the field."""
+        """The grammar of each field."""
         return {
             "structured_outputs.json": None if self.json_ is None else schema_grammar(self.json_),
             "structured_outputs.regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
@@ -220,7 +220,7 @@ class StructuredOutputs(RuledBody, NullableBody):
 
 
 class RequestFields(StrictBody):
-    """What both protocols say of a request beside its prompt and its sampling."""
+    """The fields of a request that the protocols share, beside its prompt and its sampling."""
 
     stream: bool = False
     rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
@@ -236,7 +236,7 @@ class RequestFields(StrictBody):
 
 
 class SamplingFields(RuledBody):
-    """What both protocols say of sampling; the defaults are those of ``engine.core.messages.SamplingParams``."""
+    """The sampling fields that the protocols share, with the defaults of ``engine.core.messages.SamplingParams``."""
 
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
@@ -312,7 +312,7 @@ class SamplingBody(SamplingFields, NullableBody):
 
     @property
     def grammar(self) -> tuple[str, Grammar] | None:
-        """What the output must be, and the field that says it."""
+        """The grammar of the output, with the field that asks for it."""
         return grammar_among(self._grammars)
 
     def params(self, defaults: Mapping[str, float]) -> SamplingParams:

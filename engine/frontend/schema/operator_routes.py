@@ -30,7 +30,7 @@ class MessageBody(StrictBody):
 
     @abstractmethod
     def message(self, call_id: str) -> ClientMessage:
-        """What the scheduler is sent."""
+        """Build the message to the scheduler."""
 
 
 class AbortBody(MessageBody, RuledBody):

@@ -66,11 +66,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
+    """The served model, against which bodies are checked: its tokenizer, template, limits and name.
 
-    ``dialect`` is how it writes what is not plain text. ``sampling_defaults`` are the checkpoint's own values for
-    fields of sampling that a client leaves out. ``longest_token_chars`` bounds how few tokens a text can have;
-    byte-level vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
+    ``dialect`` is its syntax for reasoning and calls. ``sampling_defaults`` are the checkpoint's values for sampling
+    fields that a client leaves out. ``longest_token_chars`` gives a lower bound on a text's tokens; byte-level
+    vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
     """
 
     tokenizer: Tokenizer

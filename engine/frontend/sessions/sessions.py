@@ -1,8 +1,8 @@
-"""What the front end decides about requests: a state machine without an event loop, a socket or a clock.
+"""The front end's state machine of requests, without an event loop, a socket or a clock.
 
-In go what clients ask for, their disconnects and the scheduler's replies; out come messages to the scheduler and the
-bytes of answers. Owns who has a rid, what a message ends, choices, stop strings and the parts of a stream. The HTTP
-front end and the harness's simulated clients are shells around it.
+Takes orders, disconnects and the scheduler's replies; produces messages to the scheduler and the bytes of answers. Owns
+the rids in use, the ends of requests, choices, stop strings and the parts of a stream. The HTTP front end and the
+harness's simulated clients are shells around it.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ class Session:
         self.on_output()
 
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
-        """What an output shows. Raises ApiError."""
+        """Return the pieces that an output adds to the answer. Raises ApiError."""
         if isinstance(output, ApiError):
             raise self._named(output)
         self._ended += output.finish_reason is not None
@@ -460,10 +460,10 @@ class _Choice(NamedTuple):
     observe: Observer
 
     def piece(self, output: TokenOutput, grammar_field: str | None) -> GenerateAnswer:
-        """What is new with an output: text and ids are deltas, counts are totals; the last one has a finish reason.
+        """Return an output's piece: text and ids are deltas, counts are totals; the last one has a finish reason.
 
-        Raises ApiError when the request was ended by an error or a fault of its own, _TimedOut when its time was over
-        before its first token.
+        Raises ApiError when an error or the request's own fault ended it, _TimedOut when its time was over before its
+        first token.
         """
         self.observe(output)
         if output.finish_reason in FAILURES:
@@ -491,7 +491,7 @@ def listed(*insides: bytes) -> Any:
 
 
 def finished(shaping: Shaping[_Result]) -> _Result:
-    """What is made, without a turn in between."""
+    """Run a shaping to its end at once and return its result."""
     while True:
         try:
             next(shaping)

@@ -43,14 +43,14 @@ from engine.frontend.sessions.requests import check_lora_name
 from engine.process.settings import ServerSettings
 
 ADMIN = "administration"
-# The longest that an operator has to say is a path.
+# The longest field of an operator's body is a path.
 MAX_BODY_BYTES = 65_536
 # Fields of the messages about LoRAs, as clients spell them.
 LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
 
 
 class Administration:
-    """What the operators' routes do: read a body, ask the scheduler, answer with its words."""
+    """The operators' routes: read a body, ask the scheduler, answer with its message."""
 
     def __init__(self, settings: ServerSettings, client: EngineClient, state: ServerState) -> None:
         self._settings = settings
@@ -109,7 +109,7 @@ class Administration:
         return response
 
     def of_body(self, body: type[MessageBody]) -> Callable[[Request], Awaitable[Response]]:
-        """A route that sends the message of its body."""
+        """Build a route that sends the message of its body."""
 
         async def answer(request: Request) -> Response:
             require_no_parameters(request.query_params)
@@ -130,7 +130,7 @@ class Administration:
             return parse_body(model, data)
 
     async def _read_nothing(self, request: Request) -> None:
-        """Raises ApiError (400) for what would be asked in vain: a field, or a parameter."""
+        """Raise ApiError (400) for a field or a parameter, since the route has none."""
         require_no_parameters(request.query_params)
         await self._read(request, NoBody)
 
@@ -162,15 +162,15 @@ def add_administration(
 
 
 def new_trace_folder(parent: str) -> str:
-    """The name of a folder for one profile: in ``parent``, or among the temporary files; the stages make it."""
+    """Name a folder for one profile, in ``parent`` or among the temporary files; the stages create it."""
     name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     return str(Path(parent or tempfile.gettempdir()).absolute() / name)
 
 
 def _response(answer: CallAnswer, **fields: str) -> Response:
-    """The answer to a call; ``fields`` are those of the body that have another name in the message.
+    """Answer a call. ``fields`` maps the message's fields to the body's where the names differ.
 
-    Raises ApiError for a call that was refused.
+    Raises ApiError for a refused call.
     """
     if not answer.ok:
         raise ApiError.of_call(answer, param=fields.get(answer.fault or "", answer.fault))

@@ -1,7 +1,7 @@
-"""Routes that generate: the native one and those of the OpenAI and the Anthropic protocol.
+"""The generating routes: the native one and the ones of the OpenAI and Anthropic protocols.
 
 A body becomes an order, the order a session, the session an answer, whole or as a stream of server-sent events. Owns
-disconnects and how a stream is written; what an answer is belongs to the session, shapes to the protocols.
+disconnects and the writing of streams; the session owns the answer's content, the protocols its shape.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ _PREFILLS: Final = (
     "engine, or the router in front of them"
 )
 _EMBEDS: Final = "{0!r} is a model that embeds and generates no text; use /v1/embeddings here, or serve another model"
-# Bytes of an answer that are written before the event loop turns.
+# Bytes of an answer to write before other tasks of the event loop get a turn.
 BYTES_A_TURN: Final = 1 << 20
-# The extension of a request's scope under which a connection offers to write.
+# The extension of a request's scope with the connection's PartWriter.
 PART_WRITER: Final = "lockstep.part_writer"
 
 
 class OrderRoute(NamedTuple):
-    """A route whose bodies become orders. ``about`` describes it, as a ``Description`` takes that.
+    """A route whose bodies become orders. ``about`` has the arguments of its ``Description``.
 
-    ``shape`` makes what shows its answers, with what finds the parts of a chat's. ``is_chat``: a template reads it.
+    ``shape`` builds the shape of its answers, from a factory of the parsers of a chat's choices. ``is_chat``: a
+    template renders its bodies.
     """
 
     name: str
@@ -154,12 +155,12 @@ ROUTES: Final[Mapping[str, OrderRoute]] = {
     ),
 }
 CLIENT_PATHS: Final = tuple(path for path in ROUTES if path != PREFILL)
-# Those whose answers are text.
+# The paths whose answers are text.
 GENERATING: Final = tuple(path for path in CLIENT_PATHS if path != EMBEDDINGS)
 
 
 def orders_of(served: ServedModel) -> Mapping[str, Callable[[bytes], Order]]:
-    """What makes an order of a body, by the path of its route."""
+    """Map each route's path to the function that turns its bodies into orders."""
     return {path: functools.partial(_order_of, path, served) for path in ROUTES}
 
 
@@ -168,7 +169,7 @@ def _order_of(path: str, served: ServedModel, data: bytes) -> Order:
 
 
 def order_works(served: ServedModel) -> dict[str, BodyWork]:
-    """What becomes of long bodies, by the same."""
+    """Map each route's path to the work that a worker process does on its long bodies."""
     return {path: functools.partial(packed, take=take) for path, take in orders_of(served).items()}
 
 
@@ -204,7 +205,7 @@ class GenerationRoutes:
         return answer
 
     async def _take_order(self, path: str, request: Request) -> Order:
-        """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
+        """Read and check a request's order. A worker reads a long body, so that no stream waits. Raises ApiError."""
         limits, name = self._served.limits, self._served.model_name
         if limits.prefills and path != PREFILL:
             raise ApiError(ErrorType.MISDIRECTED, _PREFILLS)
@@ -221,9 +222,9 @@ class GenerationRoutes:
         return order
 
     async def _respond(self, path: str, request: Request, order: Order) -> Response:
-        """Send an order's requests to the engine and show their answers. Raises ApiError when one is refused or fails.
+        """Send an order's requests to the engine and return their answers. Raises ApiError if one is refused or fails.
 
-        Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
+        Raises ClientDisconnect when the client left before all requests were sent, once the sent ones have ended.
         """
         served, record = self._served, current_record()
         session = Session(
@@ -239,7 +240,7 @@ class GenerationRoutes:
             while session.send_some():
                 await asyncio.sleep(0)
             if order.stream and not session.is_cut_short:
-                # The status of a stream waits for the first output, so that a refusal gets its own.
+                # A stream's status waits for the first output, so that a refusal can have its own status.
                 return EventStream(session, await _first_part(session), watch)
             while not session.collect():
                 await _news_of(session)
@@ -253,7 +254,7 @@ class GenerationRoutes:
         return _sent_in_parts(await _shaped(session))
 
     def _decoder_of(self, order: Order) -> Decoder:
-        """What gives answers their texts. These have the markers in them that they are looked through for."""
+        """Choose the decoder of an order's texts, which keeps the markers that the parsers look for."""
         tokenizer, parsing = self._served.tokenizer, order.parsing
         if order.shows_special:
             return WholeDecoder(tokenizer)
@@ -281,7 +282,7 @@ async def _abort_on_disconnect(request: Request, session: Session) -> None:
 
 
 async def _shaped(session: Session) -> bytes:
-    """The body of an answer that was collected; the event loop turns while a large one is made."""
+    """Build the body of a collected answer; other tasks run while a large one is built."""
     shaping = session.body()
     while True:
         try:
@@ -293,7 +294,7 @@ async def _shaped(session: Session) -> bytes:
 
 
 def _sent_in_parts(body: bytes) -> Response:
-    """An answer of JSON; the event loop turns while a large one is sent."""
+    """Build a JSON response; other tasks run while a large one is sent."""
     if len(body) <= BYTES_A_TURN:
         return Response(body, media_type=JSON_TYPE)
 
@@ -305,7 +306,7 @@ def _sent_in_parts(body: bytes) -> Response:
 
 
 async def _first_part(session: Session) -> bytes:
-    """Wait for the part that begins a stream. Raises ApiError."""
+    """Wait for the first part of a stream. Raises ApiError."""
     while not (part := session.part()) and not session.has_begun:
         await _news_of(session)
     return part
@@ -320,22 +321,22 @@ async def _news_of(session: Session) -> None:
 
 
 class PartWriter(Protocol):
-    """Writes parts of a body that has begun, without a coroutine."""
+    """Writes parts of a started body without a coroutine."""
 
     @property
     def has_room(self) -> bool:
-        """False while the client takes nothing, and parts would pile up."""
+        """Whether the client reads; if not, parts would pile up."""
 
     def write_part(self, data: bytes) -> None:
-        """Write the next part; what is written to a client that is gone is lost."""
+        """Write the next part; one for a client that is gone is lost."""
 
 
 class EventStream(StreamingResponse):
-    """A stream that a client's disconnect does not cancel. ``first`` is the part that was taken already.
+    """A stream that a client's disconnect does not cancel. ``first`` is its first part.
 
-    ``watch`` aborts the request then, and the stream ends with it; cancelled first, it would forget the request before
-    the scheduler does. What has come is written from a callback, in one write, where the connection takes it; the
-    stream's task is woken only to wait for room and to end.
+    On a disconnect ``watch`` aborts the request, and the stream ends with it; a cancelled stream would forget the
+    request before the scheduler does. While the connection has room, a callback writes all outputs of a turn at once;
+    the stream's task wakes only to wait for room and to end.
     """
 
     media_type = "text/event-stream"
@@ -346,17 +347,17 @@ class EventStream(StreamingResponse):
         self._watch = watch
         self._writer: PartWriter | None = None
         self._waiting: asyncio.Future[bytes] | None = None
-        # A turn of the event loop is asked for, in which the stream goes on.
+        # True while ``_go_on`` is scheduled for the next turn of the event loop.
         self._is_due = False
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events; a client that is gone takes none, and that is no error."""
+        """Send the events. A client that is gone is no error."""
         self._writer = scope.get("extensions", {}).get(PART_WRITER)
         await self.stream_response(send)
 
     async def _parts(self, first: bytes) -> AsyncIterator[bytes]:
-        """What the task sends: the first part, what there was no room for, the last part."""
+        """Yield the parts that the task sends: the first, those that found no room, the last."""
         try:
             yield first
             while not self._session.is_told:
@@ -365,7 +366,7 @@ class EventStream(StreamingResponse):
             self._watch.cancel()
 
     async def _next_part(self) -> bytes:
-        """Wait for a part that is not written at once."""
+        """Wait for a part that the callback could not write."""
         self._waiting = self._loop.create_future()
         self._session.on_output = self._ask_for_turn
         if self._session.has_more:
@@ -376,7 +377,7 @@ class EventStream(StreamingResponse):
             self._waiting = None
 
     def _ask_for_turn(self) -> None:
-        """Go on when the loop turns: all that comes until then goes with it."""
+        """Schedule ``_go_on`` for the next turn of the loop: outputs that come until then share its write."""
         if not self._is_due and self._waiting is not None:
             self._is_due = True
             self._loop.call_soon(self._go_on)
@@ -387,7 +388,7 @@ class EventStream(StreamingResponse):
             return
         try:
             part = self._session.part()
-        except Exception as exc:  # noqa: BLE001 - whatever goes wrong ends the stream's task, as it would inside of it
+        except Exception as exc:  # noqa: BLE001 - ends the stream's task, as if raised inside of it
             self._waiting.set_exception(exc)
             return
         if self._session.is_told or (part and (self._writer is None or not self._writer.has_room)):

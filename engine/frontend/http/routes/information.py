@@ -1,4 +1,4 @@
-"""Routes that tell: health, the models, the server. None of them needs a running loop."""
+"""Read-only routes: health, models, server. None of them needs a running loop."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from engine.process.settings import ServerSettings
 
 INFORMATION = "information"
 OPENAI = "openai"
-# The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
+# The loop answers between two steps. A frozen or very busy loop must not keep an operator waiting.
 STATS_TIMEOUT_S = 1.0
 MAX_STATS_TIMEOUT_S = 60.0
 INFO_QUERY = (("timeout", MAX_STATS_TIMEOUT_S, "seconds to wait for the scheduler's counters; 0: do not ask for them"),)
-# What /server_info does not show: keys, and the free text of a harness.
+# Hidden in /server_info: keys, and the free text of a harness.
 HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options", "stage_probe"})
 
 
 @dataclass
 class ServerState:
-    """What changes while a server runs. ``pids`` are the engine's processes by name, known once all are ready.
+    """The mutable state of a server. ``pids`` are the engine's processes by name, known once all are ready.
 
-    ``loras`` are the paths of those that were loaded and not unloaded, by name, as the scheduler has answered.
-    ``created_s`` is the start in seconds since the epoch. ``weights`` is the path of the last update, if there was one.
-    ``sleep_level`` is 0 while the engine is awake.
+    ``loras`` are the paths of the loaded LoRAs by name, from the scheduler's answers. ``created_s`` is the start in
+    seconds since the epoch. ``weights`` is the path of the last update, if there was one. ``sleep_level`` is 0 while
+    the engine is awake.
     """
 
     loras: dict[str, str]
@@ -161,7 +161,7 @@ def add_information(
         """Describe the server: settings without secrets, processes, counters."""
         asked_s = read_timeout(request.query_params, MAX_STATS_TIMEOUT_S)
         timeout_s = STATS_TIMEOUT_S if asked_s is None else asked_s
-        open_calls = client.open_calls  # Without the question that this one asks.
+        open_calls = client.open_calls  # Read before this route's own call for the stats.
         return json_answer(
             ServerInfo(
                 version=__version__,

@@ -1,6 +1,6 @@
-"""What clients of the OpenAI protocol get: bodies of answers and events of streams, field by field as it names them.
+"""Bodies of answers and events of streams in the OpenAI protocol, with its names of fields.
 
-Shapes only. A field that is unset is left out; one that is None is null.
+Shapes only. An unset field is left out; a field that is None becomes null.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CalledFunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is new of the call with this index, counted in the choice. Id and type come once, with the name."""
+    """The new part of the call with this index, counted in its choice. Id and type come once, with the name."""
 
     index: int
     id: str | UnsetType = UNSET

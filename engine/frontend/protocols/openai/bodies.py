@@ -1,8 +1,8 @@
-"""What clients of the OpenAI protocol may send: every field is honoured, or refused with 400.
+"""Bodies of the OpenAI protocol's requests: every field is honoured, or refused with 400.
 
-Owns the rules of single fields and between fields. A field that the protocol knows and this engine cannot honour is
-accepted with the values that change nothing, because many clients send those. Arguments of calls go to a chat template
-as an object where they are one: most templates write them as JSON themselves.
+Owns the rules of single fields and between fields. A field of the protocol that this engine cannot honour is accepted
+with the values that change nothing, because many clients send them. A chat template gets the arguments of a call as an
+object if they are one: most templates write them as JSON themselves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 # The protocol's own default of a completion; a chat may fill the context.
 DEFAULT_COMPLETION_TOKENS = 16
-# What says how a template is rendered and is no variable of it.
+# Arguments of the rendering itself, which are no variables of a template.
 TEMPLATE_ARGUMENTS = {
     "add_generation_prompt",
     "chat_template",
@@ -85,7 +85,7 @@ class StreamOptions(NullableBody):
 
 
 class PromptCacheOptions(NullableBody):
-    """``prompt_cache_options``: how another server keeps prefixes. Here those that are equal are found in any case."""
+    """``prompt_cache_options``, accepted for other servers' clients: here the cache finds all equal prefixes."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = Field(None, max_length=MAX_USER_CHARS)
@@ -159,7 +159,7 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
-        """What each field says that the output must be, by the field."""
+        """The grammar of each field that restricts the output."""
         return {
             "response_format": None if self.response_format is None else self.response_format.grammar,
             "guided_json": None if self.guided_json is None else schema_grammar(self.guided_json),
@@ -170,32 +170,32 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def grammar(self) -> tuple[str, Grammar] | None:
-        """What the output must be, and the field that says it."""
+        """The grammar of the output, with the field that asks for it."""
         return grammar_among(self._grammars)
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of output that were asked for, by whatever field; None: it was left open."""
+        """The limit on output tokens, from either field; None without one."""
         return self.max_tokens
 
     @property
     def top_of_prompt(self) -> int | None:
-        """Most likely tokens that are wanted in each place of the prompt; None: nothing of the prompt is."""
+        """The number of most likely tokens to return at each place of the prompt; None: no prompt logprobs at all."""
         return self.prompt_logprobs
 
     @property
     def shown_of_prompt(self) -> int:
-        """How many logprobs of each token of a prompt one answer shows, of all its choices; a stream: one choice."""
+        """The number of logprobs that an answer shows for each prompt token, over all choices; in a stream over one."""
         return 1 + (self.top_of_prompt or 0)
 
     @property
     def default_new_tokens(self) -> int | None:
-        """Most tokens of output where it was left open; None: all that there is room for."""
+        """The default limit on output tokens; None: the remaining context."""
         return None
 
     @property
     def asked_tokens(self) -> dict[str, int]:
-        """The numbers of tokens of output that the client named, by field."""
+        """The limits on output tokens that the client set, by field."""
         asked = {"max_tokens": self.max_tokens, "min_tokens": self.min_tokens or None}
         return {name: tokens for name, tokens in asked.items() if tokens is not None}
 
@@ -208,16 +208,16 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sampling(self, max_new_tokens: int, defaults: Mapping[str, float]) -> SamplingParams:
-        """How tokens are chosen, in all choices but for their seeds."""
+        """Build the sampling parameters that all choices share, except for their seeds."""
         return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar, defaults)
 
 
-# Many of them, as texts or as token ids.
+# Several prompts, as texts or as token ids.
 Prompts = Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 def each_prompt(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """What may be one prompt or many, as many."""
+    """Return one prompt or several as a list."""
     if isinstance(given, str):
         return [given]
     ids = [entry for entry in given if isinstance(entry, int)]
@@ -263,13 +263,13 @@ class CompletionBody(OpenAiBody):
 
     @property
     def top_of_prompt(self) -> int | None:
-        """An echoed prompt has as many as the output."""
+        """The larger of ``prompt_logprobs`` and, for an echoed prompt, ``logprobs``."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in wanted if number is not None), default=None)
 
     @property
     def shown_of_prompt(self) -> int:
-        """Each choice shows its prompt, echoed and ranked; in a stream each is asked for its own."""
+        """Count the logprobs of the prompt and of its echo over all choices; a stream's choices count one by one."""
         shown = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return sum(1 + top for top in shown if top is not None) * (1 if self.stream else self.n)
 
@@ -300,7 +300,7 @@ class ToolBody(NullableBody):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The tool as a chat template takes it: what models were trained on, without what only engines read."""
+        """The tool for a chat template: the fields that models were trained on, without those for engines."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -484,7 +484,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def asked_tokens(self) -> dict[str, int]:
-        """The numbers of tokens of output that the client named, by field."""
+        """The limits on output tokens that the client set, by field."""
         mine = {} if self.max_completion_tokens is None else {"max_completion_tokens": self.max_completion_tokens}
         return mine | super().asked_tokens
 
@@ -494,7 +494,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def required_tools(self) -> list[ToolBody]:
-        """The tools of which one has to be called; none when the model decides."""
+        """The tools of which the model must call one; none when the model decides."""
         if self.tool_choice == "required":
             return self.tools
         if isinstance(self.tool_choice, NamedToolBody):
@@ -503,7 +503,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def template_variables(self) -> dict[str, JsonValue]:
-        """What the template is given beside the messages; its own variables win over the protocol's hints."""
+        """The template's variables beside the messages; explicit ones override the protocol's hints."""
         hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return {name: value for name, value in hints.items() if value is not None} | self.chat_template_kwargs
 
@@ -522,7 +522,7 @@ class ChatBody(OpenAiBody):
 
 
 def template_arguments_in(variables: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """The rule that is broken by variables of a template that would say how it is rendered."""
+    """Yield the broken rule if variables of a template contain arguments of the rendering."""
     taken = sorted(TEMPLATE_ARGUMENTS & variables.keys())
     if taken:
         yield "chat_template_kwargs", f"must hold the template's own variables, got {taken}; remove them"

@@ -343,9 +343,9 @@ _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
 
 class Translation:
-    """What makes orders of a protocol that is other words for a chat: its fields become a chat's, errors get its names.
+    """Translates the bodies of another protocol to a chat, and the names of fields in errors back.
 
-    ``names`` are the protocol's names, by those of a chat's fields, as they are written in errors."""
+    ``names`` maps a chat's fields, as errors write them, to the protocol's."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)

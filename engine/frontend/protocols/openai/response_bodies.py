@@ -1,6 +1,6 @@
-"""What clients of ``/v1/responses`` may send. A conversation is its items; the state of one is its client's.
+"""Bodies of ``/v1/responses``. A conversation is a list of items, which the client keeps: the server is stateless.
 
-Owns the rules of these fields and how items become the messages of a chat.
+Owns the rules of these fields and the translation of items to the messages of a chat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.frontend.schema.native import (
     StrictBody,
 )
 
-# What ``include`` has for the logprobs of an answer.
+# The value in ``include`` that asks for the answer's logprobs.
 LOGPROBS = "message.output_text.logprobs"
 # The longest id of an item that an answer gives: an answer's id and a number.
 MAX_ITEM_ID_CHARS = 512
@@ -40,7 +40,7 @@ _Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class _Given(StrictBody):
-    """What an answer gave. Clients send it back with a null for every field that they know of."""
+    """A part of an earlier answer. Clients send it back with a null for every unset field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +61,7 @@ class RefusalText(_Given):
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The refusal's text."""
         return self.refusal
 
 
@@ -72,7 +72,7 @@ Texts = Annotated[
 
 
 class _Item(_Given):
-    """Items of an answer are taken as they came: their ids and states change nothing."""
+    """An item, perhaps of an earlier answer: its id and status change nothing."""
 
     id: str | None = Field(None, max_length=MAX_ITEM_ID_CHARS)
     status: _Status | None = None
@@ -97,7 +97,7 @@ class FunctionCallItem(_Item):
 
 
 class FunctionCallOutputItem(_Item):
-    """What the call with this id gave."""
+    """The result of the call with this id."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
@@ -119,7 +119,7 @@ class ReasoningItem(_Item):
 
 
 def _typed(item: Any) -> Any:
-    """An item without a type is a message."""
+    """Give an item without a type the type of a message."""
     return item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
 
 
@@ -225,7 +225,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """The fields of the chat that this is."""
+        """The equivalent fields of a chat."""
         same = RequestFields.model_fields.keys() | SamplingFields.model_fields.keys()
         same |= {"model", "parallel_tool_calls", "user", "safety_identifier", "chat_template_kwargs"}
         choice = self.tool_choice
@@ -250,7 +250,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The fields that the answer has too."""
+        """The fields that the answer repeats."""
         tools = self.model_dump(include={"tools", "tool_choice", "text"}, by_alias=True)
         same = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p", "user")
         shown = {name: getattr(self, name) for name in (*same, "top_logprobs")}
@@ -264,7 +264,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
         return {"type": "json_schema", "json_schema": asked.model_dump(exclude={"type"}, by_alias=True)}
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        """The messages of the chat. An answer is one message: its reasoning, its text and its calls."""
+        """Yield the messages of the chat. An answer is one message: its reasoning, its text and its calls."""
         if self.instructions is not None:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
@@ -285,7 +285,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
 
 
 def _part_of_answer(item: Item) -> dict[str, Any] | None:
-    """What an item adds to an assistant's message; None for one that is not the assistant's."""
+    """Return an item's part of an assistant's message; None if the item is not the assistant's."""
     match item:
         case ReasoningItem():
             return {"reasoning_content": "".join(part.text for part in item.content or item.summary)}
@@ -298,7 +298,7 @@ def _part_of_answer(item: Item) -> dict[str, Any] | None:
 
 
 def _message_of(item: Item) -> dict[str, Any]:
-    """The message of a client."""
+    """Translate an item of the client to a message."""
     if isinstance(item, FunctionCallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     assert isinstance(item, MessageItem), "the others are parts of answers"
