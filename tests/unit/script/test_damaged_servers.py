@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from damages import IN_SERVERS, OPTIONS, do, finds_a_whole_engine
+from damages import DESCRIPTORS, IN_SERVERS, OPTIONS, do, finds_a_whole_engine
 from scripted_lockstep.tiers.server.pool import EngineServers
 from scripted_lockstep.tiers.server.runner import EngineServer
 
@@ -55,6 +55,41 @@ def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: EngineServe
         server.run(damages, damage, options=OPTIONS)
     with pool.lend(EngineConfig()) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def fails_with_open_files(t):
+    yield
+    DESCRIPTORS.extend(os.open(os.devnull, 0) for _ in range(3))
+    assert not DESCRIPTORS, "of another reason"
+
+
+def fails_in_the_middle(t):
+    r = t.start_req(prompt_len=40, max_new_tokens=30)
+    yield
+    with Path(os.devnull).open():
+        yield
+        assert r.finished, "of another reason"
+
+
+def test_the_script_after_one_that_failed_with_open_files_is_not_blamed(pool: EngineServers) -> None:
+    """The report of the first names them, and its server is replaced."""
+    with pytest.raises(ScriptError, match="of another reason") as caught, pool.lend(EngineConfig()) as server:
+        server.run(fails_with_open_files, options=OPTIONS)
+    first, _, left = caught.value.report.error.partition("\nthe script has left files open: scheduler has ")
+    assert first.startswith("of another reason")
+    assert re.fullmatch(r"\d+ open descriptors, at first \d+; the server is replaced", left)
+    with pool.lend(EngineConfig()) as other:
+        assert other is not server
+        other.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def test_a_server_whose_script_failed_in_the_middle_is_used_again(pool: EngineServers) -> None:
+    with pytest.raises(ScriptError) as caught, pool.lend(EngineConfig()) as server:
+        server.run(fails_in_the_middle, options=OPTIONS)
+    assert "open descriptors" not in caught.value.report.error
+    with pool.lend(EngineConfig()) as other:
+        assert other is server
+        other.run(finds_a_whole_engine, options=OPTIONS)
 
 
 def is_innocent(t):

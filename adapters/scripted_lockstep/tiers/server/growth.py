@@ -28,6 +28,8 @@ _PATH: Final = "/server_info?timeout=0"
 # Linux's tables of connections. Reading one takes milliseconds, because the kernel walks all its room for connections.
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED: Final = "01"
+_SCHEDULER: Final = "scheduler"
+_IDLE: Final = "the server is idle, but it has grown"
 
 
 class _Registries(msgspec.Struct):
@@ -59,8 +61,16 @@ class ServerGrowth:
 
         A process may have ``spare`` more descriptors, for connections that are kept to other engines.
         """
-        _settle(self._grown_registries)
-        _settle(lambda: self._grown_descriptors(spare))
+        _settle(self._grown_registries, _IDLE)
+        _settle(lambda: self._grown_descriptors(spare), _IDLE)
+
+    def check_scheduler(self) -> None:
+        """Raise Violation for descriptors that a script has left in the process that it ran in.
+
+        Requests of the script may still be open, so nothing is said of the other processes.
+        """
+        if _SCHEDULER in self._processes:
+            _settle(lambda: self._grown_descriptors(0, only=_SCHEDULER), "the script has left files open")
 
     def _grown_registries(self) -> list[str]:
         found = msgspec.structs.asdict(self._registries())
@@ -76,15 +86,15 @@ class ServerGrowth:
         finally:
             connection.close()
 
-    def _grown_descriptors(self, spare: int) -> list[str]:
-        now = self._descriptors()
+    def _grown_descriptors(self, spare: int, *, only: str | None = None) -> list[str]:
+        now = self._descriptors(only)
         return [
             f"{name} has {count} open descriptors, at first {self._before[name]}"
             for name, count in now.items()
             if count > self._before[name] + spare
         ]
 
-    def _descriptors(self) -> Mapping[str, int]:
+    def _descriptors(self, only: str | None = None) -> Mapping[str, int]:
         """Count the open descriptors of each process, without connections that clients keep open.
 
         Up to 64 of those are the harness's, others a test's. The client's end of a connection that the front end has
@@ -92,7 +102,8 @@ class ServerGrowth:
         left.
         """
         kept = self._kept_sockets() if _TABLES[0].exists() else None
-        return {name: process.num_fds() - self._kept_by(process, kept) for name, process in self._processes.items()}
+        looked_at = {name: one for name, one in self._processes.items() if only in (None, name)}
+        return {name: process.num_fds() - self._kept_by(process, kept) for name, process in looked_at.items()}
 
     def _kept_sockets(self) -> Set[str]:
         """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
@@ -121,9 +132,9 @@ def _links_of(process: psutil.Process) -> Iterator[str]:
                 yield str(descriptor.readlink())
 
 
-def _settle(grown: Callable[[], list[str]]) -> None:
+def _settle(grown: Callable[[], list[str]], what: str) -> None:
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while found := grown():
         if time.monotonic() > deadline:
-            raise Violation(f"the server is idle, but it has grown: {'; '.join(found)}")
+            raise Violation(f"{what}: {'; '.join(found)}")
         time.sleep(_INTERVAL_S)

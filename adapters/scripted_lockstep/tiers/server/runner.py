@@ -240,7 +240,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             raise self._error(self._died(command))
         if isinstance(reply, ScriptFailedReply):
             sys.stdout.write(reply.report.printed)
-            raise self._error(reply.report)
+            raise self._error(self._with_growth(reply.report))
         raise self._error(self._overdue(command) if reply is None and self.is_alive else self._died(command))
 
     def _check_growth(self, command: RunScript) -> None:
@@ -254,6 +254,18 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             if not self.is_alive:
                 raise self._error(self._died(command)) from exc
             raise self._error(self._bare(command, FailureKind.FAILED, f"{type(exc).__name__}: {exc}")) from exc
+
+    def _with_growth(self, report: FailureReport) -> FailureReport:
+        """Add what a failed script has left open to its report. The next script, which finds that, is innocent."""
+        assert self._growth is not None
+        if report.spent or report.kind is not FailureKind.FAILED:
+            return report
+        try:
+            self._growth.check_scheduler()
+        except (Violation, psutil.Error) as exc:
+            error = f"{report.error}\n{exc}; the server is replaced"
+            return msgspec.structs.replace(report, error=error, spent=True)
+        return report
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
         """Return the gate's next message; None when the server ended without one, or when the time is up.
