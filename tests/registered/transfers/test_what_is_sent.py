@@ -9,10 +9,12 @@ Mutants: sent-before-its-result, cached-prefix-is-not-sent, sent-to-the-wrong-pl
 retraction-sends-again, sent-from-a-page-that-is-given-back.
 """
 
+import pytest
+
 from ci.register import register_cpu_ci
 from engine import EngineConfig
 from engine.core.plan import SendPages
-from scripted import scripted
+from scripted import RequestRefused, scripted
 
 register_cpu_ci(est_time=4, suite="base-cpu")
 
@@ -102,3 +104,14 @@ def test_what_is_sent_is_not_given_back_for_the_page_of_another(t):
     assert set(sent) <= {page for node in tree.nodes() for page in node.pages}, "a page is sent that is given back"
     t.release_transfers()
     yield from t.run_until_finished(b)
+
+
+@scripted(PREFILL)
+def test_a_client_is_sent_to_a_decode_engine(t):
+    """In both tiers: the front end refuses it, and nothing arrives."""
+    with pytest.raises(RequestRefused, match="ask a decode engine") as caught:
+        t.start_req(prompt_len=20)
+    assert caught.value.status == 421
+    yield
+    assert t.state.waiting == [], "a prompt is computed for a client that asked for text"
+    yield from t.run_until_finished(t.prefill(prompt_len=20))

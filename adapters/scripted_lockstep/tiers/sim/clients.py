@@ -21,6 +21,7 @@ from engine.frontend.http.grammar_check import refusal_of, require_end
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.native import MAX_CALL_TIMEOUT_S, parse_body, timeout_of
 from engine.frontend.schema.operator_routes import OPERATOR_ROUTES
+from engine.frontend.sessions.prefill_bodies import require_text
 from engine.frontend.sessions.requests import Order, ServedModel, check_lora_name, native_order
 from engine.frontend.sessions.sessions import NativeShape, Session, Sessions, finished
 from engine.frontend.text.tokenizer import ChatTemplate
@@ -75,6 +76,8 @@ class SimClients:
         view = view_of(rid, body)
         try:
             self._require_life()
+            if first_page is None:
+                require_text(self._served.limits)
             order = native_order(msgspec.json.encode(body), self._served)
             self._check_grammar(order)
             if (scheduler := self.scheduler) is not None:
