@@ -105,6 +105,15 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     def did_something(self, record: RecordT) -> bool:
         """Whether this step was given anything, or did anything."""
 
+    def shown_steps(self, busy: int) -> int:
+        """How many of the last steps are shown, so that ``busy`` of them did something, or all."""
+        left = busy
+        for count, record in enumerate(reversed(self.records), 1):
+            left -= self.did_something(record)
+            if not left:
+                return count
+        return len(self.records)
+
     @abstractmethod
     def can_fail(self, record: RecordT) -> bool:
         """Whether this step launched what can fail, or learned that something has failed."""

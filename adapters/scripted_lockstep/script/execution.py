@@ -12,7 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ProcessDiedError
 from engine.core.limits import Limits
 from engine.core.scheduler import StepRecord
-from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.failure import SHOWN_STEPS, FailureKind, FailureReport
 from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
@@ -20,7 +20,7 @@ from scripted_lockstep.oracle.growth import Grown
 from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
 
-# The last steps that a report carries; readers of the data get more than it shows.
+# The least of the last steps that a report carries; readers of the data get more than it shows.
 REPORTED_STEPS = 64
 
 
@@ -94,10 +94,12 @@ class EngineExecution(ScriptExecution):
 
     def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
         died = kind is FailureKind.DIED
-        kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
+        runs = [run] if run.fleet is None else [engine.run for engine in run.fleet.members]
+        steps = max(REPORTED_STEPS, *(one.shown_steps(SHOWN_STEPS) for one in runs))
+        kept = run.records if self.options.record else run.records[-steps:]
         more |= {
             "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
-            "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
+            "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else steps),
             # A server that has lost a stage ends in a moment: the next script must not meet it.
             "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._has_changed_engine(run)),
             "begun": self.context is not None,

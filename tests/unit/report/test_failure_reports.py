@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,32 @@ def test_failing_script_shows_line_steps_and_state() -> None:
     assert "sim tier, pp_size=2" in text
     assert "Replay:  pytest here" in text
     assert max(len(line) for line in text.splitlines() if not line.startswith("E ")) <= REPORT_WIDTH
+
+
+def fails_long_after(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    for _ in range(200):
+        yield
+    assert len(r.output_ids) == 4
+
+
+def fails_long_after_in_a_fleet(t):
+    fleet = t.engines("e0")
+    r = fleet["e0"].start_req(prompt_len=100, max_new_tokens=3)
+    yield from t.run_until(lambda: r.finished)
+    for _ in range(200):
+        yield
+    assert len(r.output_ids) == 4
+
+
+@pytest.mark.parametrize("script", [fails_long_after, fails_long_after_in_a_fleet])
+def test_the_table_shows_the_steps_in_which_something_happened(script) -> None:
+    """D07: idle steps before the end are counted in one row."""
+    rows = str(run(script)).partition("The last steps")[2]
+    assert re.search(r"1 +\d+ +generate", rows), rows
+    assert re.search(r"\bends:", rows), rows
+    assert re.search(r"\.\. .*19\d steps like these", rows), rows
 
 
 def spends(t):
