@@ -17,13 +17,13 @@ from engine.core.plan import Microbatch
 from engine.core.scheduler import StepRecord
 from scripted.core.violation import Violation
 
-# A front end numbers its calls over its whole life, so that no digest has their ids.
-_NOT_DIGESTED: Final = frozenset(("call_id",))
+# A front end numbers its calls over its whole life, and names profiles by date and chance: no digest has these names.
+_NOT_DIGESTED: Final = frozenset(("call_id", "folder"))
 # Lists of more than 15 entries have another header in the encoding that is digested.
 _BATCHES: Final = (15, 16, 17)
 # The digest of plans leaves out token values and sampling, but has the number of tokens. It also leaves out the paths
-# of weight updates and profiles.
-_NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.(path|folder)\b")
+# of weight updates.
+_NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.path\b")
 
 # The events, the microbatch, the replies and the sizes of one step.
 DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[int, ...]]

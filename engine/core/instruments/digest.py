@@ -13,8 +13,8 @@ from typing import ClassVar, Final, TypeVar, get_args
 
 import msgspec
 
-from engine.core.messages import Event, Reply, encode
-from engine.core.plan import LoraUpdate, Microbatch, SleepSwitch
+from engine.core.messages import CallAnswer, Event, Reply, StartProfile, encode
+from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
 # Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
@@ -23,6 +23,7 @@ _PENDING_LIMIT_STEPS: Final = 256
 
 # Every message with a call id, found by its field, so that a new one cannot be forgotten.
 _CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
+_NO_NAMES: Final = {kind: {"call_id": ""} for kind in _CALLS} | {StartProfile: {"call_id": "", "folder": ""}}
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)
 _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
@@ -41,10 +42,17 @@ class DigestChain:
         self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._plans = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._pending: list[_Entry] = []
+        # Of the last profile: a front end names it by date and by chance.
+        self._folder = ""
 
     def add(self, entry: _Entry) -> None:
         """Append one step: its events, microbatch, replies and the sizes of everything after it."""
         events, microbatch, replies, sizes = entry
+        if type(microbatch) is ProfileSwitch and microbatch.folder:
+            self._folder = microbatch.folder
+            microbatch = msgspec.structs.replace(microbatch, folder="")
+        if self._folder:
+            replies = [self._without_folder(reply) for reply in replies]
         self._append((_nameless(events), microbatch, _nameless(replies) if replies else replies, sizes))
 
     def add_quiet(self) -> None:
@@ -68,6 +76,11 @@ class DigestChain:
         self._fold()
         return self._plans.hexdigest()
 
+    def _without_folder(self, reply: Reply) -> Reply:
+        if type(reply) is not CallAnswer:
+            return reply
+        return msgspec.structs.replace(reply, message=reply.message.replace(self._folder, ""))
+
     def _fold(self) -> None:
         pending = self._pending
         if pending:
@@ -78,10 +91,10 @@ class DigestChain:
 
 
 def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
-    """The same without call ids: a front end numbers its calls over its whole life, whatever the scheduler does."""
+    """Leave out the names that a front end makes up: call ids, over its whole life, and the folders of profiles."""
     for item in items:
         if type(item) in _CALLS:
-            return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]
+            return [msgspec.structs.replace(one, **_NO_NAMES.get(type(one), {})) for one in items]
     return items
 
 

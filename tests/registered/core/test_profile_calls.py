@@ -62,3 +62,22 @@ def test_a_profile_that_failed_in_a_stage_is_not_taken(t):
     yield
     assert begin.status == 400
     assert "stage-1" in begin.text
+
+
+def takes_a_profile(t):
+    r = t.start_req(prompt_len=20, max_new_tokens=4)
+    begin = t.start_profile()
+    yield from t.run_until(lambda: begin.done)
+    again = t.start_profile()
+    yield from t.run_until(lambda: again.done)
+    end = t.stop_profile()
+    yield from t.run_until(lambda: end.done)
+    yield from t.run_until_finished(r)
+    assert (begin.status, again.status, end.status) == (200, 400, 200)
+
+
+def test_a_script_with_a_profile_has_one_digest(harness):
+    """A server names the folder of a profile by date and by chance."""
+    with harness(PP2) as engine:
+        outcomes = [engine.run(takes_a_profile) for _ in range(2)]
+    assert outcomes[0].digest == outcomes[1].digest

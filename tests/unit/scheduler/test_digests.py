@@ -13,7 +13,7 @@ from every_case import every_case
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
 from engine.core.instruments import DigestChain
-from engine.core.messages import Abort, Event, Reply
+from engine.core.messages import Abort, Event, Reply, StartProfile, StopProfile
 from engine.core.scheduler import Scheduler
 
 
@@ -53,6 +53,22 @@ def test_call_ids_are_in_no_digest(kind: type[msgspec.Struct]) -> None:
     for chain, call in zip(chains, ("1", "2"), strict=True):
         chain.add(((kind(call_id=call, **given),), None, (), ()))
     assert chains[0].digest == chains[1].digest != DigestChain().digest
+
+
+def test_the_folder_of_a_profile_is_in_no_digest() -> None:
+    """D10: a front end names it by date and by chance; where a profile begins and ends is in the digest."""
+
+    def digest_with(folder: str, end: str = "e") -> str:
+        engine = SimulatedEngine()
+        engine.step(StartProfile(call_id="b", folder=folder), completions=1)
+        for call in (StartProfile(call_id="c", folder=f"{folder}-2"), StopProfile(call_id=end)):
+            engine.step(completions=1)
+            engine.step(call, completions=1)
+        answers = [reply.message for reply in engine.step(completions=1).replies]
+        assert answers == [f"wrote the profile into {folder}"]
+        return engine.scheduler.digests.digest
+
+    assert digest_with("/tmp/profile-a") == digest_with("/tmp/profile-other", end="f")
 
 
 @every_case("kind", get_args(Event))
