@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cut:
-    """The batches, and the targets that are left out, disabled or not to be run there, with the reasons."""
+    """The batches, and the targets that are left out, because they are disabled or cannot run there, with reasons."""
 
     batches: tuple[Batch, ...]
     disabled: tuple[tuple[str, str], ...]
@@ -54,7 +54,7 @@ def cut_batches(
 ) -> Cut:
     """Group by runner and fill batches in order of paths. Without `hardware` a file goes to the CPU if it can.
 
-    `apart` are suites that no runner has the environment of, each with the command that runs it.
+    `apart` maps each suite whose environment no runner has to the command that runs it.
     """
     disabled: list[tuple[str, str]] = []
     by_runner: dict[str, list[tuple[SpecTarget, float]]] = {}

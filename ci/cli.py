@@ -57,7 +57,7 @@ HERE = Path()
 
 @dataclass(frozen=True)
 class Repository:
-    """What the commands read before they do anything."""
+    """The files that every command reads first."""
 
     root: Path
     catalogue: Catalogue

@@ -112,7 +112,7 @@ def _command_name(line: str) -> str | None:
 
 
 def _sorted_words(words: list[str]) -> tuple[list[str], Options]:
-    """Part arguments from `--name value` and `--name=value`, after each word has passed the alphabet."""
+    """Separate arguments from `--name value` and `--name=value`, after checking each word's characters."""
     if len(words) > 2 * SPECS_MAX:
         raise CommandRefusedError(f"{len(words)} words are too many; name at most {SPECS_MAX} tests, or a folder")
     arguments: list[str] = []
@@ -156,7 +156,7 @@ def _explore(usage: str, arguments: list[str], options: Options) -> Command:
 
 
 def _plain(kind: Callable[..., Command], low: int, high: int) -> Callable[[str, list[str], Options], Command]:
-    """A command that has nothing but its arguments, of which there are `low` to `high`."""
+    """Return the builder of a command with `low` to `high` arguments and no options."""
 
     def build(usage: str, arguments: list[str], _options: Options) -> Command:
         _count(usage, arguments, low, high)

@@ -1,6 +1,6 @@
-"""What a test file defines, read from its syntax tree: its tests, and the engine configurations that it asks for.
+"""Reads a test file's syntax tree for its tests and its engine configurations.
 
-Never imports the file. Test names resolve node ids in commands; configurations put files that share servers together.
+Never imports the file. Commands find node ids by the test names; files with equal configurations share servers.
 """
 
 import ast
@@ -14,7 +14,7 @@ from ci.registration import dotted_name
 class DefinedTests:
     """Test functions at the top level, `Class::method` names, classes, and names defined twice with their line.
 
-    `others` are further names at the top level that a value has: a schedule, a script that is no test.
+    `others` are the other names at the top level, such as a schedule or a script that is no test.
     """
 
     top_level: tuple[str, ...]
@@ -61,7 +61,7 @@ def engine_key(tree: ast.Module) -> str:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for argument in _scripted_arguments(node)
     ]
-    # Each once: a value may have any number of names, and a name any number of tests.
+    # Each once: several names may share a value, and several tests a name.
     once = {id(argument): argument for argument in arguments}
     return " | ".join(sorted({ast.unparse(argument) for argument in once.values()}))
 
@@ -80,10 +80,13 @@ def _values(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
             yield node.name
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        yield from (target.id for target in _targets(node) if isinstance(target, ast.Name))
+
+
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
 def _repeated(names: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
-"""Which registered files one suite runs, with the seconds expected of each.
+"""Selects the registered files of one suite, with the seconds expected of each.
 
-Stands between the registry and a run; files of one engine configuration stand next to each other in the result.
+Stands between the registry and a run; sorts files with equal engine configurations next to each other.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ci.times import MeasuredTimes
 
 @dataclass(frozen=True)
 class Selector:
-    """What to run. None means all but those `apart`; `nightly` adds the files that only the nightly run takes."""
+    """The files to run. None means all groups except those in `apart`; `nightly` adds the files of the nightly run."""
 
     hardware: Hardware
     group: str | None = None
@@ -23,7 +23,7 @@ class Selector:
     apart: frozenset[str] = frozenset()
 
     def takes(self, entry: Registration) -> bool:
-        """Whether a registration belongs here, whether or not it is disabled."""
+        """Whether a registration matches, disabled or not."""
         return (
             entry.hardware is self.hardware
             and (entry.group not in self.apart if self.group is None else entry.group == self.group)

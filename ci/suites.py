@@ -1,6 +1,6 @@
-"""The catalogue: which suites, stages, runners and flaky failure classes exist, read from `ci/suites.toml`.
+"""The catalogue of suites, stages, runners and flaky failure classes, read from `ci/suites.toml`.
 
-Everything else in `ci` asks this one object; an unknown name is an error wherever it is written.
+All of `ci` asks this one object; an unknown name is an error everywhere.
 """
 
 import tomllib
@@ -44,7 +44,7 @@ class Hardware(StrEnum):
 
 
 class FlakyClass(BaseModel):
-    """An exception class, by its bare name, whose failures are tried again; `reason` says why that is honest."""
+    """An exception class, by its bare name, whose failures are retried; `reason` says why that is honest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class FlakyClass(BaseModel):
 
 
 class Catalogue(BaseModel):
-    """What exists: names map to a sentence (suites, stages), a command (environments) or to a runner's labels."""
+    """The catalogue: names map to a sentence (suites, stages), a command (environments) or a runner's labels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -115,7 +115,7 @@ class Catalogue(BaseModel):
         return self.runners[runner]
 
     def retries(self, error: str) -> int:
-        """How often a failure of this exception class is tried again: 0 for all that are not declared."""
+        """Return the number of retries after this exception; 0 for an undeclared one."""
         return max((known.retries for known in self.flaky if known.error == error), default=0)
 
 

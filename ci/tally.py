@@ -1,6 +1,6 @@
-"""What is known of each file while pytest runs: a state machine over events, and the deadlines that follow from it.
+"""Tracks each file while pytest runs: a state machine over events, and the deadlines that follow from it.
 
-Pure: the clock's readings are handed in. `ci.session` feeds it from a live process.
+Pure: the caller passes the time. `ci.session` feeds it from a live process.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class FileTally:
 
     @property
     def is_over(self) -> bool:
-        """Whether no event of this file is to come."""
+        """Whether this file will have no further event."""
         return self.collect_error is not None or (self.expected > 0 and self.finished >= self.expected)
 
     def start(self, test: str) -> None:

@@ -1,7 +1,7 @@
-"""The newest token of each row, from which a decode goes on that was planned before it was known.
+"""The newest token of each row, the input of a decode that was planned before the token was known.
 
 Kept on the host in the order of results, and on the device in the order of launches. Owns no plan. An unknown token
-belongs to a microbatch that failed, whose requests have ended.
+belongs to a failed microbatch, whose requests have ended.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from engine.core.messages import Completion
 from engine.core.plan import Segment
 from engine.model.transfer import sent
 
-# Stands for a token that the host does not know, or never will: an id that every vocabulary has.
+# Stands for a token that the host does not know yet, or never will: an id of every vocabulary.
 _STAND_IN: Final = (0,)
 
 
 class AheadIds:
-    """Where the ids of a batch belong that are on the device alone: ``places`` in it, each with its row."""
+    """The ids of a batch that are only on the device: their ``places`` in the batch, each with its row."""
 
     def __init__(self, places: Sequence[int], rows: Sequence[int], newest: torch.Tensor) -> None:
         self._places, self._rows = places, rows
         self._newest = newest
 
     def fill(self, ids: torch.Tensor) -> None:
-        """Write them into the ids [tokens] of the batch, on the device."""
+        """Copy them into the ids [tokens] of the batch, on the device."""
         places, rows = sent([np.array(self._places, np.int64), np.array(self._rows, np.int64)], ids.device)
         ids.index_copy_(0, places, self._newest.index_select(0, rows))
 
 
 class DeviceTokens:
-    """Tokens chosen by the launches so far, by row, unless they failed: the host need not know them yet."""
+    """The newest tokens of successful launches, by row, on the device; the host may not know them yet."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
         self._there: set[int] = set()
 
     def place(self, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], AheadIds | None]:
-        """The segments of the next launch with ids that the host may read, and where the device has others."""
+        """Return the next launch's segments with stand-ins for unknown ids, and the places that the device fills."""
         given: list[Segment] = []
         places: list[int] = []
         rows: list[int] = []
@@ -59,7 +59,7 @@ class DeviceTokens:
         return tuple(given), AheadIds(places, rows, self._newest) if places else None
 
     def keep(self, emitters: Sequence[Segment], ids: torch.Tensor) -> None:
-        """Take over what was chosen for these segments, [segments] on the device."""
+        """Keep the tokens [segments] of these segments, on the device."""
         if not emitters:
             return
         rows = [segment.row for segment in emitters]
@@ -67,11 +67,11 @@ class DeviceTokens:
         self._there.update(rows)
 
     def take(self, emitters: Sequence[Segment], tokens: Sequence[int]) -> None:
-        """Take over tokens that the host knows, while nothing is in flight."""
+        """Keep tokens that the host knows, while nothing is in flight."""
         self.keep(emitters, sent([np.array(tokens, np.int64)], self._newest.device)[0])
 
     def drop(self, segments: Sequence[Segment]) -> None:
-        """Forget the rows of a microbatch that failed: they have no newest token."""
+        """Forget the rows of a failed microbatch: they have no newest token."""
         self._there.difference_update([segment.row for segment in segments])
 
     def forget(self) -> None:
@@ -79,16 +79,16 @@ class DeviceTokens:
 
 
 class NewestTokens:
-    """What the results so far have chosen, by row; with ``on_device`` also what launches will, before it is known."""
+    """The newest tokens of results, by row; ``on_device`` has those of launches too, before the host knows them."""
 
     def __init__(self, on_device: DeviceTokens | None = None) -> None:
         self._tokens: dict[int, int] = {}
         self._on_device = on_device
 
     def resolve(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        """The segments of the next result with the tokens that they go on from; themselves where none is ahead.
+        """Fill the unknown ids in the segments of the next result. Returns the same segments if none is ahead.
 
-        A token that never came belonged to a request that has ended.
+        A stand-in replaces the token of a request that has ended.
         """
         if not any(segment.is_ahead for segment in segments):
             return segments
@@ -99,9 +99,9 @@ class NewestTokens:
         return msgspec.structs.replace(segment, token_ids=_STAND_IN if token is None else (token,))
 
     def note(self, segments: Sequence[Segment], completion: Completion, *, on_device: bool) -> None:
-        """Take over the next result, of a microbatch without drafts. ``on_device`` says that the device knows it.
+        """Note the next result, of a microbatch without drafts. ``on_device``: the device has its tokens already.
 
-        Whatever it gives, what its rows had before is no longer their newest: with it a row may have a new tenant.
+        Drops the rows' earlier tokens in any case: a row may have a new tenant.
         """
         chosen = _chosen(segments, completion)
         for segment in segments:
@@ -118,7 +118,7 @@ class NewestTokens:
 
 
 def _chosen(segments: Sequence[Segment], completion: Completion) -> list[tuple[Segment, int]]:
-    """The tokens of a result, each with its segment; none of a microbatch or a request that failed."""
+    """Pair a result's tokens with their segments, without those of failed requests; empty for a failed microbatch."""
     if completion.error is not None:
         return []
     ended = {error.rid for error in completion.errors}

@@ -1,7 +1,7 @@
-"""One vector of each prompt, from the hidden states of its tokens: what the last stage of an embedding model gives.
+"""The embedding of each prompt, from the hidden states of its tokens: the output of an embedding model's last stage.
 
-A mean is summed up part by part, by row. That a prompt is computed from its first token on is the scheduler's: a model
-whose vectors are means shares no prefixes.
+Sums a mean up part by part, by row. The scheduler computes every prompt from its first token: a model whose vectors are
+means shares no prefixes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class PromptVectors:
 
     @torch.inference_mode()
     def take(self, states: torch.Tensor, segments: Sequence[Segment]) -> Sampled:
-        """What stands for the tokens that the segments choose: id 0, with the vector of the prompt.
+        """Return id 0 and the prompt's vector for each emitting segment, in place of a sampled token.
 
-        ``states`` are those after the final norm: [emitting tokens, hidden size], or of all tokens where vectors are
-        means.
+        ``states`` are the hidden states after the final norm: [emitting tokens, hidden size], or of all tokens if
+        vectors are means.
         """
         vectors = self._means(states.float(), segments) if self._pooling.kind is PoolingKind.MEAN else states.float()
         if self._pooling.is_normalized:
@@ -42,7 +42,7 @@ class PromptVectors:
             count = len(segment.token_ids)
             total = states[first : first + count].sum(dim=0)
             first += count
-            # There is none after a part that failed: its request has ended, and no other's must fail for it.
+            # The sum is missing after a failed part: its request has ended, and must not fail the others.
             if segment.start and segment.row in self._sums:
                 total = total + self._sums.pop(segment.row)
             if segment.emits:

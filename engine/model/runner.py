@@ -1,7 +1,7 @@
 """The runner of one stage: takes a microbatch and hidden states, returns hidden states or, on the last stage, tokens.
 
-Owns the stage's model, KV pool, sampler and counters; never talks to another process. A failed forward fails its own
-microbatch only.
+Owns the stage's model, KV pool, sampler and counters; never talks to another process. A failed forward pass fails only
+its own microbatch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _log = logging.getLogger(__name__)
 _NO_MICROBATCH = -1
 
 _Output = TypeVar("_Output")
-# The part of a control that cannot fail.
+# The commit of a control, which cannot fail.
 Rest = Callable[[], None]
 
 
 class RunnerCounters(msgspec.Struct, kw_only=True):
-    """What a stage has done since it started or was told to forget; the id is -1 before the first microbatch."""
+    """A stage's counts since its start or its last ``forget``; the id is -1 before the first microbatch."""
 
     last_microbatch_id: int = _NO_MICROBATCH
     microbatches: int = 0
@@ -66,10 +66,11 @@ class RunnerCounters(msgspec.Struct, kw_only=True):
 
 
 def limit_threads(config: EngineConfig, limits: Limits) -> None:
-    """Set how many threads torch uses in this process: as configured, or so that the processes do not collide.
+    """Set the number of torch's threads in this process: as configured, else so that processes do not compete.
 
-    One with several stages: their OpenMP threads would spin against each other. With one stage a core is left for the
-    front end: on two cores a decode step took 3 ms with one thread, with two 3 ms alone and 16 beside a busy process.
+    With several stages each uses one thread, because their OpenMP threads would spin against each other. With one stage
+    a core is left for the front end: measured on two cores, a decode step took 3 ms with one thread; with two threads
+    it took 3 ms alone and 16 ms beside a busy process.
     """
     unset = 1 if limits.pp_size > 1 else max(1, len(os.sched_getaffinity(0)) - 1)
     torch.set_num_threads(config.threads or unset)
@@ -78,11 +79,10 @@ def limit_threads(config: EngineConfig, limits: Limits) -> None:
 class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
-    Sets how many threads torch uses in this process, see ``limit_threads``. ``lean=False`` computes with transformers'
-    own forward even where a faster one is known to be equal; ``on_load`` is told of each weight that is loaded.
-    ``early`` says whether microbatches are launched before the host knows what those before them chose, where plans
-    are made ahead; unset: where a GPU computes. ``grammars`` are those that its requests may use. Raises
-    CheckpointError when the model cannot be loaded.
+    Sets the number of torch's threads, see ``limit_threads``. ``lean=False`` computes with transformers' own forward
+    pass even where a faster one is known to be equal; ``on_load`` is called for each loaded weight. ``early`` allows,
+    with async scheduling, to launch a microbatch before the host knows the tokens of the one before; by default on
+    GPUs. ``grammars`` are the compiled ones. Raises CheckpointError when the model cannot be loaded.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class StageRunner:
         self._lean = lean
         self.model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
         self.facts = self.model.facts
-        # Where the weights are from, None for the configured model, and what the files were when they were read.
+        # The folder of the weights, None for the configured model, and the state of its files when they were read.
         self._source: str | None = None
         self._files = states_of(self.facts.folder)
-        # What is left to do of each control that was prepared, by its number.
+        # The commit of each prepared control, by its number.
         self._prepared: dict[int, Rest] = {}
         self._profile: StageProfile | None = None
         self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
@@ -136,21 +136,21 @@ class StageRunner:
         return self._record.slots_written
 
     def slots_digest(self) -> str:
-        """A digest of which token of which position each KV slot holds."""
+        """Return a digest of the token and the position in each KV slot."""
         return self._record.digest()
 
     def page_images(self) -> PageImages:
-        """Its pages as they are now; after it has slept they are others."""
+        """Return the present pages; a stage that has slept has new ones."""
         return PageImages(self.model.pool, self._record, stage=self.stage, stages=self._limits.pp_size)
 
     def fail_next(self, *, on: bool = True) -> None:
-        """Make the next forward raise, as a broken kernel would, or take that back; for fault injection."""
+        """Make the next forward pass raise, as a broken kernel would, or cancel that; for fault injection."""
         self._fail_next = on
 
     def forget(self) -> None:
         """Reset counters, slot records, sampling specs, grammars and a planned failure, for the next script.
 
-        Only after a flush: a prefix that is still cached would be one that was never written.
+        Call it only after a flush: the records of prefixes that are still cached would be lost.
         """
         self.counters = RunnerCounters()
         self._record.forget()
@@ -165,10 +165,10 @@ class StageRunner:
     def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:
         """Compute one microbatch.
 
-        ``hidden`` [tokens, hidden size] comes from the stage before, None on the first. Returns the same for the next
-        stage, or the Completion: on the last stage the sampled tokens, on any stage an error if the forward failed.
-        IntegrityError is not caught: going on would serve wrong tokens. Raises DeviceLostError when the device does not
-        work any more, as after a kernel that read where it may not: nothing could be computed on it again.
+        ``hidden`` [tokens, hidden size] comes from the stage before, None on the first. Returns hidden states for the
+        next stage, or a Completion: the sampled tokens on the last stage, an error on any stage whose forward pass
+        failed. Raises IntegrityError, because going on would serve wrong tokens, and DeviceLostError when the device is
+        unusable, as after an illegal memory access of a kernel.
         """
         if self._newest is not None:
             microbatch = msgspec.structs.replace(microbatch, segments=self._newest.resolve(microbatch.segments))
@@ -178,12 +178,12 @@ class StageRunner:
         return output
 
     def _guarded(self, microbatch: Microbatch, compute: Callable[[], _Output]) -> _Output | Completion:
-        """What a microbatch gives. What it raises fails it, and nothing else."""
+        """Run a computation. An exception fails this microbatch and nothing else."""
         try:
             output: _Output | Completion = compute()
         except IntegrityError:
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever a kernel raises fails this microbatch and nothing else
+        except Exception as exc:  # noqa: BLE001 - any exception of a kernel fails this microbatch and nothing else
             _log.warning("stage %d failed in microbatch %d", self.stage, microbatch.id, exc_info=exc)
             self._require_device(exc)
             self.counters.failed += 1
@@ -198,11 +198,11 @@ class StageRunner:
         return output
 
     def skip(self, microbatch: Microbatch) -> None:
-        """Take over a microbatch's pages and sampling specs without computing it: a stage before has failed it."""
+        """Adopt a microbatch's pages and sampling specs without computing it, after an earlier stage has failed it."""
         try:
             self._adopt(microbatch)
         except StepFailedError as exc:
-            # A plan that no stage can follow has failed already; it must not take this stage down as well.
+            # The microbatch of an invalid plan has failed already; it must not take this stage down as well.
             _log.warning("stage %d cannot take over microbatch %d: %s", self.stage, microbatch.id, exc)
         self._record.abandon(microbatch.segments)
         self._count(microbatch)
@@ -211,10 +211,10 @@ class StageRunner:
     # -- without waiting for the device --
 
     def can_be_followed(self, microbatch: Microbatch) -> bool:
-        """True when the next one may be launched before the result of this one is known: plans are made ahead.
+        """Whether the next microbatch may be launched before this one's result is known: with async scheduling.
 
-        The host has to know what a request has said where the next token depends on that, reads the logits of a prompt
-        part by part, and does itself what has no tokens. No one guesses where plans are made ahead.
+        Excluded are controls, which the host carries out; prompt logprobs, which it reads part by part; and segments
+        whose next token depends on earlier ones, which it must know. Async scheduling excludes drafts.
         """
         return (
             self._newest is not None
@@ -229,38 +229,38 @@ class StageRunner:
         return self._on_device is not None and self.can_be_followed(microbatch)
 
     def launch(self, microbatch: Microbatch) -> LaunchedStep:
-        """Hand one microbatch to the device after those before it. Waits for nothing, and raises nothing.
+        """Launch one microbatch on the device, behind the earlier ones. Neither blocks nor raises.
 
-        A segment that is planned ahead goes on from the token that the device has chosen for its row.
+        A segment that is planned ahead continues from the token that the device has chosen for its row.
         """
         launched = LaunchedStep(microbatch)
         try:
             self._enqueue(launched)
-        except Exception as exc:  # noqa: BLE001 - told in its turn, see ``finish``
+        except Exception as exc:  # noqa: BLE001 - reported in its turn, see ``finish``
             launched.failure = exc
-            assert self._on_device is not None, "only what can be launched is"
+            assert self._on_device is not None, "a runner launches early only with tokens on the device"
             self._on_device.drop(microbatch.segments)
         return launched
 
     def finish(self, launched: LaunchedStep) -> Completion:
-        """The result of the oldest microbatch that was launched and is not finished. Waits for it; see ``forward``."""
+        """Wait for the oldest launched microbatch and return its result; see ``forward``."""
         segments = launched.microbatch.segments
         completion = self._guarded(launched.microbatch, partial(self._result_of, launched))
-        assert self._newest is not None, "only what can be launched is finished"
+        assert self._newest is not None, "only async scheduling launches early"
         self._newest.note(segments, completion, on_device=True)
         return completion
 
     @torch.inference_mode()
     def _enqueue(self, launched: LaunchedStep) -> None:
         microbatch, on_device = launched.microbatch, self._on_device
-        assert on_device is not None, "only what can be launched is"
+        assert on_device is not None, "a runner launches early only with tokens on the device"
         segments, ahead = on_device.place(microbatch.segments)
         self._adopt(microbatch)
         self._fail_if_told()
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self.model.pool)
         batch = self.model.batch(segments)
-        assert isinstance(batch, ForwardBatch | DecodeBatch), "only torch launches"
+        assert isinstance(batch, ForwardBatch | DecodeBatch), "only torch launches early"
         if ahead is not None:
             batch.take_ahead(ahead)
         emitters = emitters_of(segments)
@@ -270,11 +270,11 @@ class StageRunner:
 
     @torch.inference_mode()
     def _result_of(self, launched: LaunchedStep) -> Completion:
-        """The host follows: its record of slots first, while the device computes."""
+        """Do the host's part: first the record of slots, while the device computes, then the result."""
         if launched.failure is not None:
             raise launched.failure
         microbatch = launched.microbatch
-        assert self._newest is not None, "only what can be launched is"
+        assert self._newest is not None, "only async scheduling launches early"
         segments = self._newest.resolve(microbatch.segments)
         if microbatch.copies is not None:
             self._record.carry_out(microbatch.copies)
@@ -282,13 +282,13 @@ class StageRunner:
         token_ids, logprobs = launched.sampled()
         return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
 
-    # -- controls, in two steps, so that all stages carry one out or none does --
+    # -- controls, in two steps, so that all stages commit one or none does --
 
     def prepare(self, control: Control) -> str | None:
-        """Do of a control all that may fail; returns why that is impossible, None on success.
+        """Do the part of a control that can fail. Returns the reason of a failure, None on success.
 
-        Other weights, or another LoRA, are held beside the present ones until ``settle``, which also gives back what a
-        stage that falls asleep has.
+        Holds new weights, or a new LoRA, beside the present ones until ``settle``, which also frees the memory of a
+        stage that goes to sleep.
         """
         error: str | None = None
         rest: Rest | None = None
@@ -304,7 +304,7 @@ class StageRunner:
                     rest = self._prepare_sleep()
                 case ProfileSwitch():
                     self._switch_profile(control.folder)
-        except Exception as exc:  # noqa: BLE001 - a control that does not succeed must not end an engine that serves
+        except Exception as exc:  # noqa: BLE001 - a failed control must not end an engine that serves
             error = self._why_not(control, exc)
         if error is not None:
             give_back(self.model.device)
@@ -315,7 +315,7 @@ class StageRunner:
         return error
 
     def settle(self, number: int, *, commit: bool) -> None:
-        """Go on with what a control has prepared, or let go of it."""
+        """Commit or discard the change that a control has prepared."""
         rest = self._prepared.pop(number, None)
         if rest is not None and commit:
             rest()
@@ -324,7 +324,7 @@ class StageRunner:
             give_back(self.model.device)
 
     def _why_not(self, control: Control, exc: Exception) -> str:
-        """What callers, and requests that wait for a LoRA, are told. The traceback of a defect is for the log alone."""
+        """Word a control's failure for callers and for requests that wait for a LoRA. Only the log gets tracebacks."""
         match control:
             case WeightUpdate():
                 doing = f"load {control.path or 'its weights'}"
@@ -336,19 +336,21 @@ class StageRunner:
                 doing = "profile"
         is_expected = isinstance(exc, EngineError)
         why = str(exc) if is_expected else f"{type(exc).__name__}: {exc}"
-        # Requests wait for a LoRA, and its clients are not told where it is; any other caller is told all.
+        # Clients whose requests wait for a LoRA must not learn its path; operators may learn everything.
         if is_expected and not isinstance(control, LoraUpdate):
             return f"stage {self.stage}: {why}"
         _log.warning("stage %d could not %s: %s", self.stage, doing, why, exc_info=None if is_expected else exc)
         return f"stage {self.stage} could not {doing}: {why}"
 
     def _load_beside(self, source: str | None) -> Rest:
-        """Takes as much memory as the weights do. A stage that sleeps lets go of them, and reads them when it wakes."""
+        """Load weights beside the present ones, in as much memory. A sleeping stage only checks them: waking loads
+        them again.
+        """
         self._fail_if_told()
         config, folder = self._place_of(source)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
         require_same_model(self.facts.description, other.to_dict(), folder)
-        # Trying the new weights must write into no page that is in use.
+        # The probe of the new weights must not write into a page that is in use.
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
@@ -367,7 +369,7 @@ class StageRunner:
         self._note_weights(source, files)
 
     def _become(self, made: ComputingStage) -> None:
-        """Compute with another stage from now on, and with the LoRAs that are loaded."""
+        """Replace the computing stage, keeping the loaded LoRAs."""
         if made.lora is not None and self.model.lora is not None:
             made.lora.become(self.model.lora)
         self.model, self.facts = made, made.facts
@@ -376,13 +378,13 @@ class StageRunner:
         self._source, self._files = source, files
 
     def _prepare_sleep(self) -> Rest:
-        """Make what stands where the stage was. Memory is given back by all stages or by none."""
+        """Build the sleeping stage. Memory is freed only at the commit, by all stages or by none."""
         self._fail_if_told()
         one_page = msgspec.structs.replace(self._limits, total_pages=1, window_pages=0, window_tokens=0)
         return partial(self._fall_asleep, AsleepStage(self.model, one_page))
 
     def _fall_asleep(self, asleep: AsleepStage) -> None:
-        """LoRAs stay where they are."""
+        """Free weights, KV, host pages and the draft model. LoRAs stay in memory."""
         self.model = asleep
         self._host = self._draft_model = None
         self._record.move_to(self.model.pool)
@@ -411,12 +413,12 @@ class StageRunner:
         return DraftModel(self._config, self._limits, never=self._never, device=self.model.device)
 
     def _read_lora(self, change: LoraChange) -> Rest:
-        """Read this stage's part of a LoRA. The stage computes nothing meanwhile, and holds one more until the end."""
+        """Read this stage's part of a LoRA, beside the loaded ones. Blocks the stage meanwhile."""
         self._fail_if_told()
         return partial(self._take_lora, change, None if change.path is None else self._loras().load(change.path))
 
     def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
-        """Take the LoRA that was read, and drop what makes room for it."""
+        """Take the LoRA that was read, and drop the one that makes room for it."""
         held = self._loras().held
         if loaded is not None:
             held[change.version] = loaded
@@ -430,7 +432,7 @@ class StageRunner:
         return loras
 
     def _switch_profile(self, folder: str | None) -> None:
-        # One may be left over where another stage could not begin.
+        # A profile may be left over if another stage failed to start its own.
         former, self._profile = self._profile, None
         try:
             if former is not None:
@@ -446,9 +448,9 @@ class StageRunner:
             ) from exc
 
     def _place_of(self, source: str | None) -> tuple[EngineConfig, Path]:
-        """How weights from there are computed, and their folder.
+        """Return the configuration for weights from ``source``, and their folder.
 
-        In the type that the KV cache and the next stage have, whatever the files are in, and on their backend.
+        Keeps the backend, and the type of the KV cache and the next stage, whatever type the files have.
         """
         values = {
             "backend": self.model.backend,
@@ -459,7 +461,7 @@ class StageRunner:
         return config, local_folder(config) if source else resolve_folder(config)
 
     def _make_alike(self, config: EngineConfig, limits: Limits) -> ComputingStage:
-        """The stage with other weights, which must compute with the LoRAs that are loaded."""
+        """Build a stage with new weights, which must be able to compute with the loaded LoRAs."""
         made, loras = make_stage(config, limits, self.stage, lean=self._lean), self.model.lora
         if loras is not None and loras.held and not (made.lora is not None and made.lora.has_the_products_of(loras)):
             raise StepFailedError(
@@ -469,7 +471,7 @@ class StageRunner:
         return made
 
     def _require_device(self, failure: Exception) -> None:
-        """A GPU whose context is broken answers every call with an error, the first of which was the failure's."""
+        """Raise DeviceLostError if the GPU's context is broken: every call on it then fails, ``failure`` first."""
         if self.model.device.type != "cuda":
             return
         try:
@@ -484,9 +486,9 @@ class StageRunner:
 
     @torch.inference_mode()
     def logits(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits [emitting segments, vocabulary] of a microbatch on the last stage, without sampling or counting.
+        """Compute the logits [emitting segments, vocabulary] of a microbatch on the last stage, without sampling.
 
-        For comparing with another implementation; unlike ``forward`` it raises what goes wrong.
+        For comparisons with another implementation; unlike ``forward`` it counts nothing and lets exceptions through.
         """
         assert self.facts.is_last, f"stage {self.stage} has no head; ask the last stage"
         self._adopt(microbatch)

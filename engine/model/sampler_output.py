@@ -1,7 +1,7 @@
-"""What was chosen for one microbatch: tokens and the logprobs that were asked for, as tensors of the device.
+"""The sampled tokens and requested logprobs of one microbatch, as tensors on the device.
 
-Computed there without waiting for it; told to the host as numbers once they have come: then the host is to do the rest
-of a microbatch that was launched. Chooses nothing itself.
+Computed without waiting for the device; converted to numbers once they have arrived on the host, which then finishes
+the launched microbatch. Chooses nothing itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from engine.core.plan import Microbatch, SamplingSpec, Segment
 from engine.model.batch import DecodeBatch, ForwardBatch
 from engine.model.transfer import Fetch, sent
 
-# A token for each segment that chooses one; logprobs, None for those whose request asked for none, or nothing at all.
+# A token for each emitting segment, and its logprobs, None where its request wants none; () if none wants any.
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
 
 
 class Choice:
-    """``ids`` [rows] were chosen from ``raw`` [rows, vocabulary]. ``tensors`` is all that the host needs of it.
+    """The sampled ``ids`` [rows] from the logits ``raw`` [rows, vocabulary]. ``tensors`` is the part for the host.
 
-    What leaves a GPU leaves it for all rows at once: each tensor is a copy, and may be a wait.
+    Each tensor covers all rows, because every copy from a GPU costs a call and perhaps a wait.
     """
 
     def __init__(self, ids: torch.Tensor, raw: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
@@ -31,13 +31,13 @@ class Choice:
         self._rows = len(specs)
         self.tensors = [ids] if specs else []
         self._asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
-        # The lines of the rows that ask for as many likely tokens, by that number.
+        # By the number of top tokens, the lines of the rows that ask for it.
         self._lines: dict[int, list[int]] = {}
         if self._asked:
             self._score(raw, specs)
 
     def _score(self, raw: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
-        # Rows that asked for none pay for no softmax.
+        # Only rows that want logprobs pay for the softmax.
         logprobs = torch.log_softmax(rows_of(raw, self._asked), dim=-1)
         said = logprobs.gather(-1, rows_of(self.ids, self._asked)[:, None])[:, 0]
         self.tensors.append(said)
@@ -45,13 +45,13 @@ class Choice:
             top = min(max(0, specs[row].top_logprobs_num), logprobs.shape[-1])
             if top:
                 self._lines.setdefault(top, []).append(line)
-        # Together: which of two equal tokens is told must not depend on other rows.
+        # One topk for each number: which of two equal tokens it returns must not depend on other rows.
         for top, lines in self._lines.items():
             best = torch.topk(rows_of(logprobs, lines), top)
             self.tensors += [best.indices, best.values]
 
     def told(self, values: Sequence[torch.Tensor]) -> Sampled:
-        """The choice in numbers, from ``tensors`` or from what has come of them. Waits for the device of these."""
+        """Convert the choice to numbers, from ``tensors`` or their copies on the host. Waits for their device."""
         if not values:
             return (), ()
         ids = tuple(values[0].tolist())
@@ -64,14 +64,14 @@ class Choice:
         for number, lines in enumerate(self._lines.values(), start=1):
             indices, likely = values[2 * number : 2 * number + 2]
             for line, tokens, logprobs in zip(lines, indices.tolist(), likely.tolist(), strict=True):
-                # What a grammar forbids has no probability, and minus infinity no JSON.
+                # A token that the grammar forbids has a logprob of minus infinity, which JSON cannot express.
                 pairs = [pair for pair in zip(tokens, logprobs, strict=True) if pair[1] > float("-inf")]
                 found[self._asked[line]] = TokenLogprob(said[line], tuple(pairs))
         return ids, tuple(found)
 
 
 class LaunchedStep:
-    """``batch`` was handed to the device, and its tokens are on their way; or ``failure`` was raised meanwhile."""
+    """A microbatch that was launched on the device, or the ``failure`` that the launch raised."""
 
     def __init__(self, microbatch: Microbatch) -> None:
         self.microbatch = microbatch
@@ -85,7 +85,7 @@ class LaunchedStep:
         self._fetch = Fetch(choice.tensors, device)
 
     def learn(self, segments: Sequence[Segment]) -> ForwardBatch | DecodeBatch:
-        """The batch with the ids of ``segments``, some of which the host did not know when it was launched."""
+        """Return the batch with the ids of ``segments``, some of which were unknown to the host at the launch."""
         batch = self._batch
         assert batch is not None, f"microbatch {self.microbatch.id} was not launched"
         if segments is not self.microbatch.segments:
@@ -94,14 +94,14 @@ class LaunchedStep:
         return batch
 
     def sampled(self) -> Sampled:
-        """The tokens and logprobs. Waits for the device."""
+        """Wait for the device and return the tokens and logprobs."""
         assert self._choice is not None, f"microbatch {self.microbatch.id} was not launched"
         assert self._fetch is not None, f"microbatch {self.microbatch.id} was not launched"
         return self._choice.told(self._fetch.wait())
 
 
 def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows of a tensor, in order; itself where that is all of them."""
+    """Select rows of a tensor, in order. Returns the tensor itself for all rows."""
     if len(rows) == len(values):
         return values
     return values.index_select(0, sent([np.array(rows, np.int64)], values.device)[0])

@@ -20,11 +20,11 @@ from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
 from engine.model.sampler_output import Choice, Sampled
 from engine.model.transfer import sent
 
-# The ids of all tokens of a segment's request so far, the last one computed included, by position.
+# Maps a segment to the ids of its request's tokens so far, by position, including the last one computed.
 History = Callable[[Segment], NDArray[np.int32]]
 
-# Beyond these a division in 32-bit floats gives infinities, whose difference is no number and no probability. A lower
-# temperature is greedy in all but name.
+# Beyond these a division in 32-bit floats gives infinities, whose difference is NaN. A lower temperature would be
+# greedy anyway.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_REPETITION_PENALTY = 1e-6
 
@@ -35,16 +35,16 @@ _GREEDY = SamplingSpec(seed=0)
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from ``(seed, position)`` alone, equal on every machine: the SplitMix64 finaliser, twice."""
+    """Hash ``(seed, position)`` to a number in [0, 1), equal on every machine: the SplitMix64 finaliser, twice."""
     return (_mix(_mix(seed) ^ position) >> 12) * 2.0**-52
 
 
 class Sampler:
     """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample.
 
-    Of the last sample, ``errors`` has the requests whose grammar cannot be followed or whose token could not be chosen,
-    and ``dead_ends`` the places after a draft where that is so: what was chosen there is of no use, and the draft must
-    not be accepted.
+    After a sample, ``errors`` has the requests whose grammar cannot be followed or whose token could not be chosen.
+    ``dead_ends`` are the places after a draft where that happened: their tokens are useless, and the draft must not be
+    accepted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sampler:
         self._any_never = bool(never)
 
     def adopt(self, segment: Segment) -> None:
-        """Remember the sampling spec of a row's new tenant, whose place in its grammar its history will say."""
+        """Note the sampling spec of a row's new tenant. Its history determines its place in its grammar."""
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
             self._matchers.pop(segment.row, None)
@@ -80,29 +80,28 @@ class Sampler:
         self.errors, self.dead_ends = (), ()
 
     def reads_history(self, segment: Segment) -> bool:
-        """True when its token depends on what its request has said before; also before the segment is adopted."""
+        """Whether a segment's token depends on its request's earlier tokens. Works before ``adopt`` too."""
         spec = segment.sampling or self.spec_of(segment)
         return bool(spec.grammar_id) or spec.has_penalty
 
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
-        """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
+        """Sample a token for each of ``segments`` from ``logits`` [segments, vocabulary], and its logprobs on request.
 
-        Logprobs are those of the model's own distribution over the tokens that the grammar allows, before biases,
-        penalties, temperature and filters. What is raised for one segment ends its request alone; raises what is raised
-        for every one.
+        Logprobs are of the model's own distribution over the tokens that the grammar allows, before biases, penalties,
+        temperature and filters. An exception for one segment ends only its request; raises when every segment fails.
         """
         try:
             choice = self.choose(logits, segments, history)
             return choice.told(choice.tensors)
         except IntegrityError:
             raise
-        except Exception as exc:  # noqa: BLE001 - whose fault it is, the segments tell
+        except Exception as exc:  # noqa: BLE001 - sampling one by one finds the segment at fault
             return self._sample_each(logits, segments, history, exc)
 
     def _sample_each(
         self, logits: torch.Tensor, segments: Sequence[Segment], history: History, failure: Exception
     ) -> Sampled:
-        """The same one by one, after a failure of all together."""
+        """Sample the segments one by one, after sampling them together has failed."""
         ids: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         errors: list[RequestError] = []
@@ -117,7 +116,7 @@ class Sampler:
                 own = self.errors
             except IntegrityError:
                 raise
-            except Exception as exc:  # noqa: BLE001 - it is this segment's
+            except Exception as exc:  # noqa: BLE001 - ends this segment's request
                 _log.warning("no token can be chosen for %s", segment.rid, exc_info=exc)
                 why = f"no token can be chosen after {_position(segment)} tokens: {type(exc).__name__}: {exc}"
                 token, said, own = 0, (), (RequestError(segment.rid, why),)
@@ -134,7 +133,7 @@ class Sampler:
         return tuple(ids), tuple(logprobs) if any(logprobs) else ()
 
     def choose(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Choice:
-        """The same, left on the device. Waits for nothing there where no segment ``reads_history``."""
+        """Sample as ``sample`` does, but leave the choice on the device. Waits only if a segment ``reads_history``."""
         self.errors, self.dead_ends = (), ()
         if not segments:
             return Choice(torch.empty(0, dtype=torch.int64), logits, ())
@@ -154,7 +153,7 @@ class Sampler:
         return Choice(_draw(torch.argmax(scores, dim=-1), scores, specs, segments), raw, specs)
 
     def _without_never(self, raw: torch.Tensor, masked: Sequence[int]) -> torch.Tensor:
-        """The logits without what no request may sample, but for what is all that a grammar allows, such as an end."""
+        """Forbid the ids that no request may sample, unless a row's grammar allows nothing else, such as its end."""
         scores = raw + self._never
         if masked:
             places = list(masked)
@@ -170,9 +169,9 @@ class Sampler:
         segments: Sequence[Segment],
         history: History,
     ) -> torch.Tensor:
-        """The logits without what the grammars of these places forbid; all of them where one cannot be followed.
+        """Forbid the tokens that the grammars of these places forbid; none where a grammar cannot be followed.
 
-        A row with drafts has several places, one after the other. What follows a draft that is forbidden is never used.
+        A row with drafts has several consecutive places. Tokens after a forbidden draft are never used.
         """
         allowed = np.ones((len(places), raw.shape[-1]), np.bool_)
         errors: list[RequestError] = []
@@ -195,7 +194,7 @@ class Sampler:
         return masked
 
     def _matcher_of(self, row: int, spec: SamplingSpec) -> Matcher:
-        """A row's place in its grammar, made again for a new tenant: what it said before is in its history."""
+        """Return a row's matcher; a new tenant gets a new one, which catches up from the request's history."""
         matcher = self._matchers.get(row)
         if matcher is None:
             assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"
@@ -204,12 +203,12 @@ class Sampler:
 
 
 def _is_plain(spec: SamplingSpec) -> bool:
-    """True if the best logit of the model is the choice, whatever the position."""
+    """Whether the choice is the model's largest logit at any position."""
     return spec.temperature <= 0 and not spec.suppressed_ids and not spec.logit_bias and not spec.has_penalty
 
 
 def _greedy(scores: torch.Tensor) -> torch.Tensor:
-    """The first best id of each row. On a CPU by numpy: for 32 rows of 4,096 it took 12 us and torch 134."""
+    """Return the first best id of each row. Uses numpy on a CPU: 12 us for 32 rows of 4,096, torch took 134."""
     if scores.device.type == "cpu":
         return torch.from_numpy(scores.numpy().argmax(axis=-1))
     return torch.argmax(scores, dim=-1)
@@ -223,7 +222,7 @@ def _mix(state: int) -> int:
 
 
 def _position(segment: Segment) -> int:
-    """The absolute position of the token that a segment chooses."""
+    """Return the absolute position of the token that a segment chooses."""
     return segment.start + len(segment.token_ids)
 
 
@@ -237,7 +236,7 @@ def _add_biases(scores: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
 
 
 def _suppress(scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Sequence[Segment]) -> None:
-    """Forbid the ends, unless a row's grammar is complete and allows nothing else."""
+    """Forbid the suppressed end tokens, unless a row's complete grammar allows nothing else."""
     suppressed = [
         row
         for row, (spec, segment) in enumerate(zip(specs, segments, strict=True))
@@ -255,7 +254,7 @@ def _suppress(scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Seq
 
 
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
-    """Repetition counts prompt and output, frequency and presence the output only, as clients of such APIs expect."""
+    """Apply penalties: repetition counts prompt and output, frequency and presence only the output, as is usual."""
     seen = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(scores.device)
     values, repetition = scores[seen], max(spec.repetition_penalty, MIN_REPETITION_PENALTY)
     scores[seen] = torch.where(values > 0, values / repetition, values * repetition)
@@ -267,7 +266,7 @@ def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32
 def _draw(
     best: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec], segments: Sequence[Segment]
 ) -> torch.Tensor:
-    """The best ids, but for the rows with a temperature. Only those with filters pay for sorting."""
+    """Replace the best ids of rows with a temperature by drawn ones. Only rows with filters pay for sorting."""
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     filtered = [row for row in random if _has_filter(specs[row])]
     plain = [row for row in random if not _has_filter(specs[row])]

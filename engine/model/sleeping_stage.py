@@ -1,6 +1,6 @@
-"""A stage that sleeps: what is known of it while it has neither weights nor KV, and what it wakes with.
+"""A sleeping stage: the facts that remain without weights and KV, and the checks of its files when it wakes.
 
-Owns no memory but that of its LoRAs. Nothing can be computed on it.
+Owns only the memory of its LoRAs. Computes nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from engine.model.file_pages import give_back_garbage
 from engine.model.kv_pool import KVPool
 from engine.model.prompt_logprobs import ScoreTaker
 
-# What a folder's weight files were when they were read: names, sizes in bytes, times of their last change.
+# The names, sizes in bytes and modification times of a folder's weight files.
 FileStates = tuple[tuple[str, int, int], ...]
 
 
 class AsleepStage:
-    """Stands where a stage was, with its facts and its LoRAs; see ``ComputingStage``. The pool is of one page."""
+    """Takes a stage's place, with its facts, its LoRAs and a pool of one page; see ``ComputingStage``."""
 
     is_lean = False
 
@@ -44,22 +44,22 @@ class AsleepStage:
 
 
 def give_back(device: torch.device) -> None:
-    """Hand back what was let go: allocators keep it otherwise."""
+    """Return freed memory to the system; allocators would keep it."""
     give_back_garbage()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def states_of(folder: Path) -> FileStates:
-    """What the weight files of a folder are now."""
+    """Read the present states of a folder's weight files."""
     found = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
     return tuple([(name, about.st_size, about.st_mtime_ns) for name, about in found])
 
 
 def require_as_read(folder: Path, states: FileStates) -> None:
-    """Raise CheckpointError unless the weights of a folder are those that were read before."""
+    """Raise CheckpointError if a folder's weight files have changed since they were read."""
     if states_of(folder) != states:
         raise CheckpointError(
             f"a stage must wake with the weights that it had, but the files in {folder} have changed since it read "
-            "them; POST /update_weights_from_disk with the folder whose weights it shall have"
+            "them; POST /update_weights_from_disk with the folder of the weights to use"
         )

@@ -322,7 +322,8 @@ class Operators:
             words = f"{act.order.verb} refused: {causes}; the other engines are as they were{later if owed else ''}"
         else:
             count = len(self._engines)
-            words = f"{act.order.verb} done by {count} engine{'s' * (count != 1)}{f'; {causes}{later}' if owed else ''}"
+            engines = "1 engine" if count == 1 else f"{count} engines"
+            words = f"{act.order.verb} done by {engines}{f'; {causes}{later}' if owed else ''}"
         self._out.append(Outcome(not act.has_failed, words, is_refusal=act.has_failed and act.is_refusal))
 
     # -- one engine --

@@ -154,7 +154,9 @@ class ApiError(Exception):
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:
-        code, status = (detail.code, 400) if isinstance(detail.code, str) else (None, detail.code)
+        code, status = None, detail.code
+        if isinstance(detail.code, str):
+            code, status = detail.code, 400
         return cls(detail.type, detail.message, param=detail.param, code=code, status=status)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""One microbatch for OpenVINO's paged attention: tokens, positions and block tables; and the pool that they point into.
+"""One microbatch for OpenVINO's paged attention: tokens, positions and block tables, and the pool of the blocks.
 
-A page of ours is one block of OpenVINO's or several that follow each other. Built once a forward, from the page tables.
+A page is one block of OpenVINO or several consecutive ones. Built for each forward pass, from the page tables.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from engine.core.plan import Segment
 from engine.model.batch import BatchNumbers, begins_of
 from engine.model.kv_pool import KVPool, Slots
 
-# A port of the graph and what it is given.
+# The input of each port of the graph, by its name.
 _Arrays = dict[str, NDArray[Any]]
 
 _KINDS: Final = {"f32": (np.float32, ov.Type.f32), "bf16": (np.uint16, ov.Type.bf16), "u8": (np.uint8, ov.Type.u8)}
 
 
 class BlockFormat(NamedTuple):
-    """What OpenVINO keeps the keys or the values of a layer in: its name of the type, and the shape of one block.
+    """OpenVINO's format of a layer's keys or values: its name of the element type, and the shape of one block.
 
-    Blocks of 8 bits have room for scales and offsets in them.
+    An 8-bit block has room for its scales and offsets.
     """
 
     kind: str
     shape: tuple[int, ...]
 
     def empty(self, blocks: int) -> tuple[NDArray[Any], ov.Tensor]:
-        """Blocks of zeros, as an array and as the tensor that lies in it.
+        """Allocate blocks of zeros, as in every pool: an array, and the tensor that shares its memory.
 
-        Zeros, as in every pool; the system gives the memory when it is first written.
+        The system provides the memory at the first write.
         """
         numbers, kind = _KINDS[self.kind]
         array = np.zeros((blocks, *self.shape), numbers)
@@ -47,7 +47,7 @@ class BlockFormat(NamedTuple):
 class BlockPool(KVPool):
     """The page tables of a stage, with its KV in OpenVINO's blocks.
 
-    ``formats`` are those of keys and values of each layer that keeps them here; ``caches`` has the tensors.
+    ``formats`` has the formats of keys and values for each layer of this pool; ``caches`` has the tensors.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class BlockPool(KVPool):
         self._blocks_a_page = self.page_size // OPENVINO_BLOCK_TOKENS
         blocks = self.total_slots // OPENVINO_BLOCK_TOKENS
         made = [(keys.empty(blocks), values.empty(blocks)) for keys, values in formats]
-        # The tensors lie in the arrays.
+        # The tensors share the arrays' memory.
         self._arrays = [(keys[0], values[0]) for keys, values in made]
         self.caches = [(keys[1], values[1]) for keys, values in made]
 
     def page(self, number: int) -> Sequence[torch.Tensor]:
-        """The blocks of one page, as bytes: those of 8 bits have their scales and offsets in them."""
+        """Return the blocks of one page as bytes, with the scales and offsets of 8-bit blocks."""
         blocks = slice(number * self._blocks_a_page, (number + 1) * self._blocks_a_page)
         return [torch.from_numpy(part[blocks].view(np.uint8)) for layer in self._arrays for part in layer]
 
     def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
-        """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,
-        and the largest number of tokens that a row sees.
+        """Build the block table of rows that compute ``counts`` tokens from ``starts``: the tokens before them, blocks,
+        where each row's blocks begin, and the largest number of tokens that a row sees.
 
-        A row of a window begins with the page of the first key that it sees.
+        With a window, a row's table begins with the page of the first key that it sees.
         """
         past, pages, longest = self.pages_seen(rows, starts, counts)
         needed = -(-(past + counts) // OPENVINO_BLOCK_TOKENS)
@@ -89,7 +89,7 @@ class BlockPool(KVPool):
 
 
 class BlockBatch:
-    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted.
+    """A ``Batch`` for OpenVINO. ``arrays`` are the graph's inputs by name, except hidden states and caches.
 
     ``id_range`` has the smallest and the largest token id.
     """
@@ -107,16 +107,16 @@ class BlockBatch:
             "emitting": numbers.emitting,
             "subsequence_begins": numbers.begins.astype(np.int32),
         }
-        # How many steps this batch has gone on since its segments were looked at, all of which choose a token then.
+        # The steps that this batch has advanced since it was built.
         self._steps = 0
         self._first = [(segment.row, segment.start) for segment in segments]
         self._may_go_on = numbers.is_decodes and len(numbers.emitting) == len(segments) and pool.window is None
         self._look_up()
 
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:
-        """Become the next step's batch, if that is one more token of each of the same rows; False if it is not.
+        """Become the next step's batch if that adds one token to each of the same rows. Returns whether it does.
 
-        Only after the forward of the step before: the arrays stay the same, and what they hold does not.
+        Call it only after the forward pass of the step before, because it overwrites the arrays.
         """
         if not self._may_go_on or len(segments) != len(self._first):
             return False
@@ -138,7 +138,7 @@ class BlockBatch:
         return True
 
     def _look_up(self) -> None:
-        """Of decodes the starts are the positions, also when these have gone on."""
+        """Look slots and blocks up in the page tables. For decodes ``starts`` is ``positions``, which advance."""
         pool, numbers = self._pool, self._numbers
         self.slots_array = numbers.slots_in(pool)
         for windowed, own in ((False, pool), (True, pool.window)):
@@ -147,13 +147,13 @@ class BlockBatch:
                 table = own.block_table(numbers.rows, numbers.starts, numbers.counts)
                 values = [np.array(part, np.int32) for part in table]
                 self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
-        # Last, so that a failure is met again: steps for which each row stays in its last block if the batch goes on.
+        # The steps for which each row stays in its last block. Set last, so that a failed lookup is tried again.
         self._room = OPENVINO_BLOCK_TOKENS - 1 - int((numbers.starts % OPENVINO_BLOCK_TOKENS).max())
         self._changes = pool.changes
 
 
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:
-    """The graph's inputs that say where the keys of one pool lie, in the order of ``BlockPool.block_table``."""
+    """Name the graph's inputs for one pool's block table, in the order of ``BlockPool.block_table``."""
     prefix = "window_" if windowed else ""
     return (
         f"{prefix}past_lens",

@@ -1,6 +1,6 @@
-"""A graph compiled for this CPU, and its one request: small inputs are set each time, caches once a pool.
+"""A graph compiled for this CPU, and its one inference request: small inputs are set for each call, caches once a pool.
 
-Owns how OpenVINO is set up. Never decides what is computed.
+Owns OpenVINO's settings. Never decides what is computed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _KINDS: Final = ("key", "value")
 
 
 class CompiledStage:
-    """Computes a stage over the pool that it was given last, with ``threads`` threads.
+    """Computes a stage with ``threads`` threads, over the pool of the last ``take_pool``.
 
-    ``graph`` has marks where attention goes, and is used up. Raises OpenVINOError when this CPU cannot.
+    Consumes ``graph``, which marks the places of attention. Raises OpenVINOError when this CPU cannot run it.
     """
 
     def __init__(self, graph: ov.Model, facts: StageFacts, *, threads: int, kv_cache_dtype: str = "auto") -> None:
@@ -36,11 +36,11 @@ class CompiledStage:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_NUM_THREADS": threads,
-            # Processes of several stages, or of several servers, would be bound to the same core.
+            # Pinning would bind the processes of several stages, or of several servers, to the same core.
             "ENABLE_CPU_PINNING": False,
         }
         if facts.quantization is not None:
-            # Otherwise what is multiplied with integers would be rounded to 8 bits as well.
+            # Otherwise OpenVINO would also round the activations of integer products to 8 bits.
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         try:
             compiled = ov.Core().compile_model(with_paged_attention(graph, facts), "CPU", settings)
@@ -57,7 +57,7 @@ class CompiledStage:
         self._small = [name for name in ports if "_cache." not in name and name != "hidden"]
 
     def new_pool(self, limits: Limits) -> BlockPool:
-        """A pool of the blocks that this stage's layers keep their KV in, with one of their own for window layers.
+        """Allocate a pool of blocks for this stage's layers, with a separate one for window layers.
 
         Raises MemoryError.
         """
@@ -67,7 +67,7 @@ class CompiledStage:
         return pool
 
     def take_pool(self, pool: BlockPool) -> None:
-        """Keep the KV in the caches of a pool from now on."""
+        """Use the caches of a pool from now on."""
         layers: list[tuple[ov.Tensor, ov.Tensor]] = []
         for index, windowed in enumerate(self._facts.windowed):
             own = pool.window if windowed else pool
@@ -78,7 +78,7 @@ class CompiledStage:
             self._request.set_tensor(name, layers[int(index_text)][_KINDS.index(kind)])
 
     def _give(self, name: str, array: NDArray[Any]) -> None:
-        """Have the request read an array where it lies. It is held, and one that is held already needs no telling."""
+        """Set an array as an input without a copy, and keep it alive. Does nothing if it is set already."""
         if self._given.get(name) is not array:
             self._given[name] = array
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
@@ -89,17 +89,17 @@ class CompiledStage:
         return list(zip(keys, values, strict=True))
 
     def forward(self, batch: BlockBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states or logits in fp32; a view of memory that the next call overwrites."""
+        """Compute hidden states or logits in fp32. Returns a view of memory that the next call overwrites."""
         for name in self._small:
             self._give(name, batch.arrays[name])
         if hidden is not None:
             self._give("hidden", hidden.float().contiguous().numpy())
-        # Computed in this thread: a hand-over to another one and back took as long as the step on a busy machine.
+        # Runs in this thread: on a busy machine, switching to another one and back took as long as the step.
         self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor().data)
 
 
 def _format(port: ov.ConstOutput) -> BlockFormat:
-    """What a compiled cache input takes; the number of blocks is left open."""
+    """Read the block format of a compiled cache input, whose number of blocks is dynamic."""
     _, *shape = port.get_partial_shape()
     return BlockFormat(port.get_element_type().get_type_name(), tuple(size.get_length() for size in shape))

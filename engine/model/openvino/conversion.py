@@ -1,7 +1,7 @@
-"""A stage's slice of a transformers model as a graph of OpenVINO, traced from the very module that torch would run.
+"""Converts a stage's slice of a transformers model to an OpenVINO graph, traced from the module that torch would run.
 
-The places of attention are marked in the graph, for what fills them in when it is compiled. Used once a checkpoint and
-stage: the graph is kept.
+Marks the places of attention in the graph, to be filled when it is compiled. Runs once for each checkpoint and stage:
+the graph is cached.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from engine.model.weights import WeightFiles
 
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
-# Matrices are kept as 16 bits where they came so; what is smaller stays as it is.
+# Smaller matrices are not converted to 16 bits.
 _LEAST_MATRIX_VALUES: Final = 1024
 _INT8_LARGEST: Final = 127
-# Rows of a matrix that are widened at a time.
+# Rows of a matrix to widen at a time.
 _WIDENED_ROWS: Final = 8192
-# How a graph names the weights of the model that it was traced from, whose layers are counted in the stage.
+# The graph's prefix of weight names, and its layer numbers, which count from the stage's first layer.
 _MODULE: Final = "self.module."
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
@@ -59,11 +59,11 @@ class TracedStage(nn.Module):
         AttentionInterface.register(IMPLEMENTATION, _traced_attention)
         self._facts = facts
         self._int8 = int8
-        # In the 16 bits that they come in: in fp32 they would take twice the memory of the model.
+        # Matrices keep the 16 bits of the checkpoint: in fp32 they would take twice the memory.
         narrow = torch.bfloat16 if facts.dtype is torch.bfloat16 and not int8 else None
         self._slice = StageSlice(
             facts,
-            # Traced in fp32: of a graph traced in bfloat16 the results were wrong by more than half.
+            # A graph traced in bfloat16 gave results that were wrong by more than half.
             dtype=torch.float32,
             device=torch.device("cpu"),
             implementation=IMPLEMENTATION,
@@ -88,7 +88,7 @@ class TracedStage(nn.Module):
         ]
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Hidden states, or logits of the emitting tokens. Tokens come without a dimension for sequences."""
+        """Compute hidden states, or logits of the emitting tokens, from tokens without a batch dimension."""
         given = dict(zip(self.names, inputs, strict=True))
         tokens = inputs[0][None]
         first = {"input_ids": tokens} if self._facts.is_first else {"inputs_embeds": tokens}
@@ -102,7 +102,7 @@ class TracedStage(nn.Module):
         return logits.reshape(-1, logits.shape[-1])
 
     def _narrow(self, layer: Any) -> None:
-        """Have the last layer go on with the emitting tokens alone after its attention: nobody reads the others."""
+        """Make the last layer compute only the emitting tokens after its attention: nobody reads the others."""
         output = layer.self_attn.o_proj
         project = output.forward
 
@@ -117,7 +117,7 @@ class TracedStage(nn.Module):
 
     @torch.no_grad()
     def convert(self) -> StageGraph:
-        """The graph. Raises OpenVINOError when this model cannot be converted."""
+        """Trace and convert the graph. Raises OpenVINOError when this model cannot be converted."""
         extensions = (
             ConversionExtension("lockstep::paged_attention", _place_of_attention),
             ConversionExtension("lockstep::widened_linear", _product),
@@ -127,9 +127,9 @@ class TracedStage(nn.Module):
             with warnings.catch_warnings():
                 # The tracer reads attributes that transformers has deprecated.
                 warnings.simplefilter("ignore")
-                # Tracing checks itself by tracing once more; the graph is compared with the module anyway.
+                # The tracer's own check would trace once more; the graph is compared with the module anyway.
                 decoder = TorchScriptPythonDecoder(self, example_input=example, trace_kwargs={"check_trace": False})
-                # What openvino.convert_model does, without the usage reports that it sends.
+                # As openvino.convert_model, but without its telemetry.
                 frontend = FrontEndManager().load_by_framework("pytorch")
                 for extension in extensions:
                     frontend.add_extension(extension)
@@ -156,7 +156,7 @@ class TracedStage(nn.Module):
 
     @torch.no_grad()
     def compute(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One sequence of ``tokens`` tokens: what the first input is given, and the output for all of them."""
+        """Compute an example sequence of ``tokens`` tokens. Returns the first input and the output."""
         inputs = self._example(tokens)
         return inputs[0], self(*inputs)
 
@@ -171,9 +171,9 @@ class TracedStage(nn.Module):
 
 
 def _widen_where_used(module: nn.Module) -> None:
-    """Let plain layers compute in fp32 with matrices that stay in 16 bits, in memory and in the graph."""
+    """Make plain layers compute in fp32 with matrices that stay in 16 bits, in memory and in the graph."""
     for part in module.modules():
-        weight = part._parameters.get("weight")  # noqa: SLF001 - its own, not that of a part of it
+        weight = part._parameters.get("weight")  # noqa: SLF001 - the module's own, not a child's
         if weight is not None and weight.dtype is torch.bfloat16:
             compute: Callable[..., torch.Tensor] = _linear if isinstance(part, nn.Linear) else _embedding
             part.forward = partial(compute, part)
@@ -185,19 +185,19 @@ def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-    # Widened afterwards: a table in fp32 would be kept beside the one that the head multiplies with.
+    # Widened after the lookup: a table in fp32 would be kept beside the matrix of the head.
     return functional.embedding(ids, layer.weight).to(torch.float32)
 
 
 @torch.library.impl(_library, "widened_linear", "CPU")
 def _widened_linear(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A product with a matrix that is widened part by part: a head in fp32 would be half as large as a whole model."""
+    """Multiply with a matrix that is widened part by part: a whole head in fp32 can be half as large as the model."""
     parts = [weight[first : first + _WIDENED_ROWS] for first in range(0, len(weight), _WIDENED_ROWS)]
     return torch.cat([functional.linear(inputs, part.to(torch.float32)) for part in parts], dim=-1)
 
 
 def _product(context: Any) -> list[ov.Output]:
-    """What ``lockstep::widened_linear`` is in the graph, where its matrix stays in 16 bits."""
+    """Convert ``lockstep::widened_linear`` to a product whose matrix stays in 16 bits."""
     inputs, weight = context.get_input(0), context.get_input(1)
     return [ov.opset15.matmul(inputs, ov.opset15.convert(weight, "f32"), False, True).output(0)]
 
@@ -215,7 +215,7 @@ def _traced_attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The signature that transformers calls attention with; query, key and value are [1, heads, tokens, size]."""
+    """Stand in for attention, with transformers' signature; query, key and value are [1, heads, tokens, size]."""
     del attention_mask, others
     if softcap is not None or s_aux is not None:
         raise StepFailedError("OpenVINO's paged attention has no capped scores and no sinks; use backend='torch'")
@@ -238,7 +238,7 @@ def _one_sequence(
     size: int,
     width: int,
 ) -> torch.Tensor:
-    """Attention within one sequence that begins here: what the graph is compared with."""
+    """Compute attention within one uncached sequence, as the reference for the graph."""
     del layer, width
     queries, keys, values = (states.view(len(query), -1, size).transpose(0, 1) for states in (query, key, value))
     positions = torch.arange(len(query))
@@ -251,7 +251,7 @@ def _one_sequence(
 
 
 def _place_of_attention(context: Any) -> list[ov.Output]:
-    """Where attention goes, for a call of ``lockstep::paged_attention``."""
+    """Convert a call of ``lockstep::paged_attention`` to a mark of attention's place."""
     query, key, value = (context.get_input(index) for index in range(3))
     layer, scale, window, width = (context.get_values_from_const_input(index) for index in (3, 4, 5, 7))
     place = Place(layer=int(layer), scale=float(scale), window=int(window))
@@ -265,14 +265,14 @@ def _matrices(graph: ov.Model) -> list[Any]:
 
 
 def _keep_integers(graph: ov.Model, facts: StageFacts) -> None:
-    """Multiply with the integers that the checkpoint has, where it has them, and widen them there."""
+    """Replace weights by the checkpoint's integers, where it has them, which are widened at their use."""
     with WeightFiles(facts.folder, quantization=facts.quantization, is_part=facts.is_text_part) as files:
         for node in [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]:
             name = _LAYER.sub(lambda found: f".layers.{int(found[1]) + facts.layers.start}.", node.get_friendly_name())
             kept = files.integers(name.removeprefix(_MODULE))
             if kept is None or tuple(kept.values.shape) != tuple(node.shape):
                 continue
-            # What is in 16 bits is widened before it is multiplied with.
+            # A 16-bit weight has a Convert before its product; the widened integers replace that.
             for place in node.output(0).get_target_inputs():
                 if (used := place.get_node()).get_type_name() == "Convert":
                     used.output(0).replace(_widened(kept).output(0))
@@ -281,7 +281,7 @@ def _keep_integers(graph: ov.Model, facts: StageFacts) -> None:
 
 
 def _widened(kept: Integers) -> Any:
-    """The node of a weight that is kept in integers, in fp32."""
+    """Build the node that widens a weight in integers to fp32."""
     rows, columns = kept.values.shape
     count = kept.scales.shape[1]
     grouped = [rows, columns] if count == 1 else [rows, count, columns // count]
@@ -297,7 +297,7 @@ def _widened(kept: Integers) -> Any:
 
 
 def _integers(values: torch.Tensor, bits: int, shape: list[int], *, signed: bool) -> Any:
-    """A constant of these values; two of 4 bits share a byte, the first in its lower half."""
+    """Build a constant of integers; two 4-bit values share a byte, the first in its lower half."""
     if signed:
         return op.Constant(values.to(torch.int8).reshape(shape).numpy())
     flat = values.to(torch.uint8).flatten()
@@ -309,14 +309,14 @@ def _integers(values: torch.Tensor, bits: int, shape: list[int], *, signed: bool
 
 
 def _round_matrices_to_int8(graph: ov.Model) -> None:
-    """Round what products multiply with to 8 bits, with a scale for each output; an embedding stays as it is."""
+    """Round the matrices of products to 8 bits, with a scale for each output. Keeps embeddings unchanged."""
     for node in _matrices(graph):
         products = [
             place for place in node.output(0).get_target_inputs() if place.get_node().get_type_name() == "MatMul"
         ]
         if not products:
             continue
-        # Every product of a linear layer is with [out, in].
+        # The matrix of a linear layer is [out, in].
         scales = np.maximum(np.abs(node.data).max(axis=1, keepdims=True) / _INT8_LARGEST, np.finfo(np.float32).tiny)
         rounded = op.Constant(np.rint(node.data / scales).astype(np.int8))
         widened = ov.opset15.multiply(ov.opset15.convert(rounded, "f32"), op.Constant(scales.astype(np.float32)))
@@ -325,7 +325,7 @@ def _round_matrices_to_int8(graph: ov.Model) -> None:
 
 
 def _store_matrices_as_bf16(graph: ov.Model) -> None:
-    """Keep what is left of matrices in fp32 in the 16 bits of the checkpoint; they are widened where they are used."""
+    """Store the remaining fp32 matrices in the checkpoint's 16 bits; they are widened at their use."""
     for node in _matrices(graph):
         narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
         kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)
