@@ -154,10 +154,9 @@ class ApiError(Exception):
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:
-        code, status = None, detail.code
         if isinstance(detail.code, str):
-            code, status = detail.code, 400
-        return cls(detail.type, detail.message, param=detail.param, code=code, status=status)
+            return cls(detail.type, detail.message, param=detail.param, code=detail.code, status=400)
+        return cls(detail.type, detail.message, param=detail.param, status=detail.code)
 
     @classmethod
     def rid_is_live(cls, rid: str) -> ApiError:
