@@ -1,6 +1,6 @@
-"""The arguments of a script on their way to the scheduler's process: plain values, which arrive as what they were.
+"""Encodes a script's arguments for the scheduler's process: plain values, which arrive with their types.
 
-Owns what an argument may be and how a tuple stays one. It never pickles.
+It never pickles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from scripted.core.errors import BadCall
 
-# Extensions of msgpack, which knows arrays and strings: a tuple, and a path.
+# Msgpack extensions: its arrays and strings would make a list of a tuple, and a text of a path.
 _TUPLE: Final = 1
 _PATH: Final = 2
 _PATHS: Final = type(Path())
@@ -23,12 +23,12 @@ _MOST_INT: Final = 2**64 - 1
 
 
 def check_plain(arguments: Mapping[str, Any]) -> None:
-    """Raise BadCall for what cannot travel, by the argument's name. What would arrive as something else cannot."""
+    """Raise BadCall, with the argument's name, for a value that would not arrive with its type."""
     for name, value in arguments.items():
         _check(name, value)
 
 
-def packed(value: Any) -> Any:
+def packed(value: object) -> Any:
     if type(value) is tuple:
         return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([packed(one) for one in value]))
     if type(value) is _PATHS:

@@ -1,7 +1,6 @@
-"""A function in a forked child: its result comes back over a pipe, and nothing else that it does outlives it.
+"""Runs a function in a forked child: its result comes back over a pipe, and nothing else that it does survives.
 
-The parent keeps the time and always ends the child, with every process that the child has started. It looks into no
-object of either process.
+The parent keeps the time, and always kills the child and every process that the child has started.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from typing import Any, Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-# The child writes its stacks at this signal, even inside a call of C.
+# At this signal the child writes its stacks, even inside a C call.
 _SHOW_STACKS: Final = signal.SIGUSR2
 _STACKS_WITHIN_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
-# First byte of a message: the result; a debugger has begun, and waits for its user as long as that takes.
+# The first byte of a message: a result follows; a debugger has started, and may wait for its user without limit.
 _RESULT: Final = b"r"
 _DEBUGS: Final = b"d"
 _DEBUGGER: Final = bdb.__file__
 
 
 class ChildLate(Exception):
-    """The child was ended because its time was over. ``stacks`` has its Python stacks, empty where it gave none."""
+    """The child ran out of time and was killed. ``stacks`` are its Python stacks; empty if it wrote none."""
 
     def __init__(self, stacks: str) -> None:
         super().__init__("the child was late")
@@ -46,7 +45,7 @@ class ChildLate(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it had a result."""
+    """The child ended without a result."""
 
     def __init__(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -65,10 +64,10 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
     reader, writer = Pipe(duplex=False)
     stacks = os.memfd_create("stacks")
     before = set(_children_of(os.getpid()))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a child leaves that ends by itself comes to this process
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that outlive the child become children of this one
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: their locks are made again in a fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child never joins them
             child = os.fork()
         if not child:
             _be_child(work, writer, stacks)
@@ -90,7 +89,7 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
 
 
 def _await_result(reader: Connection, child: int, stacks: int, timeout_s: float) -> bytes | None:
-    """The result; None where the child ends without one."""
+    """Wait for the result; None if the child ends without one."""
     handler: Any = None
     left_s: float | None = timeout_s
     death = os.pidfd_open(child)
@@ -119,13 +118,13 @@ def _stacks_of(child: int, stacks: int) -> str:
     deadline = time.monotonic() + _STACKS_WITHIN_S
     while not (size := os.fstat(stacks).st_size) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
-    time.sleep(_LOOK_EVERY_S)  # the rest of what it has begun to write
+    time.sleep(_LOOK_EVERY_S)  # it may still be writing
     size = os.fstat(stacks).st_size
     return os.pread(stacks, size, 0).decode("utf-8", "replace")
 
 
 def _end(child: int, before: set[int]) -> int:
-    """Kill the child, then what it leaves, which this process adopts. Returns its status."""
+    """Kill the child, then the processes that it leaves, which this process adopts. Returns the child's status."""
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     while left := set(_children_of(os.getpid())) - before:
@@ -149,18 +148,18 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoReturn:
-    """Send the result of ``work`` and wait to be killed. Whoever else comes here, such as a fork of it, ends."""
+    """Send the result of ``work`` and wait to be killed. A process that ``work`` has forked exits here."""
     child = os.getpid()
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setpgid(0, 0)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group in the background may write to the terminal
-        gc.freeze()  # a collection would copy the pages of everything that the parent has made
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # lets a background group write to the terminal
+        gc.freeze()  # a collection would touch, and so copy, the pages of all objects of the parent
         faulthandler.register(_SHOW_STACKS, file=stacks, all_threads=True)
         sys.addaudithook(_watch_for_debuggers(writer, child))
         builtin = vars(builtins).copy()
         result = work()
-        vars(builtins).update(builtin)  # which the script may have replaced, and the rest here calls
+        vars(builtins).update(builtin)  # the script may have replaced builtins that the code below calls
         if os.getpid() == child:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
@@ -176,15 +175,15 @@ def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoR
 
 
 def _watch_for_debuggers(writer: Connection, child: int) -> Callable[[str, tuple[Any, ...]], None]:
-    """Tell the parent when a debugger begins. An audit hook, because it adds no frame to where a debugger stops."""
+    """Tell the parent when a debugger starts. An audit hook adds no frame at the line where a debugger stops."""
 
     def hook(event: str, _arguments: tuple[Any, ...]) -> None:
         is_debugger = event == "builtins.breakpoint" or (
-            event == "sys.settrace" and _is_in_debugger(sys._getframe(1))  # noqa: SLF001 - who calls it
+            event == "sys.settrace" and _is_in_debugger(sys._getframe(1))  # noqa: SLF001 - the caller's frame
         )
         if is_debugger and os.getpid() == child:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            os.setpgid(0, os.getpgid(os.getppid()))  # which may read from the terminal
+            os.setpgid(0, os.getpgid(os.getppid()))  # the parent's group may read from the terminal
             writer.send_bytes(_DEBUGS)
 
     return hook

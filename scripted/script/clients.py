@@ -1,6 +1,6 @@
-"""What a script's clients saw: the view of one request, and of one administrative call.
+"""Clients of a script, as it sees them: the answer to one request, and to one administrative call.
 
-Filled by what plays the client: real HTTP in the server tier, the simulated front end in the sim tier. Read by scripts.
+Real HTTP clients fill them in the server tier, the simulated front end in the sim tier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from scripted.core.errors import BadCall
 from scripted.script.values import Listed, Nameless, Status, Word
 
-# Those of every adapter: an engine has some of them.
+# The reasons of all adapters; each engine has some of them.
 FINISH_REASONS: Final = frozenset({"length", "stop", "abort", "error", "timeout", "invalid", "unavailable"})
 
 _OK: Final = 200
@@ -22,12 +22,12 @@ _MAY_BE_REFUSED: Final = ("/flush_cache", "/update_weights")
 
 
 def finish_reason_of(reason: str | None) -> str | None:
-    """A reason that can only be compared with one of ``FINISH_REASONS``, or None before the end."""
+    """Make a reason that can only be compared with one of ``FINISH_REASONS``; None before the end."""
     return None if reason is None else Word(reason, "finish_reason", FINISH_REASONS)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of an answer as it arrived: what was new in it."""
+    """One piece of an answer, without what earlier pieces had."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -36,10 +36,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientView(Nameless):
-    """What the client of one request received so far.
+    """The answer to one request, as far as its client received it.
 
-    ``status`` is the HTTP status, None before it is there; ``error`` the error's text, if the answer ended with one;
-    ``closed`` turns true when nothing more can come, ``dropped`` when the client itself hung up.
+    ``status`` is the HTTP status, None before it is there; ``error`` the text of the error that ended the answer, if
+    any; ``closed`` turns true when nothing more can come, ``dropped`` when the client itself disconnected.
     """
 
     _ask = "its .status, .finish_reason, .closed or .token_ids"
@@ -81,24 +81,24 @@ class ClientView(Nameless):
 
     @property
     def values(self) -> int:
-        """How many tokens and how many logprobs of its prompt it received."""
+        """The number of tokens and prompt logprobs received."""
         return len(self.token_ids) + sum(value is not None for value in self.input_logprobs)
 
     @property
     def finish_reason(self) -> str | None:
-        """The terminal answer's reason; ``error`` for an answer that ended with an error; None before the end."""
+        """The reason in the terminal chunk; ``error`` for an answer that ended with an error; None before the end."""
         if self.error is not None:
             return finish_reason_of("error")
         return finish_reason_of(next((c.finish_reason for c in self._chunks if c.finish_reason), None))
 
     @property
     def terminal_answers(self) -> int:
-        """How many terminal answers came: one, for every client of an engine that works."""
+        """The number of terminal chunks: exactly one from an engine that works."""
         return sum(1 for chunk in self._chunks if chunk.finish_reason) + (self.error is not None)
 
     @property
     def answer(self) -> ClientView:
-        """What the client asked for: this, or the answer of several choices that this is one of."""
+        """The whole answer: this one, or the answer of several choices that this is one of."""
         return self
 
     @property
@@ -132,20 +132,21 @@ class HasChoices(Protocol):
 
 
 class AskedOfEachChoice:
-    """An attribute of one request that a request of several choices refuses."""
+    """An attribute that each choice has for itself: a request of several choices refuses it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, asked: HasChoices, owner: type) -> NoReturn:
-        path = f"r.choices[0].{'client.' if isinstance(asked, ClientView) else ''}{self._name}"
+    def __get__(self, request: HasChoices, owner: type) -> NoReturn:
+        path = f"r.choices[0].{'client.' if isinstance(request, ClientView) else ''}{self._name}"
         raise BadCall(
-            f"{asked.rid} has {len(asked.choices)} choices, each with its own .{self._name}; ask {path}, or another one"
+            f"{request.rid} has {len(request.choices)} choices, each with its own .{self._name}; "
+            f"ask {path}, or another one"
         )
 
 
 class ChoiceView(ClientView):
-    """One of several choices of an answer: pieces of its own, over one connection with the others."""
+    """One of several choices of an answer: it has chunks of its own and shares the connection."""
 
     def __init__(self, rid: str, answer: ClientView) -> None:
         self.rid = rid
@@ -167,7 +168,7 @@ class ChoiceView(ClientView):
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
-        """That of the answer, unless this choice had ended before."""
+        """The error of the answer, unless this choice had ended before."""
         return None if self._has_ended else self._answer.error
 
     @property
@@ -180,7 +181,7 @@ class ChoiceView(ClientView):
 
 
 class ChoicesView(ClientView):
-    """What the client of an answer of several choices received: status, error and end; the rest is of each choice."""
+    """An answer of several choices: its status, error and end; everything else belongs to a choice."""
 
     def __init__(self, rid: str, rids: Sequence[str], *, streams: bool = True) -> None:
         super().__init__(rid, streams=streams)
@@ -206,15 +207,15 @@ class ChoicesView(ClientView):
 class Call(Nameless):
     """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
 
-    ``was_read`` says that the answer's status or text was looked at. One that ``must_be_read`` and was not, tests
-    nothing.
+    ``was_read``: the script looked at the status or text of the answer. ``must_be_read``: a script that did not do so
+    tests nothing with the call.
     """
 
     _ask = "its .done or .status"
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # The engine may refuse what was asked for, or has refused it.
+        # The engine may refuse the call, or has refused it.
         self.must_be_read = name.startswith(_MAY_BE_REFUSED)
         self.call_id: str | None = None
         self.arrived = False
@@ -253,7 +254,7 @@ class Call(Nameless):
 
 
 def receive_events(view: ClientView, part: str | bytes) -> None:
-    """Give a client whole lines of a stream of server-sent events."""
+    """Feed a client with whole lines of a stream of server-sent events."""
     text = part.decode() if isinstance(part, bytes) else part
     for line in text.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
@@ -261,7 +262,7 @@ def receive_events(view: ClientView, part: str | bytes) -> None:
 
 
 def receive_event(view: ClientView, data: str | bytes) -> None:
-    """Give a client one event of a stream, or the body of an answer that was sent whole."""
+    """Feed a client with one event of a stream, or the body of an answer that was not streamed."""
     event = json.loads(data)
     if "error" in event:
         view.fail(event["error"]["message"], view.status)

@@ -1,8 +1,7 @@
-"""``t``: what a script is given, one object for each script, for every adapter.
+"""``t``, the object through which a script drives and observes a scheduler; for every adapter.
 
-Its verbs are those of the actions that the adapter declares, so ``t`` can do what a schedule of the adapter can say.
-Queries, waits and windows are here; an adapter's own class adds what only its scheduler can be asked. It keeps no state
-of the scheduler.
+Its verbs come from the adapter's actions, so that ``t`` can do whatever a schedule of the adapter can express. Queries,
+waits and windows are here; an adapter's subclass adds queries of its scheduler. It keeps no state of the scheduler.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ScriptClock(Asked):
         self._seal()
 
     def now(self) -> float:
-        """Seconds that the script has advanced time by."""
+        """Return the seconds by which the script has advanced time."""
         return self._clock.now()
 
     def advance(self, seconds: float) -> None:
@@ -53,19 +52,19 @@ class ScriptClock(Asked):
 
 
 _Context = TypeVar("_Context", bound="BaseContext")
-# What resumes a script is below it on the stack.
 # Begins the failure of a script that has not seen a window; the names follow.
 NEVER_REACHED: Final = "the script never reached"
+# The file that resumes scripts: its frames are below the script's on the stack.
 _EXECUTION: Final = str(Path(__file__).with_name("execution.py"))
 _MOST_LINES: Final = 1000
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
 
-# Those whose verbs a class of ``t`` has.
+# The actions whose verbs a class of ``t`` has.
 _actions: Final[dict[type, tuple[type[Action], ...]]] = {}
 
 
 def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], type[_Context]]:
-    """Gives a class of ``t`` the verbs of these actions as its methods."""
+    """Add the verbs of these actions to a class of ``t`` as methods."""
 
     def decorate(context: type[_Context]) -> type[_Context]:
         _actions[context] = tuple(actions)
@@ -78,7 +77,7 @@ def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], ty
 
 
 def _at_its_line(verb: Callable[..., object]) -> Callable[..., object]:
-    """The verb, with the script's line noted that called it."""
+    """Wrap a verb so that it notes the script's line that calls it."""
 
     @functools.wraps(verb)
     def noted(t: BaseContext, *args: object, **kwargs: object) -> object:
@@ -89,21 +88,21 @@ def _at_its_line(verb: Callable[..., object]) -> Callable[..., object]:
 
 
 def actions_behind(t: BaseContext) -> tuple[type[Action], ...]:
-    """The actions whose verbs this ``t`` has, in their order."""
+    """Return the actions whose verbs this ``t`` has, in order."""
     return next(_actions[kind] for kind in type(t).__mro__ if kind in _actions)
 
 
 class BaseContext(Asked):
-    """What a script drives a scheduler with. ``reached`` counts how often each window of ``sometimes`` was open.
+    """Base class of ``t``. ``reached`` counts how often each window of ``sometimes`` was open.
 
     Requests without a rid of their own are named ``<rid_prefix>-<number>``. ``must_reach`` are the windows that the
-    script has to see; if there are any, it can name no others. ``run`` is for verbs: the run that the script drives.
+    script has to see; if there are any, it may name no others. ``run``, for verbs, is the run that the script drives.
     """
 
     _loose_end_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, run: Any, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:
-        # None when the script has ended.
+        # None after the script has ended.
         self._driven: Any = run
         self._clock = ScriptClock(run.clock)
         self._rid_prefix = rid_prefix
@@ -111,17 +110,17 @@ class BaseContext(Asked):
         self._made: list[Wait] = []
         # The innermost generator that the script has yielded from.
         self._position: object = None
-        # Whether a predicate of ``run_until`` was ever false, by its code.
+        # Whether each predicate of ``run_until``, by its code, was ever false.
         self._waited: dict[object, bool] = {}
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
-        # The lines that called verbs: the step that meets it, the file, the line; the last ones.
+        # The last lines that called verbs: the step that sees the effect, the file, the line.
         self._lines: deque[tuple[int, str, int]] = deque(maxlen=_MOST_LINES)
         self.is_smoke = False
-        # What met nothing, by what a summary calls it.
+        # Calls without an effect, by their names in a summary.
         self._ineffective: dict[str, int] = {}
-        # After which steps a batch was told to fail.
+        # The steps after which the next batch was made to fail.
         self._failures_ordered: list[int] = []
         self._bad_calls_before = BadCall.made
         self._budgets_before = BudgetSpent.made
@@ -141,12 +140,12 @@ class BaseContext(Asked):
         return self._run
 
     def next_rid(self) -> str:
-        """A rid for a request that has none of its own."""
+        """Return a rid for a request without one of its own."""
         self._rids += 1
         return f"{self._rid_prefix}-{self._rids}"
 
     def check_handle(self, call: str, r: object) -> None:
-        """Raise BadCall for what is no handle of this very script."""
+        """Raise BadCall for anything but a handle of this script."""
         if not isinstance(r, BaseRequest):
             raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}")
         handles = self._run.handles
@@ -154,7 +153,7 @@ class BaseContext(Asked):
             raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")
 
     def rid_of(self, call: str, r: BaseRequest | str) -> str:
-        """The rid of a handle, or the exact one that was given. Counts one that never was."""
+        """Return the rid of a handle, or the given rid. Counts a rid that never existed as ineffective."""
         if not isinstance(r, str):
             self.check_handle(call, r)
         rid = r if isinstance(r, str) else r.rid
@@ -163,32 +162,32 @@ class BaseContext(Asked):
         return rid
 
     def check_released(self, call: str, n: object) -> None:
-        """Raise BadCall for what is neither a number of held things nor None, for all of them."""
+        """Raise BadCall for anything but a number of held things, or None for all of them."""
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise BadCall(f"{call} takes n >= 1, or None for all, got {n!r}")
 
     def count_ineffective(self, what: str) -> None:
-        """Count, for the summary, something that met nothing."""
+        """Count a call without an effect, for the summary."""
         self._ineffective[what] = self._ineffective.get(what, 0) + 1
 
     def note_line(self) -> None:
-        """Note the line outside of the harness that is being run: a verb of it acts on the next step."""
+        """Note the current line of code outside of the harness, whose verb acts on the next step."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None and is_in_harness(frame.f_code.co_filename):
             frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
-        # What is typed, in a shell or to eval, has no file.
+        # Code typed in a shell or given to eval has no file.
         if frame is not None and not frame.f_code.co_filename.startswith("<"):
             self._lines.append((self._run.step + 1, frame.f_code.co_filename, frame.f_lineno))
 
     def note_failure(self) -> None:
-        """The next batch was told to fail; one that no step meets is counted."""
+        """Note that the next batch will fail, so that a failure which meets no batch is counted."""
         self._failures_ordered.append(self._run.step)
 
-    # -- looking --
+    # -- queries --
 
     @property
     def scheduler(self) -> Any:
-        """The live scheduler: there is no wall between a script and what it tests."""
+        """The live scheduler: a script may look at everything in it."""
         return self._run.scheduler
 
     @property
@@ -208,7 +207,7 @@ class BaseContext(Asked):
 
     @property
     def is_fully_idle(self) -> bool:
-        """True when nothing is in flight, owns memory or waits, and nothing has arrived that no step has seen."""
+        """True when nothing is in flight, owns memory or waits, and no arrival is still to be seen by a step."""
         return bool(self._run.is_fully_idle)
 
     @property
@@ -218,40 +217,40 @@ class BaseContext(Asked):
 
     @property
     def last_batch_forward_mode(self) -> str | None:
-        """``prefill``, ``decode`` or ``mixed``: what the last launched microbatch computes.
+        """The mode of the last launched microbatch: ``prefill``, ``decode`` or ``mixed``.
 
-        None when there is none: before the first, and from the step on after the one that got its results.
+        None before the first launch, and after the step that took the last launch's results.
         """
         last = self._run.last_batch()
         return None if last is None else last.mode
 
     def find_req_by_rid(self, rid: str) -> Any:
-        """The scheduler's live object of this rid, or None: before its first step, after its end, or without one."""
+        """Return the scheduler's live object of a rid; None before its first step, after its end, or if unknown."""
         handle = self._last_life("find_req_by_rid", rid)
         return None if handle is None else handle.req
 
     def is_finished(self, rid: str) -> bool:
-        """True when the last life of this rid has ended. Raises BadCall for a rid that never was."""
+        """Return whether the last request of this rid has ended. Raises BadCall for a rid that never existed."""
         return bool(self._known("is_finished", rid).finished)
 
     def is_chunking(self, rid: str) -> bool:
-        """True while this is the one partly prefilled request. Raises BadCall for a rid that never was."""
+        """Return whether this is the one partly prefilled request. Raises BadCall for a rid that never existed."""
         return bool(self._known("is_chunking", rid).is_chunking)
 
     def status(self, rid: str) -> str:
-        """``waiting``, ``running``, ``finished``, ``aborted``, or ``unknown`` for a rid that never was."""
+        """Return ``waiting``, ``running``, ``finished``, ``aborted``, or ``unknown`` for a rid that never existed."""
         handle = self._last_life("status", rid)
         return status_of("unknown") if handle is None else handle.status
 
     def list_active_reqs(self) -> Sequence[object]:
-        """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
+        """Return the scheduler's live objects of requests that have not ended; an arrival has none yet."""
         return ListedList(handle.req for handle in self._run.handles.live().values() if handle.req is not None)
 
     def batch_composition(self) -> dict[str, list[str]]:
-        """Rids by what they are part of: ``prefill`` and ``decode`` of the last microbatch, ``chunked``, ``running``.
+        """Return rids by role: ``prefill`` and ``decode`` in the last microbatch, ``chunked``, ``running``.
 
-        The last microbatch counts while it is in flight and in the step that gets its results. ``prefill`` leaves out
-        the partly prefilled request, which is under ``chunked``, so the first three are disjoint.
+        The last microbatch counts while it is in flight and in the step that takes its results. ``prefill`` leaves out
+        the partly prefilled request, which is under ``chunked``, so that the first three are disjoint.
         """
         state, last = self.state, self._run.last_batch()
         chunked = [] if state.chunked is None else [state.chunked]
@@ -268,7 +267,7 @@ class BaseContext(Asked):
     # -- waiting --
 
     def run_until(self, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until ``predicate()`` is true; none at all if it is true already."""
+        """Run steps until ``predicate()`` is true; no step if it is true already."""
         check_predicate(predicate)
         check_count("run_until()", "max_steps", max_steps)
         code = getattr(predicate, "__code__", None)
@@ -286,7 +285,7 @@ class BaseContext(Asked):
         return holds
 
     def run_until_finished(self, r: BaseRequest, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until the request has ended, for whatever reason."""
+        """Run steps until the request has ended, for any reason."""
         self._check_wait("run_until_finished()", r, max_steps)
         return self._waiting(f"run_until_finished({r.rid})", lambda: r.finished, max_steps, f"{r.rid} did not finish")
 
@@ -299,7 +298,7 @@ class BaseContext(Asked):
         return self._waiting("run_until_all_finished(...)", done, max_steps, f"not all of {handles} finished")
 
     def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until the scheduler is fully idle; what has just arrived is work that is still to be done."""
+        """Run steps until the scheduler is fully idle; arrivals that no step has seen count as work."""
         check_count("run_until_idle()", "max_steps", max_steps)
         return self._waiting(
             "run_until_idle()", lambda: self.is_fully_idle, max_steps, "the scheduler did not get idle"
@@ -322,8 +321,8 @@ class BaseContext(Asked):
     def advance_to_stage(self, r: BaseRequest, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request is at a named point of its life.
 
-        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there
-        yet; ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
+        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, without a token yet;
+        ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
         """
         self._check_wait("advance_to_stage()", r, max_steps)
         reached: dict[str, Callable[[], bool]] = {
@@ -340,7 +339,7 @@ class BaseContext(Asked):
         return self._waiting(what, reached[stage], max_steps, goal, r, needs_chunks=stage == "first_chunk")
 
     def smoke(self) -> None:
-        """Say that it is enough that this script comes to its end, without an assertion: the harness's own checks."""
+        """Declare a script without assertions: it only has to end, under the harness's own checks."""
         self.is_smoke = True
 
     def sometimes(self, name: str, condition: object) -> bool:
@@ -361,13 +360,13 @@ class BaseContext(Asked):
     # -- for the run --
 
     def wait_for(self, what: str, generator: Steps) -> Wait:
-        """A wait that has to be run with ``yield from``: for verbs."""
+        """Make a wait, to be run with ``yield from``; for verbs."""
         wait = Wait(what, generator)
         self._made.append(wait)
         return wait
 
     def line_notes(self) -> list[Note]:
-        """The lines of the script that acted, each once a step."""
+        """Return the script's lines that called verbs, each once a step."""
         lines = dict.fromkeys(self._lines)
         return [Note(step, linecache.getline(file, line).strip(), file, line) for step, file, line in lines]
 
@@ -379,19 +378,19 @@ class BaseContext(Asked):
         self._position = at
 
     def check_waits(self) -> None:
-        """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
+        """Raise BadCall for a wait that was made but not run with ``yield from``, and so did nothing."""
         forgotten = next((wait for wait in self._made if not wait.used), None)
         self._made.clear()
         if forgotten is not None:
             raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
 
     def check_reached(self) -> None:
-        """Raise AssertionError, as a script would, for windows that it had to see and never saw."""
+        """Raise AssertionError, as the script itself would, for windows of ``must_reach`` that were never open."""
         if missed := [name for name in self._must_reach if not self.reached.get(name)]:
             raise AssertionError(f"{NEVER_REACHED} {', '.join(map(repr, missed))}; reached: {self.reached}")
 
     def loose_ends(self) -> dict[str, int]:
-        """What the script leaves behind that may be a mistake: counts by name, without the zeros."""
+        """Count, by name, leftovers of the script that may be mistakes; only those above zero."""
         run = self._run
         calls: Sequence[Call] = run.handles.calls
         idle = bool(run.records) and not any(map(run.did_something, run.records))
@@ -410,18 +409,18 @@ class BaseContext(Asked):
         return {name: int(count) for name, count in (counts | self._ineffective).items() if count}
 
     def end(self) -> None:
-        """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
+        """Mark the script as ended: from now on everything but ``reached`` and ``notes`` is refused."""
         self._driven = None
 
-    # -- inside --
+    # -- private --
 
     def _failures_not_met(self) -> int:
-        """Orders to fail after which nothing was launched and nothing came back failed."""
+        """Count orders to fail after which nothing was launched and nothing came back failed."""
         fails = [step for step, record in enumerate(self._run.records, 1) if self._run.can_fail(record)]
         return sum(not any(step > ordered for step in fails) for ordered in self._failures_ordered)
 
     def _last_life(self, query: str, rid: str) -> Any:
-        """The handle of a rid's last life; a rid that never was is counted."""
+        """Return the handle of a rid's last request; counts a rid that never existed."""
         if not isinstance(rid, str):
             raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
         handle = self._run.handles.latest(rid)
@@ -478,7 +477,7 @@ class BaseContext(Asked):
         return self.wait_for(what, made)
 
     def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
-        """What was waited for, what stands in its way, the state, and how to allow more."""
+        """Make the error of a wait: its goal, the state, known obstacles, and the remedy."""
         if self._run.step == first_step:
             return BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
         causes = "; ".join(self._run.causes())

@@ -1,6 +1,6 @@
-"""The source of a file with counters beside its assertions; pytest's rewriting of them is kept.
+"""Instruments the source of a file with counters beside its assertions; pytest's rewriting of assertions is kept.
 
-Changes an AST and compiles it. It imports nothing of the file and runs nothing.
+Changes an AST and compiles it, without importing or running the file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-# Its name in a counted module; no source can spell it.
+# The name of the hooks in an instrumented module; no source can spell it.
 HOOKS: Final = "@scripted"
 _BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}
-# Context managers and functions by which libraries for tests assert.
+# Context managers and functions with which test libraries assert.
 _EXPECTS: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "subtests"})
 _OPPOSITES: Final[tuple[tuple[type[ast.cmpop], type[ast.cmpop]], ...]] = (
     (ast.Eq, ast.NotEq),
@@ -31,10 +31,10 @@ _OTHER_WAY: Final = dict(_OPPOSITES) | {other: one for one, other in _OPPOSITES}
 
 
 class Site(msgspec.Struct, frozen=True):
-    """An assertion of a source: ``owner_line`` is where its outermost function begins, decorators included.
+    """A check in a source: ``owner_line`` is the first line of its outermost function, including decorators.
 
-    What is none and yet asks, such as ``pytest.raises``, has ``is_assertion`` false; ``is_statement`` are calls that
-    assert.
+    ``is_assertion`` is false for checks that are not ``assert`` statements, such as ``pytest.raises``;
+    ``is_statement`` is true for calls that assert.
     """
 
     file: str
@@ -49,9 +49,9 @@ class Site(msgspec.Struct, frozen=True):
 def counted(
     source: bytes, file: str, number_of: Callable[[Site], int], *, turnable: bool
 ) -> tuple[types.CodeType, set[str]]:
-    """The code of a file whose assertions are counted by these numbers, and the modules that it imports anywhere.
+    """Compile a file with counted assertions; also return the modules that it imports, in any of its functions.
 
-    With ``turnable`` each of them can be asked the other way round.
+    ``number_of`` numbers the assertions. With ``turnable`` each can be negated while it runs.
     """
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
@@ -61,7 +61,7 @@ def counted(
 
         rewrite_asserts(tree, source, file)
     tree = _Calls().visit(tree)
-    for node in ast.walk(tree):  # what was rewritten ends where it begins, and not where the node around it ends
+    for node in ast.walk(tree):  # a rewritten node ends where it begins, and not where the node around it ends
         if hasattr(node, "lineno") and getattr(node, "end_lineno", None) is None:
             node.end_lineno, node.end_col_offset = node.lineno, node.col_offset  # type: ignore[attr-defined]
     ast.fix_missing_locations(tree)
@@ -76,7 +76,7 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 def fails_always(statement: ast.stmt) -> bool:
-    """``raise``, ``pytest.fail()``, ``assert False``."""
+    """Return whether a statement is a ``raise``, ``pytest.fail()`` or ``assert False``."""
     if isinstance(statement, ast.Assert):
         return isinstance(statement.test, ast.Constant) and not statement.test.value
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -84,12 +84,12 @@ def fails_always(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Raise)
 
 
-# A node or the statements in its place.
+# A node, or the statements that replace it.
 _Visited: TypeAlias = ast.AST | Sequence[ast.AST]
 
 
 class _Marker(ast.NodeTransformer):
-    """Puts a counter before and behind each assertion, and before what raises where something does not hold."""
+    """Adds counters before and after each assertion, and before statements that raise if a condition fails."""
 
     def __init__(self, file: str, number_of: Callable[[Site], int], *, turnable: bool) -> None:
         self._file = file
@@ -101,10 +101,10 @@ class _Marker(ast.NodeTransformer):
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
         other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
         node.test = _Elements(number).visit(node.test)
-        asked: ast.stmt = node
+        assertion: ast.stmt = node
         if self._turnable:
-            asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
-        return self._asked(number, asked)
+            assertion = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
+        return self._counted(number, assertion)
 
     def visit_With(self, node: ast.With) -> _Visited:
         expects = any(isinstance(item.context_expr, ast.Call) and _asserts(item.context_expr) for item in node.items)
@@ -117,7 +117,7 @@ class _Marker(ast.NodeTransformer):
         number = self._add(node, ast.unparse(node), is_assertion=False, is_statement=True)
         self.generic_visit(node)
         call.func = ast.copy_location(_hook("asserting", number, call.func), call.func)
-        return self._asked(number, node)
+        return self._counted(number, node)
 
     def _visit_failing(self, node: ast.If | ast.Try | ast.For | ast.While) -> _Visited:
         branches = [*node.body, *node.orelse] if isinstance(node, (ast.If, ast.Try)) else node.orelse
@@ -133,13 +133,13 @@ class _Marker(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - as the visitor calls them
     visit_If = visit_Try = visit_For = visit_While = _visit_failing  # noqa: N815
 
-    def _asked(self, number: int, asked: ast.stmt) -> list[ast.stmt]:
-        """A statement that raises where something does not hold, with its counters."""
-        begins = [] if isinstance(asked, ast.Expr) else [_statement("reached", number, asked)]
-        return [*begins, asked, _statement("held", number, asked)]
+    def _counted(self, number: int, assertion: ast.stmt) -> list[ast.stmt]:
+        """Surround an asserting statement with its counters."""
+        begins = [] if isinstance(assertion, ast.Expr) else [_statement("reached", number, assertion)]
+        return [*begins, assertion, _statement("held", number, assertion)]
 
-    def _visited(self, node: ast.stmt, asks: bool) -> _Visited:
-        if not asks:
+    def _visited(self, node: ast.stmt, asserts: bool) -> _Visited:
+        if not asserts:
             return self.generic_visit(node)
         number = self._add(node, ast.unparse(node).partition("\n")[0], is_assertion=False)
         return [_statement("reached", number, node), self.generic_visit(node)]
@@ -149,7 +149,7 @@ class _Marker(ast.NodeTransformer):
 
 
 class _Elements(ast.NodeTransformer):
-    """Tells whether what an assertion asks of all was asked of any."""
+    """Adds a hook that notes whether an assertion on all elements had any element."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -162,7 +162,7 @@ class _Elements(ast.NodeTransformer):
 
 
 class _Calls(ast.NodeTransformer):
-    """Hands what a call returns to the hooks, which look for generators."""
+    """Passes the results of calls to the hooks, which look for generators that never run."""
 
     def visit_YieldFrom(self, node: ast.YieldFrom) -> _Visited:
         if isinstance(node.value, ast.Call):
@@ -182,7 +182,7 @@ class _Calls(ast.NodeTransformer):
 
 
 def turned(test: ast.expr) -> ast.expr:
-    """The condition the other way round, in each part that decides; what holds both ways was never a condition."""
+    """Negate a condition in each deciding part. An assertion that holds both ways tests nothing."""
     match test:
         case ast.Compare(ops=[operator]):
             return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(operator)]()], test.comparators), test)

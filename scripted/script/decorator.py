@@ -1,7 +1,7 @@
-"""``@scripted``: makes an ordinary pytest test of a script.
+"""``@scripted``: turns a script into an ordinary pytest test.
 
-Refuses, where it is decorated, a function that could never work as one. The script itself stays reachable as
-``test.script``: the scheduler process finds it by file and name.
+Refuses, at decoration, a function that could never work as a script. The scheduler process finds the script by file
+and name; it stays reachable as ``test.scripted.script``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _run_test: TestRunner = _no_runner
 
 
 def run_tests_with(runner: TestRunner) -> None:
-    """Run every decorated test that is called from now on with this function."""
+    """Set the function that runs decorated tests when they are called."""
     global _run_test
     _run_test = runner
 
@@ -59,10 +59,10 @@ def scripted(
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
-    The function takes ``t`` first, then fixtures and parameters as any test does. The adapter is the one whose
-    configuration it is, or the one named by ``adapter``, for which ``settings`` may be given in place of a
-    configuration. Without ``tiers`` the script runs in sim, and on servers where those start quickly. ``oracle=False``
-    leaves out the comparison with each request run alone. ``placement`` says where the stages of the server tier are.
+    The function takes ``t`` first, then fixtures and parameters like any test. The type of the configuration selects
+    the adapter, unless ``adapter`` names one, which takes ``settings`` in place of a configuration. Without ``tiers``
+    the script runs in sim, and on servers if the adapter's start quickly. ``oracle=False`` skips the comparison with
+    each request run alone. ``placement`` says where the stages of the server tier run.
     Raises ScriptDefinitionError, with the reason, for anything that cannot be a script.
     """
     _check_tiers(tiers)
@@ -123,13 +123,13 @@ def scripted(
 
 
 def test_of(found: object) -> ScriptedTest | None:
-    """The test that ``@scripted`` made of a function; None for any other object."""
+    """Return the test that ``@scripted`` made of a function; None for any other object."""
     spec = getattr(found, "scripted", None)
     return spec if isinstance(spec, ScriptedTest) else None
 
 
 def spec_of(test: Callable[..., object]) -> ScriptedTest:
-    """The test that ``@scripted`` made of a function. Raises ScriptDefinitionError for any other function."""
+    """Return the test that ``@scripted`` made of a function. Raises ScriptDefinitionError for any other function."""
     spec = test_of(test)
     if spec is None:
         raise ScriptDefinitionError(
@@ -139,7 +139,7 @@ def spec_of(test: Callable[..., object]) -> ScriptedTest:
 
 
 def _adapter_of(config: object, settings: Mapping[str, Any]) -> str:
-    """The adapter that has configurations of this type. Raises ScriptDefinitionError."""
+    """Name the adapter with configurations of this type. Raises ScriptDefinitionError."""
     if config is None:
         raise ScriptDefinitionError(
             "@scripted takes a configuration; write @scripted(EngineConfig(...)) above the function, or "
@@ -150,13 +150,13 @@ def _adapter_of(config: object, settings: Mapping[str, Any]) -> str:
         known = [option for option in inspect.signature(scripted).parameters if option not in ("config", "settings")]
         raise ScriptDefinitionError(
             f"@scripted has no option {setting!r}{nearest(setting, known)}; it has {', '.join(known)}, and settings of "
-            f"an engine belong into its {type(config).__name__}"
+            f"an engine belong in its {type(config).__name__}"
         )
     return name
 
 
 def _config_of(name: str, config: Any, settings: Mapping[str, Any]) -> Any:
-    """The configuration that was given, or that these settings say."""
+    """Return the given configuration, or make one from settings."""
     adapter = adapter_named(name)
     if config is None:
         return adapter.read_config({setting: str(value) for setting, value in settings.items()})
@@ -170,7 +170,7 @@ def _config_of(name: str, config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _from_here(name: str, file: str) -> str:
-    """An adapter's file as seen from the working folder, or from a folder above the test's file."""
+    """Find an adapter's file in the working folder, or in a folder above the test's file."""
     if not name.endswith(".py") or Path(name).is_file():
         return name
     beside = (folder / name for folder in Path(file).resolve().parents)
@@ -184,9 +184,10 @@ def _check_tiers(tiers: Sequence[str]) -> None:
 
 
 def method_of(owner: type, function: Callable[..., object]) -> Callable[..., object]:
-    """A method as a script: on a new object of its class, which no fixture and no ``__init__`` has touched.
+    """Bind a method as a script: to a new object of its class, which no fixture and no ``__init__`` has touched.
 
-    The scheduler's process can make it too, so a script is the same in both tiers. A class method has its class.
+    The scheduler's process can make such an object too, so that a script is the same in both tiers. A class method is
+    bound to its class.
     """
     if isinstance(inspect.getattr_static(owner, function.__name__, None), classmethod):
         return types.MethodType(function, owner)
@@ -200,9 +201,9 @@ def _static(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_script(function: Callable[..., object]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
-    """The script's parameter before ``t``, if it is a method, and those after it.
+    """Split a script's parameters into those before ``t``, for a method, and those after it.
 
-    Raises ScriptDefinitionError for what cannot run inside the scheduler process.
+    Raises ScriptDefinitionError for a function that cannot run inside the scheduler process.
     """
     if not inspect.isfunction(function):
         raise ScriptDefinitionError(f"@scripted decorates functions, got {function!r}")
@@ -219,7 +220,7 @@ def _check_script(function: Callable[..., object]) -> tuple[list[inspect.Paramet
         )
     if not inspect.isgeneratorfunction(function) and inspect.isgeneratorfunction(inspect.unwrap(function)):
         raise ScriptDefinitionError(
-            f"{where} stands in a decorator that is no generator function, so it would never run a step; "
+            f"{where} is wrapped by a decorator that is not a generator function, so it would never run a step; "
             "write 'yield from' in the decorator, or put it above @scripted"
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -1,4 +1,4 @@
-"""One run of one script: its function, its arguments, how far it got; where scripts come from; how one ended."""
+"""The execution of one script, the outcome of one that passed, and the sources that feed scripts to a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, Protocol
 
 import msgspec
+from typing_extensions import TypeVar
 
 from scripted.core.errors import NotIdle, Overdue
 from scripted.core.refusals import HarnessError
@@ -20,25 +21,25 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
+from scripted.script.handles import Handles
 from scripted.script.interruptions import Verdict, error_text, no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction, code_of
 from scripted.script.watchdog import Struck, watchdog
 
-# A ``finally`` that yields needs another one.
+# A ``finally`` that yields has to be closed again.
 _MOST_CLOSES: Final = 100
-# Scripts that yield whenever they are closed. They are kept, so that nobody collects them.
+# Scripts that yield whenever they are closed. Kept alive, because the collector would close them again.
 _never_ending: Final[list[Generator[Any, None, Any]]] = []
 
 
 class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The script passed. ``steps`` are its own; ``reached`` counts its windows by name.
+    """The outcome of a script that passed after ``steps`` steps; ``reached`` counts its windows by name.
 
-    ``compared`` outputs were equal to those of the same requests run alone. ``loose_ends`` counts, by name, what a
-    script that tests something seldom leaves; ``asked``, by line and text, how often each of its assertions ran.
-    ``log`` has every step, ``notes`` each window at its first one and ``fleet`` the steps of other engines, where the
-    options asked for a record.
+    ``compared`` outputs were equal to the same requests run alone. ``loose_ends`` counts, by name, leftovers that are
+    likely mistakes. ``asked`` counts how often each assertion ran, by line and text. If the options want a record,
+    ``log`` has every step, ``notes`` the first step of each window, and ``fleet`` the steps of other engines.
     """
 
     steps: int
@@ -51,15 +52,27 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     asked: dict[str, int] = {}
 
     def counts(self) -> dict[str, int]:
-        """What the summary of many scripts adds up, by name."""
-        asked = {f"{ASKED}{assertion}": count for assertion, count in self.asked.items()}
-        return {"steps": self.steps, "compared": self.compared} | self.loose_ends | asked
+        """Return the counts that the summary of many scripts adds up, by name."""
+        assertions = {f"{ASKED}{assertion}": count for assertion, count in self.asked.items()}
+        return {"steps": self.steps, "compared": self.compared} | self.loose_ends | assertions
 
 
-class ScriptExecution:
-    """One run of a script. With ``keeps_output`` another process shows its output.
+class DrivenRun(Protocol):
+    """The run that a script drives, as reports see it."""
 
-    ``steps`` and ``loose_ends`` are noted at its end. Reports name the configuration by ``config_text``.
+    handles: Handles
+
+    @property
+    def tier(self) -> str: ...
+
+
+RunT = TypeVar("RunT", bound=DrivenRun, contravariant=True, default=Any)
+
+
+class ScriptExecution(Generic[RunT]):
+    """One run of a script. With ``keeps_output`` its output is captured, for another process to print.
+
+    ``steps`` and ``loose_ends`` are set at its end. Reports name the configuration by ``config_text``.
     """
 
     config_text = ""
@@ -88,20 +101,20 @@ class ScriptExecution:
         self._printed = io.StringIO() if keeps_output else None
 
     def begin(self, context: BaseContext) -> None:
-        """Make the generator; its body starts with the first step."""
+        """Make the generator; its body begins with the first ``resume``."""
         self.context = context
         self.script = self.function(context, *self._args, **self._kwargs)
 
     def end(self, steps: int) -> None:
-        """Note how far it got, before the harness goes on with its own work."""
+        """Note the script's steps and loose ends, before the harness runs steps of its own."""
         self.steps = steps
         if self.context is not None:
-            # A bool that counts would be no count on the wire.
+            # On the wire a bool would not be a count.
             self.loose_ends = {name: int(count) for name, count in self.context.loose_ends().items()}
             self._check_asked(self.context)
 
     def _check_asked(self, context: BaseContext) -> None:
-        """Raise BadCall for a script that asked nothing; note what an honest one seldom leaves."""
+        """Raise BadCall for a script that asserted nothing; note its loose ends."""
         if self._asked is not None:
             self._asked.check_made()
             if not (self.options.must_reach or context.is_smoke):
@@ -113,27 +126,27 @@ class ScriptExecution:
         """How often each assertion of the script ran."""
         return {} if self._asked is None else self._asked.own_sites()
 
-    def resume(self) -> Any:
+    def resume(self) -> object:
         """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
         return self._go_on(next)
 
     def stop(self, why: Exception) -> NoReturn:
-        """Raise this at the script's line, so that it is shown there; a script that catches it has failed as well."""
+        """Raise an exception at the script's line, where the report shows it; a script that catches it fails too."""
         with contextlib.suppress(StopIteration):
             self._go_on(lambda script: script.throw(why))
         raise why
 
     def close(self) -> None:
-        """The script is not resumed again: what it has still to do at its end, it does now, and in no other script."""
+        """Close the generator now, so that its clean-up does not run during another script."""
         for _ in range(_MOST_CLOSES):
             if self.script is None or inspect.getgeneratorstate(self.script) == inspect.GEN_CLOSED:
                 return
-            with contextlib.suppress(Exception):  # what it raises now has no report; another one yields in a finally
+            with contextlib.suppress(Exception):  # an exception now has no report, and a yield in a finally raises one
                 self._go_on(lambda script: script.close())
         if self.script is not None:
             _never_ending.append(self.script)
 
-    def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
+    def _go_on(self, on: Callable[[Generator[Any, None, Any]], object]) -> object:
         script = self.script
         assert script is not None
         with ExitStack() as stack:
@@ -149,7 +162,7 @@ class ScriptExecution:
                     self._check_time()
                     raise
                 except (Overdue, Struck) as exc:
-                    signal.setitimer(signal.ITIMER_REAL, 0)  # another strike would meet the report
+                    signal.setitimer(signal.ITIMER_REAL, 0)  # another alarm would interrupt the report
                     if isinstance(exc, Overdue):
                         raise
                     raise self._overdue().with_traceback(exc.__traceback__) from None
@@ -165,7 +178,7 @@ class ScriptExecution:
         return Overdue(f"the script did not end within {limit}, and caught what ends it")
 
     def take_printed(self) -> str:
-        """What the script has printed since the last call."""
+        """Return the captured output since the last call."""
         if self._printed is None:
             return ""
         text = self._printed.getvalue()
@@ -173,8 +186,10 @@ class ScriptExecution:
         self._printed.truncate()
         return text
 
-    def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
-        """The report of a script that raised ``exc``, itself or under it; with what more an adapter knows."""
+    def report(
+        self, run: RunT, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any
+    ) -> FailureReport:
+        """Report a script that ``exc`` ended, raised by itself or below it; ``more`` are an adapter's fields."""
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
@@ -192,19 +207,19 @@ class ScriptExecution:
             **more,
         )
 
-    def state_text(self, run: Any) -> str:
-        """The state of the scheduler, for a report."""
+    def state_text(self, run: RunT) -> str:
+        """Describe the state of the scheduler for a report."""
         del run
         return ""
 
-    def _readable_state(self, run: Any) -> str:
+    def _readable_state(self, run: RunT) -> str:
         try:
             return self.state_text(run)
         except Exception as exc:  # noqa: BLE001 - a report on a broken scheduler must come out all the same
             return f"not readable ({exc})"
 
     def outcome(self) -> dict[str, Any]:
-        """The fields of an outcome that every adapter has."""
+        """Return the fields of an outcome that all adapters have."""
         notes = self.notes if self.options.record else ()
         return {
             "steps": self.steps,
@@ -216,7 +231,7 @@ class ScriptExecution:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Each window at its first step, and the lines of the script that acted."""
+        """The first step of each window, and the script's lines that called verbs."""
         return () if self.context is None else (*self.context.notes, *self.context.line_notes())
 
     @property
@@ -224,28 +239,31 @@ class ScriptExecution:
         return {} if self.context is None else dict(self.context.reached)
 
 
-class ScriptSource:
-    """Where a run gets its scripts and leaves how they ended. ``run`` is the ScriptedRun."""
+ScriptT = TypeVar("ScriptT", bound=ScriptExecution, default=Any)
+
+
+class ScriptSource(Generic[RunT, ScriptT]):
+    """Feeds scripts to a run and receives their results. ``run`` is the ScriptedRun; no script: the warm-up."""
 
     warms_up = False
 
     def open(self) -> None:
-        """The run begins."""
+        """Begin, when the run does."""
 
-    def next_script(self) -> Any:
+    def next_script(self) -> ScriptT | None:
         """Wait for the next script; None when there will be none."""
         raise NotImplementedError
 
-    def progress(self, run: Any, script: Any) -> None:
-        """A step is about to run; the records of all steps before it are in the run."""
+    def progress(self, run: RunT, script: ScriptT | None) -> None:
+        """Note that a step is about to run; the run has the records of all steps before it."""
 
-    def ended(self, run: Any, script: Any) -> None:
-        """A script passed; None stands for the warm-up."""
+    def ended(self, run: RunT, script: ScriptT | None) -> None:
+        """Note that a script passed."""
 
-    def failed(self, run: Any, script: Any, exc: Exception) -> None:
+    def failed(self, run: RunT, script: ScriptT | None, exc: Exception) -> None:
         raise NotImplementedError
 
-    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
+    def crashed(self, run: RunT, script: ScriptT | None, exc: BaseException) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -253,14 +271,14 @@ class ScriptSource:
 
 
 def kind_of(exc: BaseException) -> FailureKind:
-    """How a script that raised this did not pass, if the engine lives."""
+    """Classify the failure of a script by its exception, for an engine that lives."""
     if isinstance(exc, NotIdle):
         return FailureKind.DIRTY
     return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
 
 
-class OneScript(ScriptSource):
-    """A source of one script, which keeps how it ended: what it raised, and the report of that, as it was then."""
+class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
+    """A source of one script, which keeps the exception and the report of its failure."""
 
     def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
         self.script = script
@@ -276,20 +294,22 @@ class OneScript(ScriptSource):
         script, self._next = self._next, None
         return script
 
-    def failed(self, run: Any, script: Any, exc: Exception) -> None:
-        self.error, self.report = exc, script.report(run, exc, kind_of(exc), self._mutant)
+    def failed(self, run: RunT, script: ScriptExecution | None, exc: Exception) -> None:
+        del script
+        self.error, self.report = exc, self.script.report(run, exc, kind_of(exc), self._mutant)
 
-    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
+    def crashed(self, run: RunT, script: ScriptExecution | None, exc: BaseException) -> None:
+        del script
         self.error = exc
         if not isinstance(exc, HarnessError):  # which says nothing about the script
             kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
-            self.report = script.report(run, exc, kind, self._mutant)
+            self.report = self.script.report(run, exc, kind, self._mutant)
 
 
 def run_one(
     source: OneScript, drive: Callable[[OneScript], object], switched_on: AbstractContextManager[object]
 ) -> None:
-    """Run the one script of a source, with a mutant or none. Raises the ScriptError of a script that did not pass."""
+    """Run the script of a source with a mutant or none. Raises ScriptError if it does not pass."""
     timeout_s = source.script.options.timeout_s
     with ExitStack() as stack:
         stack.enter_context(switched_on)

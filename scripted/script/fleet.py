@@ -1,6 +1,6 @@
-"""Several machines under one clock, and the links between them, on which messages arrive, are late, or are lost.
+"""Several machines under one clock, and the links between them, on which messages arrive late or are lost.
 
-It knows no scheduler and no message: a member sends the messages of its machine, and turns what arrives into events.
+It knows no scheduler and no message: a member sends its machine's messages, and turns arriving ones into events.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from scripted.core.violation import Violation
 
 @runtime_checkable
 class MaybeBulk(Protocol):
-    """A message that knows whether it is bulk: pages of KV."""
+    """A message that states whether it is bulk data, such as pages of KV."""
 
     @property
     def is_bulk(self) -> bool: ...
 
 
 class Link:
-    """The way from one machine to another. Messages of one kind stay in order; bulk may be held while others pass it.
+    """A one-way link between two machines. Messages stay in order, but others overtake bulk data that is held.
 
-    ``delay`` is in steps beyond the next one. A cut link loses what it carries, and both ends learn that it broke. Bulk
-    are the messages with ``is_bulk``.
+    ``delay`` is in steps beyond the next one. A cut link loses the messages on their way, and both ends learn of it.
     """
 
     def __init__(self) -> None:
@@ -37,11 +36,11 @@ class Link:
         self._on_its_way: deque[tuple[int, object]] = deque()
 
     def send(self, message: object, step: int) -> None:
-        """It arrives in a later step."""
+        """Send a message, which arrives in a later step."""
         self._on_its_way.append((step + 1 + self.delay, message))
 
     def take(self, step: int) -> list[object]:
-        """What arrives now."""
+        """Take the messages that arrive in this step."""
         if not self._on_its_way:
             return []
         arrived: list[object] = []
@@ -59,21 +58,21 @@ class Link:
 
     @property
     def keeps_some(self) -> bool:
-        """Something is on its way that does not arrive before it is released."""
+        """Whether a message on its way is held until it is released."""
         return any(self._keeps(message) for _, message in self._on_its_way)
 
     @property
     def is_moving(self) -> bool:
-        """Something is on its way that arrives by itself."""
+        """Whether a message on its way will arrive by itself."""
         return any(not self._keeps(message) for _, message in self._on_its_way)
 
     def lose(self) -> None:
-        """All that is on its way is lost."""
+        """Lose every message on its way."""
         self._on_its_way.clear()
 
     @property
     def on_its_way(self) -> tuple[object, ...]:
-        """What was sent and has not arrived."""
+        """The messages that were sent and have not arrived."""
         return tuple(message for _, message in self._on_its_way)
 
 
@@ -83,35 +82,35 @@ class Member(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
-        # It begins nothing more, and goes when what it has is done.
+        # It takes no new requests, and leaves when its present ones have ended.
         self.is_draining = False
-        # To whom, and what, since its last step.
+        # Messages since its last step, each with its receiver.
         self.said: list[tuple[str, object]] = []
 
     @abstractmethod
     def step(self) -> None:
-        """One step of it. Raises Violation."""
+        """Run one step of the machine. Raises Violation."""
 
     def take_said(self) -> Sequence[tuple[str, object]]:
-        """What its last step says to other machines, in order: to whom, and what."""
+        """Take the messages of the last step in order, each with its receiver."""
         said, self.said = self.said, []
         return said
 
     @abstractmethod
     def hear(self, sender: str, message: object) -> None:
-        """Another machine's message becomes an event of its next step."""
+        """Turn another machine's message into an event of the next step."""
 
     @abstractmethod
     def not_sent(self, receiver: str, message: object) -> None:
-        """A message did not leave: the link is cut, or the other machine is dead."""
+        """Handle a message that could not be sent: the link is cut, or the receiver is dead."""
 
     @abstractmethod
     def meet(self, other: str) -> None:
-        """Another machine is there, or is there again."""
+        """Handle that another machine can be reached, possibly again."""
 
     @abstractmethod
     def part_from(self, other: str) -> None:
-        """Its connections to another machine broke."""
+        """Handle that the connections to another machine broke."""
 
 
 _M = TypeVar("_M", bound=Member)
@@ -133,27 +132,27 @@ class BaseFleet(Generic[_M]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, in their order."""
+        """The names of all machines, in order."""
         return tuple(self._members)
 
     @property
     def members(self) -> tuple[_M, ...]:
-        """All of them, in their order."""
+        """All machines, in order."""
         return tuple(self._members.values())
 
     @property
     def living(self) -> list[_M]:
-        """Those that were not killed."""
+        """The machines that were not killed."""
         return [member for member in self._members.values() if not member.is_dead]
 
     def engine(self, name: str) -> _M:
-        """The machine of this name. Raises BadCall."""
+        """Return the machine of this name. Raises BadCall."""
         if name not in self._members:
             raise BadCall(f"this fleet has no engine {name!r}; it has {', '.join(self._members)}")
         return self._members[name]
 
     def kill(self, name: str) -> None:
-        """A machine dies with all that it holds. Its clients and the others learn that the connection broke."""
+        """Kill a machine with everything that it holds. Its clients and the others lose their connections to it."""
         member = self.engine(name)
         if member.is_dead:
             raise BadCall(f"fleet.kill({name!r}) takes an engine that lives, it was killed before")
@@ -166,7 +165,7 @@ class BaseFleet(Generic[_M]):
                 self._part(other, name)
 
     def replace(self, member: _M) -> None:
-        """A dead machine comes back as this one, which knows nothing."""
+        """Replace a dead machine by a new one of its name."""
         if not self.engine(member.name).is_dead:
             raise BadCall(
                 f"fleet.restart({member.name!r}) takes an engine that was killed; fleet.kill({member.name!r}) does that"
@@ -177,31 +176,31 @@ class BaseFleet(Generic[_M]):
     # -- links --
 
     def hold(self, sender: str, receiver: str) -> None:
-        """Keep all that one engine says to another on its way."""
+        """Hold every message from one engine to another."""
         self._link(sender, receiver).is_held = True
 
     def hold_pages(self, sender: str, receiver: str) -> None:
-        """Keep the KV that one engine sends to another on its way; answers pass it."""
+        """Hold the KV that one engine sends to another; other messages overtake it."""
         self._link(sender, receiver).holds_bulk = True
 
     def release(self, sender: str, receiver: str) -> None:
-        """Let through what is held."""
+        """Release the messages held on a link."""
         link = self._link(sender, receiver)
         link.is_held = link.holds_bulk = False
 
     def release_all(self) -> None:
-        """Let through what is held anywhere."""
+        """Release the messages held on any link."""
         for link in self._links.values():
             link.is_held = link.holds_bulk = False
 
     def slow(self, sender: str, receiver: str, steps: int) -> None:
-        """From now on what one engine says to another takes so many steps longer."""
+        """Delay the messages from one engine to another by this many steps, from now on."""
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
             raise BadCall(f"fleet.slow() takes steps >= 0, got {steps!r}")
         self._link(sender, receiver).delay = steps
 
     def cut(self, one: str, other: str) -> None:
-        """Cut two engines off from each other: what is on its way is lost, and both learn that it broke."""
+        """Cut the links between two engines: messages on their way are lost, and both learn of it."""
         for link in (self._link(one, other), self._link(other, one)):
             link.is_cut = True
             link.lose()
@@ -209,54 +208,54 @@ class BaseFleet(Generic[_M]):
         self._part(other, one)
 
     def heal(self, one: str, other: str) -> None:
-        """Let two engines reach each other again."""
+        """Restore the links between two engines."""
         self._link(one, other).is_cut = self._link(other, one).is_cut = False
         for name, met in ((one, other), (other, one)):
             if not self.engine(name).is_dead and not self.engine(met).is_dead:
                 self.engine(name).meet(met)
 
     def on_its_way(self, sender: str, receiver: str) -> tuple[object, ...]:
-        """What one engine has said to another and that one has not heard."""
+        """Return the messages on their way from one engine to another."""
         return self._link(sender, receiver).on_its_way
 
     @property
     def links(self) -> dict[tuple[str, str], Link]:
-        """All of them, by their ends."""
+        """All links by sender and receiver."""
         return self._links
 
     def carries(self, name: str) -> bool:
-        """Something is on its way to or from this machine."""
+        """Return whether a message is on its way to or from this machine."""
         return any(name in ends and link.on_its_way for ends, link in self._links.items())
 
     @property
     def held_links(self) -> tuple[tuple[str, str], ...]:
-        """The ends of each link that keeps something back."""
+        """The sender and receiver of each link that holds a message."""
         return tuple(ends for ends, link in self._links.items() if link.keeps_some)
 
     @property
     def is_moving(self) -> bool:
-        """Something arrives in a step to come, without help."""
+        """Whether a message will arrive by itself in a later step."""
         return any(link.is_moving for link in self._links.values())
 
     # -- one step --
 
     def step(self) -> None:
-        """One step of each machine that lives, after it has heard what arrives. Raises Violation that names it."""
+        """Deliver messages to each living machine and run one step of it. Raises Violation that names the machine."""
         self._step += 1
         self.has_heard = False
         for member in self.living:
             try:
-                self._bring(member)
+                self._deliver(member)
                 member.step()
             except Violation as exc:
                 raise Violation(f"engine {member.name}: {exc}") from exc
             for receiver, message in member.take_said():
                 self._send(member, receiver, message)
 
-    # -- inside --
+    # -- private --
 
-    def _bring(self, member: _M) -> None:
-        """What arrives at a machine now."""
+    def _deliver(self, member: _M) -> None:
+        """Deliver the messages that arrive at a machine now."""
         for sender in self._members:
             if sender != member.name:
                 for message in self._links[sender, member.name].take(self._step):
@@ -271,7 +270,7 @@ class BaseFleet(Generic[_M]):
             link.send(message, self._step)
 
     def _introduce(self, name: str) -> None:
-        """A machine is there: those that live and can reach it know."""
+        """Introduce a machine to the living machines that can reach it, and them to it."""
         for other in self.living:
             if other.name != name and not self._links[other.name, name].is_cut:
                 other.meet(name)

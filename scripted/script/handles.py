@@ -1,7 +1,7 @@
-"""A script's hold on a request, for every adapter: what the scheduler did with it and what its client saw.
+"""Handles: a script's view of its requests, for every adapter, by the scheduler's side and by the client's.
 
-A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what
-the scheduler's own terminal reply said, never an inference from absence.
+A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is
+observed from the scheduler's terminal reply, never inferred from absence.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unkno
 
 
 def status_of(word: str) -> str:
-    """A status that can only be compared with one of ``STATUSES``."""
+    """Make a status that can only be compared with one of ``STATUSES``."""
     return Condition(word, "status", STATUSES)
 
 
 class BaseRequest(Nameless, ABC):
-    """One request of a script. An adapter's own class says what its scheduler knows of it."""
+    """One request of a script. An adapter's subclass reads its scheduler's view of the request."""
 
     _ask = "its .rid, .status, .finished or another attribute"
 
@@ -37,18 +37,18 @@ class BaseRequest(Nameless, ABC):
 
     @property
     def req(self) -> Any:
-        """The scheduler's live object, up to the step that ends it; None before its first step and afterwards."""
+        """The scheduler's live object; None before the request's first step and after its last."""
         return None
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The handles of its choices, if it was started with n > 1; else itself."""
+        """The handles of its choices if it was started with n > 1; otherwise itself."""
         return (self,)
 
     @property
     @abstractmethod
     def finish_reason(self) -> str | None:
-        """``length``, ``stop``, ``abort``, ``error`` or another reason of the engine's; None before the end."""
+        """``length``, ``stop``, ``abort``, ``error`` or another reason of the engine; None before the end."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class BaseRequest(Nameless, ABC):
     @property
     @abstractmethod
     def chunks_done(self) -> int:
-        """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
+        """Forward passes over parts of its prompt if the prompt was split; survives a retraction."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class BaseRequest(Nameless, ABC):
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, if one did."""
+        """The error that ended it, if any."""
         return None
 
     @property
@@ -93,16 +93,16 @@ class BaseRequest(Nameless, ABC):
     @property
     @abstractmethod
     def kv_pages(self) -> int:
-        """Pages that it uses, cached ones included; 0 when it owns no memory."""
+        """Pages that it uses, including cached ones; 0 when it owns no memory."""
 
     @property
     @abstractmethod
     def retractions(self) -> int:
-        """How often it was sent back to the queue."""
+        """The number of times that it was sent back to the queue."""
 
     @property
     def finished(self) -> bool:
-        """True once the scheduler made the terminal reply, whatever the reason."""
+        """True once the scheduler sent the terminal reply, with any reason."""
         return self.finish_reason is not None
 
     @property
@@ -121,10 +121,10 @@ class BaseRequest(Nameless, ABC):
 
 
 class Choices(BaseRequest):
-    """A request of n > 1 choices, each of which has a handle of its own in ``choices``.
+    """A request of n > 1 choices, each with a handle of its own in ``choices``.
 
-    Waits, aborts and disconnects take it as a whole. ``status`` is ``running`` as long as one of them runs, and
-    ``aborted`` if all were; what only one request has, such as ``output_ids``, is asked of a choice.
+    Waits, aborts and disconnects take it as a whole. ``status`` is ``running`` while any choice runs, and ``aborted``
+    if all were aborted. Attributes of a single request, such as ``output_ids``, are refused: read them from a choice.
     """
 
     _ask = "its .choices, .status or .finished"
@@ -167,38 +167,38 @@ _HandleT = TypeVar("_HandleT", bound=BaseRequest, default=Any)
 
 
 class Handles(Generic[_HandleT]):
-    """The handles of the present script. Lives of one rid queue up: the oldest that has not ended is the live one."""
+    """The handles of the present script. Of several lives of a rid, the oldest that has not ended is the live one."""
 
     def __init__(self) -> None:
         self._live: dict[str, deque[_HandleT]] = {}
         self.all: list[_HandleT] = []
-        # Requests of several choices; the choices are among the others.
+        # Requests of several choices; the choices themselves are in ``all``.
         self.several: list[Choices] = []
         self.calls: list[Call] = []
 
     def start(self, handle: _HandleT) -> None:
-        """A new life of a rid began."""
+        """Add the handle of a new life of its rid."""
         self._live.setdefault(handle.rid, deque()).append(handle)
         self.all.append(handle)
 
     def known_rids(self) -> set[str]:
-        """Every rid that the script has started."""
+        """Return every rid that the script has started."""
         return {handle.rid for handle in self.all} | {handle.rid for handle in self.several}
 
     def latest(self, rid: str) -> _HandleT | Choices | None:
-        """The last life of this rid, or None."""
+        """Return the handle of the last life of a rid, or None."""
         every: list[_HandleT | Choices] = [*self.all, *self.several]
         return next((handle for handle in reversed(every) if handle.rid == rid), None)
 
     def live(self) -> dict[str, _HandleT]:
-        """The handles of requests that have not ended, by rid."""
+        """Return the handles of requests that have not ended, by rid."""
         for lives in self._live.values():
             while lives and lives[0].finished:
                 lives.popleft()
         return {rid: lives[0] for rid, lives in self._live.items() if lives}
 
     def open_calls(self) -> dict[str, Call]:
-        """The administrative calls that are not answered, by call id."""
+        """Return the unanswered administrative calls, by call id."""
         return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
     def start_over(self) -> None:

@@ -1,7 +1,7 @@
-"""Harnesses: engines of one configuration in one tier that run scripts one after the other.
+"""Harnesses, which run scripts one after the other on engines of one configuration in one tier.
 
-``ScriptedSim.start(config)`` and ``ScriptedServer.start(config)`` ask the adapter whose configuration it is. What an
-adapter offers for that are the protocols below; this file knows no adapter.
+``ScriptedSim.start(config)`` and ``ScriptedServer.start(config)`` use the adapter that has such configurations, through
+the protocols below. This file knows no adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Tier = Literal["sim", "server"]
 TIERS: Final[tuple[Tier, ...]] = ("sim", "server")
-# Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
+# Where the stages of the server tier run: forked beside the scheduler, joined over TCP, placed by Ray.
 PLACEMENTS: Final = ("local", "join", "ray")
 
 ConfigT = TypeVar("ConfigT")
@@ -34,8 +34,8 @@ OutcomeT = TypeVar("OutcomeT", bound="ScriptOutcome", covariant=True)
 class Harness(ABC, Generic[ConfigT, OutcomeT]):
     """Runs scripts on engines of one configuration, with one mutant or none; a context manager.
 
-    ``usable`` is false once an engine was shut down, died, hung or could not be brought to idle; ``has_failed`` is true
-    once a script failed on it. ``used_by`` is the test that ran on it last.
+    ``usable`` turns false when an engine was shut down, died, hung or could not be brought to idle; ``has_failed``
+    turns true when a script failed. ``used_by`` is the test that ran last.
     """
 
     tier: ClassVar[Tier]
@@ -57,8 +57,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
     ) -> OutcomeT:
         """Run a generator function that takes ``t``.
 
-        Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty, and ScriptDefinitionError for what is no
-        generator function.
+        Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty, and ScriptDefinitionError for any other function.
         """
         if isinstance(script, functools.partial):
             if script.args:
@@ -69,7 +68,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
             # @scripted wraps the generator function.
             script = inspect.unwrap(script, stop=inspect.isgeneratorfunction)
         if not inspect.isgeneratorfunction(script):
-            raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
+            raise ScriptDefinitionError(f"{script!r} is not a generator function; a script yields once for each step")
         return self._run(script, args, kwargs, options or ScriptOptions(timeout_s=timeout_s))
 
     @abstractmethod
@@ -79,7 +78,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Refuse further scripts and end what runs; idempotent."""
+        """End the engine and refuse further scripts; idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +96,7 @@ class ScriptedSim(Harness[ConfigT, OutcomeT]):
 
     @classmethod
     def start(cls, config: Any, *, mutant: str | None = None, adapter: str | None = None) -> ScriptedSim[Any, Any]:
-        """A sim of this configuration, of the adapter that has such configurations unless another one is named."""
+        """Start a sim of this configuration, by the adapter named or the one that has such configurations."""
         return sims_of(adapter or adapter_for(config)).start_sim(config, mutant=mutant)
 
 
@@ -110,10 +109,10 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
     def start(
         cls, config: Any, *, mutant: str | None = None, adapter: str | None = None, placement: str = "local"
     ) -> ScriptedServer[Any, Any]:
-        """A server of this configuration, ready for its first script.
+        """Start a server of this configuration and wait until it is ready for a script.
 
-        ``placement`` is where its stages are. Raises ScriptDefinitionError where the adapter has no servers, and
-        StartupError where the server does not come up.
+        ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers, and
+        StartupError if the server does not start.
         """
         name = adapter or adapter_for(config)
         return servers_of(name).start_server(config, mutant=mutant, placement=placement)
@@ -124,16 +123,16 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
         """Whether its processes still run."""
 
 
-# -- what an adapter offers --
+# -- abilities of adapters --
 
 
 class ServerPool(Protocol):
-    """Servers of one adapter, shared by scripts of equal configuration and replaced when dirty or dead."""
+    """Servers of one adapter, shared by scripts of equal configuration, and replaced when dirty or dead."""
 
     def lend(
         self, config: Any, *, mutant: str | None, placement: str, device: str | None
     ) -> AbstractContextManager[ScriptedServer[Any, Any]]:
-        """A server while the context is open. It computes on ``device`` instead of the configuration's, if given."""
+        """Lend a server while the context is open. ``device``, if given, overrides the configuration's."""
         ...
 
     def close(self) -> None:
@@ -143,7 +142,7 @@ class ServerPool(Protocol):
 
 @runtime_checkable
 class StartsSims(Protocol):
-    """An adapter whose scheduler is scripted."""
+    """An adapter that runs scripts in the sim tier."""
 
     def check_script(self, config: Any, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
         """Raise ScriptDefinitionError for options of ``@scripted`` that scripts of this adapter cannot have."""
@@ -159,7 +158,7 @@ class HasServers(Protocol):
     starts_quickly: bool
 
     def why_no_servers(self) -> str:
-        """Why no server can be started here, and the remedy; empty where servers can be started."""
+        """Return why no server can be started here, and the remedy; empty if servers can be started."""
         ...
 
     def start_server(self, config: Any, *, mutant: str | None, placement: str) -> ScriptedServer[Any, Any]: ...
@@ -168,7 +167,7 @@ class HasServers(Protocol):
 
 
 def sims_of(name: str) -> StartsSims:
-    """The adapter of this name. Raises ScriptDefinitionError for one whose scheduler cannot be scripted."""
+    """Return the adapter of this name. Raises ScriptDefinitionError for an adapter that runs no scripts."""
     adapter = adapter_named(name)
     if not isinstance(adapter, StartsSims):
         raise ScriptDefinitionError(
@@ -178,7 +177,7 @@ def sims_of(name: str) -> StartsSims:
 
 
 def servers_of(name: str) -> HasServers:
-    """The adapter of this name. Raises ScriptDefinitionError where it cannot start servers here."""
+    """Return the adapter of this name. Raises ScriptDefinitionError if it cannot start servers here."""
     adapter = adapter_named(name)
     if not isinstance(adapter, HasServers):
         raise ScriptDefinitionError(f"the adapter {name} has no server tier; use --tier sim")
@@ -188,5 +187,5 @@ def servers_of(name: str) -> HasServers:
 
 
 def default_tiers(adapter: Adapter) -> tuple[Tier, ...]:
-    """The tiers of a script that names none: live servers that take minutes to start are asked for by name."""
+    """Return the tiers of a script that names none: without servers if those take minutes to start."""
     return TIERS if isinstance(adapter, HasServers) and adapter.starts_quickly else ("sim",)

@@ -1,4 +1,4 @@
-"""How a script's own exception is reported: its text with the nearest name, and what is no ordinary exception.
+"""Formats a script's own exceptions for reports, with remedies, and turns BaseExceptions into failures.
 
 Changes nothing in the engine.
 """
@@ -19,7 +19,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
-# Of a chain of exceptions, those that are named.
+# The number of exceptions of a chain that are named.
 _MOST_BEFORE: Final = 3
 _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step through it with scripted shell"
 
@@ -38,7 +38,7 @@ class Verdict(Exception):
 
 
 class Departure(BadCall):
-    """A script was left by what is no Exception, such as exit(), and so neither passed nor failed."""
+    """A BaseException such as SystemExit left the script, so that it neither passed nor failed."""
 
     def __init__(self, exc: BaseException) -> None:
         super().__init__(
@@ -48,10 +48,10 @@ class Departure(BadCall):
 
 
 def error_text(exc: BaseException, script: object = None, handles: Sequence[BaseRequest] = ()) -> str:
-    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text.
+    """Format an exception as pytest does: an assertion by its introspected text, any other by type and text.
 
-    What was asked of the scheduler's object, and one of the ``handles`` knows, is asked of the handle.
-    Below it, a line each: the exceptions of a group, and what was being handled or was the cause.
+    An attribute that the scheduler's object lacks and one of the ``handles`` has is named in a remedy.
+    Further lines have the exceptions of a group, and the exceptions that were handled or were the cause.
     """
     text = text_of(exc)
     if type(exc) not in (AssertionError, Verdict) or not text:
@@ -60,7 +60,7 @@ def error_text(exc: BaseException, script: object = None, handles: Sequence[Base
 
 
 class no_departure:  # noqa: N801 - a context manager that is read as a phrase
-    """A script that is left by no Exception has failed; only an interrupt of the user's ends the run itself."""
+    """Fail a script that a BaseException leaves; only the user's interrupt ends the run itself."""
 
     def __enter__(self) -> None:
         pass
@@ -84,7 +84,7 @@ def _verdict_of(exc: BaseException) -> Verdict | None:
 
 @contextlib.contextmanager
 def without_debugger() -> Iterator[None]:
-    """A process without a terminal refuses ``breakpoint()``, with the remedy."""
+    """Refuse ``breakpoint()``, with the remedy, in a process without a terminal."""
 
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise BadCall(f"breakpoint() needs a terminal, and the scheduler's process has none; {_DEBUG_REMEDY}")
@@ -104,11 +104,11 @@ def _grouped(exc: BaseException, indent: str = "  ") -> Iterator[str]:
 
 
 def _before(exc: BaseException) -> Iterator[str]:
-    """What a failure in an ``except`` or a ``finally`` would hide."""
+    """Describe the exceptions that a failure in an ``except`` or a ``finally`` would hide."""
     seen = {id(exc)}
     while len(seen) <= _MOST_BEFORE:
-        meant = getattr(exc, "is_meant_for_the_script", False)
-        cause = None if meant else exc.__cause__
+        is_raised_for_script = getattr(exc, "is_meant_for_the_script", False)
+        cause = None if is_raised_for_script else exc.__cause__
         before = cause or (None if exc.__suppress_context__ else exc.__context__)
         if before is None or id(before) in seen:
             return
@@ -123,7 +123,7 @@ def _headline(exc: BaseException) -> str:
 
 
 def _remedy(exc: BaseException, script: object, handles: Sequence[BaseRequest]) -> str:
-    """What the text of a Python error leaves out: the nearest name that there is."""
+    """Return a remedy that the text of a Python error lacks, such as the nearest existing name."""
     if isinstance(exc, bdb.BdbQuit):
         return f"the debugger was left, or had no terminal; {_DEBUG_REMEDY}"
     if type(exc) is AttributeError and exc.obj is not None and exc.obj is getattr(script, "__self__", None):

@@ -1,8 +1,7 @@
-"""Runs a script of a test in a forked child: nothing that it does to its process reaches its neighbours.
+"""Runs a test's script in a forked child, so that nothing it does to its process reaches other scripts.
 
-The child says how the script ended, with the report of a failure, and what a test runner would have heard of it: its
-output, log records and warnings. A script that outlives its time is killed, whatever it catches, also inside a call of
-C.
+The child sends back the result or the failure's report, and what a test runner captures: output, log records,
+warnings. A script that exceeds its time is killed, even if it catches every exception or is inside a C call.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from scripted.script.options import ScriptOptions
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of
 
-# The alarm of the watchdog comes first: its report has the last steps.
+# The child gets more time than its watchdog, whose report has the last steps.
 _PATIENCE_S: Final = 1.0
 _LINE: Final = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
-# Below the lines of the script.
+# The first line of the harness below the script's lines in a stack.
 _HARNESS: Final = f'File "{script_run.__file__}"'
-# What a run raises beside a script's own failure; any other exception is a defect of the harness.
+# Exceptions that a run raises besides the script's failure; any other is a defect of the harness.
 _REFUSALS: Final = {kind.__name__: kind for kind in (ScriptDefinitionError, BadCall, HarnessError)}
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """A log record of the script."""
+    """A log record made in the child."""
 
     logger: str
     level: int
@@ -57,7 +56,7 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """A warning of the script, or an exception of it that nothing could catch."""
+    """A warning issued in the child, or an exception that nothing could catch."""
 
     category: str
     text: str
@@ -74,7 +73,7 @@ class _Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Refused(msgspec.Struct, frozen=True, tag=True):
-    """The run raised what is no failure of the script."""
+    """The run raised an exception that is not a failure of the script."""
 
     kind: str
     text: str
@@ -92,13 +91,13 @@ _decoder: Final = msgspec.msgpack.Decoder(_Ended)
 
 
 def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], ScriptEnded]) -> dict[str, int]:
-    """Run a script by ``run()`` in a child, and return the counts of its end. Raises ScriptError as ``run`` does.
+    """Run a script in a child by ``run()``, and return the counts of its outcome. Raises ScriptError as ``run`` does.
 
-    A script that ends its own process, or does not end in time, has failed as well.
+    A script that ends its process, or does not end in time, fails too.
     """
     __tracebackhide__ = True
     if options.must_assert:
-        count_assertions(test.script)  # once, and not in each child
+        count_assertions(test.script)  # once here, not in every child
     try:
         encoded = run_in_child(lambda: _encoded(run), options.timeout_s + _PATIENCE_S)
     except ChildLate as late:
@@ -120,7 +119,7 @@ def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], S
 
 
 def _late_report(test: ScriptedTest, options: ScriptOptions, stacks: str) -> FailureReport:
-    """Where the script was, by the stacks of its process."""
+    """Report a script that was killed, by the stacks of its process."""
     code = code_of(test.script)
     frames = tuple(
         Frame(file, int(line), name, linecache.getline(file, int(line)).strip())
@@ -129,7 +128,7 @@ def _late_report(test: ScriptedTest, options: ScriptOptions, stacks: str) -> Fai
     )
     error = (
         f"the script did not end within timeout_s={options.timeout_s:g}, and was killed: it caught or switched off "
-        "what ends it, or did not come out of a call of C"
+        "what ends it, or did not return from a C call"
     )
     report = _report(test, options, FailureKind.TIMEOUT, error, frames or definition_of(code))
     own = stacks.partition(_HARNESS)[0].rpartition("\n")[0]
@@ -152,7 +151,7 @@ def _report(
 
 
 def _replay(ended: _Ended) -> None:
-    """Say in this process what the script said in its own."""
+    """Repeat the script's output, log records and warnings in this process."""
     for stream, text in zip((sys.stdout, sys.stderr), ended.printed, strict=True):
         if text and stream is not None:
             stream.write(text)
@@ -166,7 +165,7 @@ def _replay(ended: _Ended) -> None:
 
 
 def _category(name: str) -> type[Warning]:
-    """The class of a warning; UserWarning for a class of the script's own process."""
+    """Find the class of a warning; UserWarning for a class that this process cannot import."""
     module, _, kind = name.rpartition(".")
     with contextlib.suppress(ImportError):
         found = getattr(importlib.import_module(module or builtins.__name__), kind, None)
@@ -179,12 +178,12 @@ def _category(name: str) -> type[Warning]:
 
 
 def _encoded(run: Callable[[], ScriptEnded]) -> bytes:
-    with _heard() as heard:
-        how = _how(run)
-    return msgspec.msgpack.encode(heard(how))
+    with _captured() as captured:
+        result = _result_of(run)
+    return msgspec.msgpack.encode(captured(result))
 
 
-def _how(run: Callable[[], ScriptEnded]) -> _Passed | _Failed | _Refused:
+def _result_of(run: Callable[[], ScriptEnded]) -> _Passed | _Failed | _Refused:
     try:
         return _Passed(run().counts())
     except ScriptError as exc:
@@ -194,8 +193,8 @@ def _how(run: Callable[[], ScriptEnded]) -> _Passed | _Failed | _Refused:
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[Callable[[Any], _Ended]]:
-    """Collect what handlers of this process would hear: those of the parent never do."""
+def _captured() -> Iterator[Callable[[_Passed | _Failed | _Refused], _Ended]]:
+    """Capture output, log records and warnings, which the parent's handlers would never get."""
     streams = [stream if _is_file(stream) else io.StringIO() for stream in (sys.stdout, sys.stderr)]
     sys.stdout, sys.stderr = streams
     kept = _Kept()
@@ -211,10 +210,10 @@ def _heard() -> Iterator[Callable[[Any], _Ended]]:
     sys.unraisablehook, threading.excepthook = note_unraisable, note_in_thread
     with warnings.catch_warnings(record=True) as caught:
 
-        def ended(how: Any) -> _Ended:
-            told = [Warned(_name_of(one.category), str(one.message), one.filename, one.lineno) for one in caught]
+        def ended(how: _Passed | _Failed | _Refused) -> _Ended:
+            warned = [Warned(_name_of(one.category), str(one.message), one.filename, one.lineno) for one in caught]
             printed = [stream.getvalue() if isinstance(stream, io.StringIO) else "" for stream in streams]
-            return _Ended(how, (printed[0], printed[1]), tuple(kept.records), (*told, *raised))
+            return _Ended(how, (printed[0], printed[1]), tuple(kept.records), (*warned, *raised))
 
         yield ended
 
@@ -228,7 +227,7 @@ def _lost(kind: type[BaseException], where: Any) -> Warned:
 
 
 def _is_file(stream: Any) -> bool:
-    """Whether both processes write to it at one place, as to the file in which pytest captures descriptors."""
+    """Return whether a stream is a file, into which both processes write, such as pytest's capture of descriptors."""
     try:
         return stream is not None and stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):

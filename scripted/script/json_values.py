@@ -1,6 +1,6 @@
-"""What a script sends is what JSON can say; anything else is refused at its line, in both tiers alike.
+"""Converts the values that a script sends to JSON, and refuses any others at the script's line, alike in both tiers.
 
-Owns the rule and its words. What the values mean, and which of them are taken, is the server's business.
+The server decides which values it accepts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scripted.core.errors import BadCall
 
 
 def as_json(call: str, name: str, value: Any) -> Any:
-    """The value as it is sent. Raises BadCall, by the argument's name, for what JSON cannot say."""
+    """Convert a value to JSON. Raises BadCall, with the argument's name, for a value that JSON cannot express."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -30,14 +30,14 @@ def as_json(call: str, name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_key(call, name, key): as_json(call, f"{name}[{key!r}]", item) for key, item in value.items()}
     raise BadCall(
-        f"{call} takes {name} as a value that JSON has, got {value!r}, a {type(value).__name__}; "
+        f"{call} takes {name} as a JSON value, got {value!r}, a {type(value).__name__}; "
         "write a number, a text, a list or a dict, such as int(...), sorted(...) or .tolist()"
     )
 
 
 def _finite(call: str, name: str, value: float) -> float:
     if not math.isfinite(value):
-        raise BadCall(f"{call} takes {name} as a finite number, got {float(value)!r}; JSON has no other")
+        raise BadCall(f"{call} takes {name} as a finite number, got {float(value)!r}, which JSON cannot express")
     return float(value)
 
 
@@ -45,7 +45,7 @@ def _encodable(call: str, name: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        raise BadCall(f"{call} takes {name} as a text that UTF-8 can say, got {value!a}: {exc.reason}") from exc
+        raise BadCall(f"{call} takes {name} as a text that UTF-8 can encode, got {value!a}: {exc.reason}") from exc
     return str.__str__(value)
 
 

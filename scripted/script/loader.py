@@ -1,7 +1,6 @@
 """Finds a script by file and name, in the process that runs it, with pytest's assertion introspection.
 
-A file is compiled once for each of its contents; its module is not registered under a name that the caller's modules
-have.
+A file is imported once for each of its contents, under a module name that cannot clash with the caller's modules.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _modules: dict[tuple[str, str], types.ModuleType] = {}
 
 
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
-    """The generator function ``name`` of ``file``, decorated or not. Raises whatever importing the file raises."""
+    """Return the generator function ``name`` of ``file``, decorated or not. Importing the file may raise anything."""
     for path in import_paths:
         if path not in sys.path:
             sys.path.append(path)
@@ -46,13 +45,13 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
 
 
 def load_test(file: str, name: str) -> ScriptedTest:
-    """The decorated test ``name`` of ``file``, with its configuration. Raises whatever importing the file raises."""
+    """Return the decorated test ``name`` of ``file``. Importing the file may raise anything."""
     module = _module(Path(file))
     owner, found = _found(module, name)
     spec = test_of(found)
     if spec is not None:
         spec = msgspec.structs.replace(spec, script=_bound(owner, spec.script))
-        # Marks above @scripted are on the test, not on the script; a run of the script needs its parameters.
+        # Marks above @scripted are on the test; copy them to the script, whose parameters they define.
         getattr(spec.script, "__func__", spec.script).__dict__["pytestmark"] = getattr(found, "pytestmark", [])
         return spec
     there = [key for key, value in vars(module).items() if test_of(value) is not None]
@@ -63,7 +62,7 @@ def load_test(file: str, name: str) -> ScriptedTest:
 
 
 def find_test(spec: str) -> ScriptedTest:
-    """The script ``FILE::NAME``. Raises ScriptDefinitionError."""
+    """Find the script ``FILE::NAME``. Raises ScriptDefinitionError."""
     file, separator, name = spec.partition("::")
     name = name.replace("::", ".")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
@@ -78,7 +77,7 @@ def find_test(spec: str) -> ScriptedTest:
 
 
 def find_tests(spec: str) -> list[ScriptedTest]:
-    """The scripts of ``FILE``, those of its classes included, or the one of ``FILE::NAME``."""
+    """Find the scripts of ``FILE``, including methods of its classes, or the one of ``FILE::NAME``."""
     if "::" in spec:
         return [find_test(spec)]
     path = Path(spec)
@@ -92,18 +91,18 @@ def find_tests(spec: str) -> list[ScriptedTest]:
 
 
 def scripts_in(path: Path) -> list[str]:
-    """The names of a file's decorated tests, as pytest finds them: those of classes, also inherited, as ``Class.name``.
+    """Return the names of a file's decorated tests, as pytest finds them; methods, also inherited, as ``Class.name``.
 
-    Raises whatever importing the file raises.
+    Importing the file may raise anything.
     """
     return list(_names_in(_module(path.resolve())))
 
 
 @contextlib.contextmanager
 def _importing(path: Path) -> Iterator[None]:
-    """A script imports what its tests import; the console command's import path starts at its own folder.
+    """Extend the import path by the script's folder and the working folder, as pytest does.
 
-    Raises ScriptDefinitionError for whatever importing the file raises.
+    Raises ScriptDefinitionError for any exception while the file is imported.
     """
     for folder in (str(path.parent.resolve()), str(Path.cwd())):
         if folder not in sys.path:
@@ -127,7 +126,7 @@ def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]
 
 
 def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:
-    """What a file calls by this name, which may be of a class of it, and where it is found; None for neither."""
+    """Look up a dotted name in a module: the owner of the object, and the object; None if there is none."""
     owner: Any = None
     found: Any = module
     for part in name.split("."):
@@ -136,7 +135,7 @@ def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:
 
 
 def _bound(owner: Any, function: Any) -> Any:
-    """A method on a new object of its class; every other function as it is."""
+    """Bind a method to a new object of its class; return any other function as it is."""
     if not isinstance(owner, type) or not inspect.isfunction(function):
         return function
     static = isinstance(inspect.getattr_static(owner, function.__name__, None), staticmethod)
@@ -151,13 +150,13 @@ def _module(path: Path) -> types.ModuleType:
         module = types.ModuleType(f"scripted_file_{content}")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module
-        exec(_compile(source, path), module.__dict__)  # noqa: S102 - a test file of the user's, as pytest would run it
+        exec(_compile(source, path), module.__dict__)  # noqa: S102 - a test file of the user, imported as pytest does
         _modules[key] = module
     return _modules[key]
 
 
 def _compile(source: bytes, path: Path) -> types.CodeType:
-    """The file with its assertions rewritten, so that they say what they compared; as it is without pytest."""
+    """Compile a file with pytest's rewriting of assertions, or without it if pytest is not installed."""
     tree = ast.parse(source, filename=str(path))
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts

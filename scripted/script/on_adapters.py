@@ -1,6 +1,6 @@
-"""The protocols of adapters that run scripts, and the lookup of such an adapter by name.
+"""Protocols of adapters that run scripts, and the lookup of such an adapter by name.
 
-An adapter that is only searched has none of them.
+An adapter that is only searched implements none of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scripted.script.options import ScriptOptions
 
 
 class ScriptEnded(Protocol):
-    """How a script that passed ended; ``log`` has its steps, where the options asked for a record."""
+    """The outcome of a script that passed; ``log`` has its steps if the options want a record."""
 
     @property
     def steps(self) -> int: ...
@@ -29,7 +29,7 @@ class ScriptEnded(Protocol):
     def notes(self) -> tuple[Note, ...]: ...
 
     def counts(self) -> dict[str, int]:
-        """The counts that the summary of many scripts adds up, by name."""
+        """Return the counts that the summary of many scripts adds up, by name."""
         ...
 
 
@@ -52,15 +52,15 @@ class RunsScripts(Protocol[ConfigIn]):
 
 @runtime_checkable
 class WritesScripts(RunsScripts[ConfigIn], Protocol[ConfigIn]):
-    """An adapter that runs scripts and knows the head of a script that the harness writes."""
+    """An adapter that runs scripts, and for which the harness can write scripts."""
 
     def test_head(self, config: ConfigIn, body: str) -> TestHead:
-        """The lines above the ``body`` of a test that is written."""
+        """Return the lines above the ``body`` of a written test."""
         ...
 
 
 def script_runner(name: str) -> RunsScripts:
-    """The adapter of this name, which runs scripts. Raises ScriptDefinitionError for any other."""
+    """Return the adapter of this name. Raises ScriptDefinitionError for an adapter that runs no scripts."""
     adapter = adapter_named(name)
     if not isinstance(adapter, RunsScripts):
         raise ScriptDefinitionError(

@@ -1,4 +1,4 @@
-"""How a script is run: its budgets, what is checked, what is kept. Travels with the script to its engine."""
+"""The options of a script's run: budgets, checks, records. They travel with the script to its engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from scripted.core.refusals import ScriptDefinitionError
 
 DEFAULT_TIMEOUT_S = 120.0
 DEFAULT_MAX_STEPS = 10_000
-# A forward pass of a test model takes milliseconds, and so does every answer of the front end.
+# A forward pass of a test model takes milliseconds, as does every answer of the front end.
 DEFAULT_RESULT_TIMEOUT_S = 10.0
 
 
 class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a script is run.
+    """The options of a script's run.
 
-    ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
-    requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
-    ``must_reach`` has to be seen by ``t.sometimes``. ``must_step`` refuses a script that ends without a step,
-    ``must_assert`` one without an assertion that ran.
-    ``record`` brings every step back with the result, for a trace. A
-    process that has to answer at once and says nothing for ``result_timeout_s`` hangs.
+    ``max_steps`` and ``timeout_s`` bound it. ``oracle`` compares the output of finished greedy requests with the same
+    request run alone. ``check_every_step`` audits the engine after each step, and not only at the end. ``must_reach``
+    are windows that ``t.sometimes`` has to see. ``must_step`` refuses a script that ends without a step,
+    ``must_assert`` a script in which no assertion ran. ``record`` returns every step with the result, for a trace. A
+    process that has to answer at once and does not within ``result_timeout_s`` hangs.
     """
 
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -37,12 +36,10 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse values that would mean something else than was written."""
+        """Refuse values of the wrong type that would be taken for something else."""
         names = self.must_reach
         if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-            raise ScriptDefinitionError(
-                f"must_reach is a list of names that are not empty, got {names!r}{_as_list(names)}"
-            )
+            raise ScriptDefinitionError(f"must_reach is a list of non-empty names, got {names!r}{_as_list(names)}")
         if len(set(names)) != len(names):
             raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
         for name, seconds in (("timeout_s", self.timeout_s), ("result_timeout_s", self.result_timeout_s)):

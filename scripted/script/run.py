@@ -1,7 +1,7 @@
-"""The run that scripts drive, for every adapter: a run whose next step waits for the script's next yield.
+"""The run that scripts drive, for every adapter: its next step waits for the script's next yield.
 
-One script is one generator: bring the scheduler to its beginning, run the script, bring it to its end. Each ``yield``
-of it lets one step run; in between the run judges the step and brings handles and clients up to date.
+For each script, it prepares the scheduler, runs the script, and settles what the script left open. Each ``yield`` lets
+one step run; then the run judges the step and updates handles and clients.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from scripted.script.handles import Handles
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.wait import Steps, words_of_yielded
 
-# A script has its own budget of steps, and only its own end is an end.
+# A script has a budget of steps of its own, and the run ends only when it does.
 _NEVER: Final = 2**62
 
 
 class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], ABC):
-    """``source`` says which script comes next and takes how it ended. ``arrived`` is what the next step will see.
+    """Runs scripts from ``source``, which also receives their results. ``arrived`` are events of the next step.
 
-    An adapter's own class says what a handle, a snapshot and a call of its scheduler are, and what comes before and
-    after a script.
+    An adapter's subclass defines snapshots of its scheduler, and the steps before and after a script.
     """
 
     tier: str = "sim"
@@ -51,16 +50,16 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         self.handles = Handles()
         self.launches = 0
         self.script: ScriptExecution | None = None
-        # What the script itself raised, as opposed to what was raised about the scheduler.
+        # The exception that the script itself raised, in contrast to a violation by the scheduler.
         self.script_error: BaseException | None = None
-        # None where no script drives it: one of the engines of a fleet.
+        # None for an engine of a fleet that no script drives.
         self._source: Any = source
         self._context: BaseContext | None = None
         self._driver: Generator[None, None, None] | None = None
         self._last_step = self._steps_limit = _NEVER
         self._composing = False
 
-    # -- what an adapter says --
+    # -- defined by adapters --
 
     @property
     def scheduler(self) -> Any:
@@ -68,24 +67,24 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @abstractmethod
     def take_state(self) -> Any:
-        """A snapshot for the script."""
+        """Take a snapshot for the script."""
 
     @property
     def is_fully_idle(self) -> bool:
-        """Nothing waits, runs or is in flight, and nothing has arrived."""
+        """True when nothing waits, runs or is in flight, and nothing has arrived."""
         return self.machine.is_idle and not self.arrived
 
     @abstractmethod
     def last_batch(self) -> MicrobatchInFlight | None:
-        """What was launched last, while it is in flight and in the step that gets its results."""
+        """Return the last launch while it is in flight and in the step that takes its result."""
 
     @abstractmethod
     def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
-        """The rids of a batch that decode in it."""
+        """Return the rids that decode in a batch."""
 
     @abstractmethod
     def causes(self) -> Iterable[str]:
-        """What is known to keep requests from advancing, a clause each with its remedy."""
+        """Return known reasons why requests do not advance, each with its remedy, as clauses of a message."""
 
     # What ``causes`` says of an idle scheduler.
     idle_words: ClassVar[str] = "the scheduler is idle, so no further step can change anything"
@@ -103,7 +102,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @abstractmethod
     def did_something(self, record: RecordT) -> bool:
-        """Whether this step was given anything, or did anything."""
+        """Return whether a step had events or an effect."""
 
     def shown_steps(self, busy: int) -> int:
         """How many of the last steps are shown, so that ``busy`` of them did something, or all."""
@@ -116,33 +115,33 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @abstractmethod
     def can_fail(self, record: RecordT) -> bool:
-        """Whether this step launched what can fail, or learned that something has failed."""
+        """Return whether a step launched something that can fail, or took a failure."""
 
     def before_script(self, script: ScriptExecution) -> Steps:
-        """Bring the scheduler to the beginning of a script; a new one is there already."""
+        """Bring the scheduler to its initial state, in which a new one is already."""
         del script
         yield from ()
 
     @abstractmethod
     def after_script(self, script: ScriptExecution) -> Steps:
-        """The script has ended: settle what it left open, and look at the end. Raises Violation."""
+        """Settle what the script left open, and judge the end. Raises Violation."""
 
     @abstractmethod
     def take_step(self, stepped: OutputT) -> None:
-        """Note what the last step did, and judge it. Raises Violation."""
+        """Record and judge the last step. Raises Violation."""
 
     def warm_up(self) -> Steps:
-        """Run the steps before the first script, where the source asks for them."""
+        """Run the warm-up steps before the first script, if the source wants a warm-up."""
         yield from ()
 
     # -- for verbs --
 
     def act(self, action: Action) -> None:
-        """Do it now, between two steps; what is for the scheduler arrives at it with its next step."""
+        """Apply an action now, between two steps; events for the scheduler arrive with its next step."""
         action.apply(self)
 
     def give(self, event: EventT) -> None:
-        """The next step sees this event, after the results that are due."""
+        """Add an event to the next step, after the results that are due."""
         (self._events if self._composing else self.arrived).append(event)
 
     # -- the gate protocol of the loop --
@@ -170,7 +169,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         super().__exit__(type(exc), exc, exc.__traceback__)
 
     def next_step(self, previous: OutputT | None) -> StepT | None:
-        """Go on with the script until it lets a step run, then with the next script; None after the last one."""
+        """Resume the script until it yields for a step, or go on to the next script; None after the last one."""
         while True:
             if self._driver is None:
                 self.script = self._source.next_script()
@@ -208,7 +207,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     fatal: ClassVar[tuple[type[Exception], ...]] = ()
 
     def as_found(self, exc: Exception) -> Exception:
-        """What a script is told to have failed of."""
+        """Return the exception that a script's failure is reported with."""
         return exc
 
     # -- one script --
@@ -233,7 +232,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
             self._context.end()
 
     def _script_steps(self, script: ScriptExecution, context: BaseContext) -> Steps:
-        """Pass on the script's yields, within its budget of steps."""
+        """Forward the script's yields, within its budget of steps."""
         most = script.options.max_steps
         for steps in range(most + 1):
             context.note_position(script.script)
@@ -257,7 +256,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
             yield
 
     def check_can_step(self, script: ScriptExecution) -> None:
-        """Stop the script where no step can run."""
+        """Stop the script if no step can run."""
 
     def _refuse(self, exc: Exception) -> None:
         self.script_error = exc

@@ -1,4 +1,4 @@
-"""A decorated test, as ``@scripted`` makes it and everything else reads it."""
+"""The specification of a decorated test, which ``@scripted`` makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted.script.source import ScriptFunction, file_of
 
 
 class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
-    """A decorated test: the generator function, its options and tiers, a configuration and the adapter it is of."""
+    """A decorated test: the generator function, its options and tiers, a configuration and the name of its adapter."""
 
     config: Any
     adapter: str

@@ -1,7 +1,6 @@
-"""What a script sees of a scheduler: a frozen snapshot, taken between two steps. An adapter adds what only it has.
+"""Snapshots of a scheduler for scripts, taken between two steps. An adapter adds fields of its own.
 
-Copies only; nothing in a snapshot changes when the scheduler goes on. The live scheduler is another thing
-(``t.scheduler``).
+Copies only: nothing in a snapshot changes when the scheduler goes on, unlike in ``t.scheduler``, the live object.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from scripted.core.errors import BadCall, UnknownName
 from scripted.core.phrases import nearest
 from scripted.script.values import Word
 
-# Those of every adapter: an engine has some of them.
+# The modes of all adapters; each engine has some of them.
 MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profile"})
 
 
 def mode_of(mode: str) -> str:
-    """A mode that can only be compared with one of ``MODES``."""
+    """Make a mode that can only be compared with one of ``MODES``."""
     return Word(mode, "a microbatch's mode", MODES)
 
 
 class _Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is equal to others of its kind only, and refuses to be compared with anything else."""
+    """Base class of values that only compare with values of their own class, and refuse any other comparison."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is type(self):
@@ -33,7 +32,7 @@ class _Copy(msgspec.Struct, frozen=True, kw_only=True):
             return False
         fields = ", ".join(f".{name}" for name in self.__struct_fields__)
         raise BadCall(
-            f"{type(self).__name__} is compared with {other!r}, which it can never be; compare one of {fields}"
+            f"{type(self).__name__} is compared with {other!r}, which it can never equal; compare one of {fields}"
         )
 
     def __ne__(self, other: object) -> bool:
@@ -44,7 +43,7 @@ class _Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(_Copy, frozen=True, kw_only=True):
-    """Base of what is always there, and so says nothing as a condition."""
+    """Base class of values that are always there, and so refuse to be conditions."""
 
     def __bool__(self) -> bool:
         fields = ", ".join(f".{name}" for name in self.__struct_fields__)
@@ -54,11 +53,9 @@ class Snapshot(_Copy, frozen=True, kw_only=True):
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
 
-    ``positions`` are the positions that each of its requests computes, ``pages`` the page table of each.
-
-    ``drafts`` of the tokens are guesses that it verifies. The requests of ``ahead`` were planned ahead: the token that
-    it computes for them was not known when it was launched. It copies ``written_pages`` pages to the host, and
-    ``loaded_pages`` pages from it.
+    ``positions`` are the positions that each request computes, ``pages`` the page table of each. ``drafts`` of the
+    tokens are drafts to verify. The requests in ``ahead`` were planned ahead: their input token was not known yet at
+    the launch. It copies ``written_pages`` pages to the host and ``loaded_pages`` pages from it.
     """
 
     id: int
@@ -76,16 +73,16 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
-    """A client's message that no step has seen: its kind, and its rid if it is about one request."""
+    """A client's message that no step has seen: its kind, and the rid if it concerns one request."""
 
     kind: str
     rid: str | None = None
 
 
 class KVState(Snapshot, frozen=True, kw_only=True):
-    """Counts of pages: free, cached in the prefix tree, held by requests or kept from them; and tokens in a page.
+    """Counts of pages: free, cached in the prefix tree, held by requests or reserved; and the tokens in a page.
 
-    ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``, or by ``exhaust_window``.
+    ``reserved`` of the ``held`` pages are withheld from requests by ``exhaust_kv`` or ``exhaust_window``.
     """
 
     total: int
@@ -97,7 +94,7 @@ class KVState(Snapshot, frozen=True, kw_only=True):
 
 
 class RowState(Snapshot, frozen=True, kw_only=True):
-    """Counts of rows; ``reserved`` are kept from requests by ``exhaust_rows``."""
+    """Counts of rows; ``reserved`` are withheld from requests by ``exhaust_rows``."""
 
     total: int
     free: int
@@ -105,11 +102,11 @@ class RowState(Snapshot, frozen=True, kw_only=True):
 
 
 class State(Snapshot, frozen=True, kw_only=True):
-    """A scheduler between two steps. Each of its ``counts`` is an attribute too, unless there is one of that name here.
+    """A scheduler between two steps. Each of its ``counts`` is an attribute too, unless a field has that name.
 
-    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
-    step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``paused``
-    is the mode of the pause, or None.
+    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` are messages
+    that no step has seen yet: their requests are the last in ``waiting``, and a scheduler with arrivals is not idle.
+    ``paused`` is the mode of the pause, or None.
     """
 
     step: int

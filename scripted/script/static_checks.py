@@ -1,6 +1,6 @@
-"""What a script may ask, and how: conditions that can be false, methods that are called, names that exist.
+"""Checks on the conditions, calls and names that a script uses.
 
-Refuses, at the script's line, what is always true or has no effect.
+Refuses, at the script's line, conditions that are always true and calls that have no effect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_NAMED: Final = 6
 
 
 class Method(Nameless):
-    """A method of ``t``, to be called: asked or compared without a call it would only ever say that it exists."""
+    """A method of ``t``, which can only be called: testing or comparing the method itself raises."""
 
     def __init__(self, name: str, function: Callable[..., object]) -> None:
-        # For help and for the signature; all that functools.wraps copies takes a third of what an empty script does.
+        # Enough for help() and the signature; functools.wraps would take a third of the time of an empty script.
         self.__wrapped__, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
         self._name = name
         self._function = function
@@ -67,26 +67,26 @@ class Method(Nameless):
 
 
 class Asked(Nameless):
-    """Base of ``t`` and its clock: public methods know that they are methods, and a wrong name gets the nearest one."""
+    """Base class of ``t`` and its clock: methods refuse to be used as values, and a wrong name gets the nearest one."""
 
     _ask = "one of its queries"
     _called = "t"
 
     def _seal(self) -> None:
-        """From now on public methods refuse to be used as values."""
+        """Make public methods refuse to be used as values from now on."""
         kind: Any = type(self)
         for name, function in _methods_of(kind):
             self.__dict__[name] = Method(f"{self._called}.{name}", function.__get__(self))
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a name that there is not, and name the nearest verb, which Python's own error does not know.
+        """Refuse an unknown name with the nearest verb, which Python's own error does not know.
 
-        Verbs are put on the class at run time, so that a type checker takes any name from here.
+        Verbs are added to the class at run time; this method also makes a type checker accept them.
         """
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
-        """Raises UnknownName; a subclass may say more of a name."""
+        """Raise UnknownName; a subclass may explain a name."""
         known = [known for known in dir(type(self)) if not known.startswith("_")]
         there = f"; it has {', '.join(known)}" if len(known) <= _MOST_NAMED else ""
         raise UnknownName(f"{self._called} has no {name!r}{nearest(name, known) or there}")
@@ -109,7 +109,7 @@ def _methods_of(kind: type) -> tuple[tuple[str, FunctionType], ...]:
 
 
 def truth_of(value: object, what: str) -> bool:
-    """Whether a condition holds. Raises BadCall for a value that can only ever be true."""
+    """Return whether a condition holds. Raises BadCall for a value that is always true."""
     if isinstance(value, Nameless):
         return bool(value)
     if callable(value):
@@ -122,7 +122,7 @@ def truth_of(value: object, what: str) -> bool:
 
 
 def bounded(call: str, name: str, values: Iterable[_Handle]) -> list[_Handle]:
-    """The values as a list. Raises BadCall for more than any argument needs, such as an iterator without an end."""
+    """Make a list of values. Raises BadCall for more than any argument needs, such as an endless iterator."""
     found = list(itertools.islice(values, MOST_ITEMS + 1))
     if len(found) > MOST_ITEMS:
         raise BadCall(f"{call} takes at most {MOST_ITEMS} elements in {name}, got more; give it fewer")
@@ -130,32 +130,32 @@ def bounded(call: str, name: str, values: Iterable[_Handle]) -> list[_Handle]:
 
 
 def check_prompt_len(length: object) -> None:
-    """Raise BadCall for what is no number of tokens that a prompt may have."""
+    """Raise BadCall for anything but a possible number of tokens of a prompt."""
     if check_count("start_req()", "prompt_len", length) > MOST_ITEMS:
         raise BadCall(f"start_req() takes prompt_len <= {MOST_ITEMS}, more than any context, got {length}")
 
 
 def check_count(call: str, name: str, value: object) -> int:
-    """The value, a whole number of at least 1. Raises BadCall for any other."""
+    """Return a whole number of at least 1. Raises BadCall for any other value."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
     return value
 
 
 def check_predicate(predicate: object) -> None:
-    """Raise BadCall for what ``run_until()`` cannot ask after each step, without an argument."""
+    """Raise BadCall for anything that ``run_until()`` cannot call without an argument after each step."""
     if not callable(predicate):
-        raise BadCall(f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda")
+        raise BadCall(f"run_until() takes a function to call after each step, got {predicate!r}; write a lambda")
     try:
         inspect.signature(predicate).bind()
     except TypeError as exc:
-        raise BadCall(f"run_until() asks its predicate without an argument, but: {exc}; write lambda: ...") from exc
-    except ValueError:  # a builtin that does not say what it takes
+        raise BadCall(f"run_until() calls its predicate without an argument, but: {exc}; write lambda: ...") from exc
+    except ValueError:  # a builtin without a signature
         return
 
 
 def several(handles: Iterable[_Handle], handle: type) -> list[_Handle]:
-    """What ``run_until_all_finished()`` waits for. Raises BadCall for one handle, and for none."""
+    """Return the handles for ``run_until_all_finished()``. Raises BadCall for a single handle, or none."""
     if isinstance(handles, handle) or not isinstance(handles, Iterable):
         raise BadCall(
             f"run_until_all_finished() takes several handles, got {handles!r}; write [r], or run_until_finished"

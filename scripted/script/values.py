@@ -1,6 +1,6 @@
-"""Values that scripts compare: sequences equal to lists, words of a closed vocabulary, things without a truth value.
+"""Values that scripts compare: sequences equal to lists, words of a closed vocabulary, objects without a truth value.
 
-A comparison that can only come out one way is refused where it is written, because an assertion on it tests nothing.
+A comparison that can only have one result raises at its line, because an assertion on it tests nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class Nameless:
-    """Base of what is always true and equal to nothing but itself: asking or comparing it says nothing, so it raises.
+    """Base class of objects that are always true and equal only to themselves: testing or comparing one raises.
 
-    ``_ask`` names the questions that it can answer.
+    ``_ask`` names the attributes to ask instead.
     """
 
     _ask = "one of its attributes"
@@ -38,7 +38,7 @@ class Nameless:
 
 
 class Listed(tuple[T_co, ...]):
-    """A tuple that is equal to a list of the same things, and refuses to be compared with what it can never be."""
+    """A tuple that equals a list of the same items, and refuses comparison with anything it can never equal."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class Listed(tuple[T_co, ...]):
 
 
 class ListedList(list[T]):
-    """A list that is equal to a tuple of the same things; see ``Listed``."""
+    """A list that equals a tuple of the same items; see ``Listed``."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class ListedList(list[T]):
 
 
 class Named(dict[str, T]):
-    """Values by the names that there are: asked for any other name it raises BadCall with the nearest."""
+    """Values by name; any other name raises BadCall with the nearest one."""
 
     def __init__(self, what: str, values: Mapping[str, T]) -> None:
         super().__init__(values)
@@ -88,17 +88,17 @@ class Named(dict[str, T]):
         raise BadCall(f"{self._what} always has {', '.join(self)}, so asking it tests nothing; ask one of them")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dict, of a name that there is."""
+        """Return the value of a known name; raises BadCall for any other, whatever the default."""
         return super().get(self._known(name), default)
 
-    def _known(self, name: Any) -> Any:
-        if name in self.keys():
+    def _known(self, name: object) -> str:
+        if isinstance(name, str) and name in self.keys():
             return name
         raise BadCall(f"{self._what} has {', '.join(self)}, and no {name!r}{nearest(str(name), self)}")
 
 
 class Status(int):
-    """A status of HTTP: comparing it with a text, which it can never be, raises BadCall."""
+    """An HTTP status: comparing it with a text, which it never equals, raises BadCall."""
 
     __slots__ = ()
 
@@ -133,14 +133,14 @@ def _same(ours: Sequence[object], other: object) -> bool:
 
 
 class Word(str):
-    """A word of a closed vocabulary: comparing it with a word that it can never be raises BadCall."""
+    """A word of a closed vocabulary: comparing it with any other word raises BadCall."""
 
     __slots__ = ("_known", "_what")
     _what: str
     _known: frozenset[str]
 
     def __new__(cls, word: str, what: str, known: frozenset[str]) -> Word:
-        """``word``, which is the present one of ``known``, the words of ``what``."""
+        """Make the word ``word`` of ``known``, which are the possible words of ``what``."""
         self = super().__new__(cls, word)
         self._what, self._known = what, known
         return self
@@ -153,7 +153,7 @@ class Word(str):
         return str.__str__(self)
 
     def others(self) -> list[Word]:
-        """The words that it might have been instead."""
+        """Return the other words of the vocabulary."""
         return [type(self)(word, self._what, self._known) for word in sorted(self._known) if word != self.value]
 
     def __eq__(self, other: object) -> bool:
@@ -171,7 +171,7 @@ class Word(str):
 
 
 class Condition(Word):
-    """A word that always is there, so that to ask for its truth says nothing."""
+    """A word that is never empty, so that testing its truth raises."""
 
     __slots__ = ()
 

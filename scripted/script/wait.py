@@ -1,4 +1,4 @@
-"""A wait of a script: steps that run until something holds, used as ``yield from``. It knows nothing to wait for."""
+"""Waits of a script: steps that run until a condition holds, used with ``yield from``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripted.script.values import Nameless
 
 DEFAULT_BUDGET_STEPS: Final = 400
 
-# What to do about a wait whose yields reach nobody.
+# The remedy for a wait whose yields do not reach the harness.
 HAND_ON: Final = "use a wait as 'yield from', or yield once for each of its yields"
 Steps = Generator[None, None, None]
 # What a predicate may name whose answer is the same after each step of an idle engine. A client may hear later.
@@ -29,7 +29,7 @@ _CHANGES: Final = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", 
 
 
 class Wait(Nameless):
-    """A wait that was made and has to be run with ``yield from``; one that was not is an error of the script."""
+    """A wait, which the script has to run with ``yield from``, exactly once."""
 
     _ask = "what it waits for"
 
@@ -62,7 +62,7 @@ def _names_only_queries(code: CodeType) -> bool:
 
 
 def words_of_yielded(value: object) -> str:
-    """What a script yielded, and what it should have."""
+    """Describe a yielded value and the line that the script should have."""
     if isinstance(value, Wait):
         return f"t.{value.what}; write 'yield from t.{value.what}'"
     if isinstance(value, GeneratorType):

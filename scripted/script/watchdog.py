@@ -1,4 +1,4 @@
-"""The watchdog of one process: what neither yields nor ends is stopped in the middle of what it does."""
+"""The watchdog of one process: interrupts code that neither yields nor ends."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from scripted.core.errors import Overdue
 
 # A timer of 0 seconds would be none.
 _LEAST_S: Final = 0.001
-# A loop is in the code that it belongs to at one of so many looks, and between them in what that code asked.
+# Samples of the stack until one is in the code that owns the loop, and not in a function that it calls.
 _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.02
-# What catches every Exception is struck again so much later.
+# Code that catches every Exception is interrupted again after this time.
 _AGAIN_S: Final = 0.5
-# What waits for ever computes, or waits for a processor, for less than this share of the time; a starved process does
-# for more, and it gets so many turns.
+# A process that blocks for ever computes, or waits for a CPU, for less than this share of the time; a starved one does
+# so for more, and gets this many extensions of its time.
 _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12
 
 
-# How long this process has computed in what nobody watches, in seconds.
+# CPU seconds that this process has spent in ``unwatched`` code.
 _unwatched_s = 0.0
 
 
 class Struck(BaseException):
-    """The second strike."""
+    """Interrupts code that has caught Overdue."""
 
 
 def _ran_or_waited_s() -> float:
-    """How long the main thread has computed, or has waited for a processor to compute on, in seconds."""
+    """Return the seconds that the main thread has run, or waited for a CPU to run on."""
     try:
         computed, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def _watched_s() -> float:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """What is made once in a process, however long that takes, is in no watchdog's time."""
+    """Exclude work that a process does once, such as loading a model, from the time of any watchdog."""
     global _unwatched_s
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -69,16 +69,16 @@ def watchdog(
     what: str = "the script did not end within timeout_s={:g}",
     *,
     is_busy: bool = False,
-    is_meant: Callable[[FrameType | None], bool] = lambda _: True,
+    is_owner: Callable[[FrameType | None], bool] = lambda _: True,
 ) -> Iterator[Callable[[], bool]]:
-    """Raise Overdue in this thread after ``timeout_s`` seconds. Only the main thread can be watched; others are not.
+    """Raise Overdue in this thread after ``timeout_s`` seconds. Only works in the main thread; no effect in others.
 
-    Yields a function that says whether it has been raised: the code under it may have caught it.
+    Yields a function that returns whether Overdue was raised, because the watched code may have caught it.
 
-    ``is_busy``: what is watched computes all the time. If it has not for half of the time, its process was stopped or
-    starved: it gets the same time once more, and again while it computes at all; and what catches Overdue is struck
-    again. A place that ``is_meant`` is looked for before any other. A timer that runs already, such as that of
-    pytest-timeout, goes on afterwards.
+    ``is_busy``: the watched code computes all the time. If it computed for less than half of the time, the process was
+    stopped or starved: it gets the same time again, as long as it computes at all. Code that catches Overdue is
+    interrupted again. Overdue is raised in a frame for which ``is_owner`` holds if sampling finds one. A timer that
+    runs already, such as pytest-timeout's, continues afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield lambda: False
@@ -98,7 +98,7 @@ def watchdog(
             signal.setitimer(signal.ITIMER_REAL, timeout_s)
             return
         looks += 1
-        if looks < _LOOKS and not is_meant(frame):
+        if looks < _LOOKS and not is_owner(frame):
             signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S)
             return
         said = what.format(timeout_s, name="" if frame is None else frame.f_code.co_qualname)

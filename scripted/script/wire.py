@@ -1,6 +1,6 @@
-"""What a test's process and the gate in an engine's process say to each other of scripts, over a private socket.
+"""Messages about scripts between a test's process and the gate in an engine's process, over a private socket.
 
-Typed msgpack structs, never pickle. A script travels as the file and the name of its function, and plain arguments.
+Typed msgpack structs, never pickle. A script travels as the file and name of its function, with plain arguments.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from scripted.script.source import file_of
 
 
 class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments, which are packed.
+    """Run the function ``name`` of the Python file ``file`` with ``t`` and these packed arguments.
 
-    ``import_paths`` are the caller's import paths, so that the file imports in the engine what it imports in the test.
-    With ``mutant`` a bug of the engine's adapter is switched on, unless the engine was started with one.
+    ``import_paths`` are the caller's, so that the file imports the same modules in the engine as in the test.
+    ``mutant`` is switched on for the script; None for an engine that was started with a mutant.
     """
 
     file: str
@@ -34,7 +34,7 @@ class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The server is warmed up, drained and frozen; scripts may come."""
+    """The server is warmed up, drained and frozen, ready for scripts."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -48,7 +48,7 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 def command_to_run(
     script: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: ScriptOptions, mutant: str | None = None
 ) -> RunScript:
-    """The command for a function at the top of its file. Raises ScriptDefinitionError for arguments of other types."""
+    """Make the command for a function at the top level of its file. Raises BadCall for arguments of other types."""
     check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | dict(kwargs))
     return RunScript(
         file=file_of(script),

@@ -184,12 +184,12 @@ def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome,
     """Make or copy a run, and run it to its end; no run where the scheduler does not let it be made."""
     gate: Run | None = None
 
-    def is_meant(frame: FrameType | None) -> bool:
+    def is_owner(frame: FrameType | None) -> bool:
         return (gate is not None and gate.phase is Phase.ADAPTER) or _of_scheduler(_stack(frame)) is not None
 
     failure = None
     try:
-        with watching.watchdog(timeout_s or RUN_TIMEOUT_S, OVERDUE, is_busy=True, is_meant=is_meant):
+        with watching.watchdog(timeout_s or RUN_TIMEOUT_S, OVERDUE, is_busy=True, is_owner=is_owner):
             gate = begin()
             gate.adapter.drive(gate)
         _check_ended(gate)

@@ -30,7 +30,7 @@ from scripted.script.source import ScriptFunction
 from scripted.sdk.script.run import SdkRun
 
 
-class _SdkExecution(ScriptExecution):
+class _SdkExecution(ScriptExecution[SdkRun]):
     """A script on an adapter's scheduler, which may be to blame for a failure."""
 
     def report(

@@ -63,7 +63,7 @@ def test_a_look_that_must_raise_is_no_idle_statement() -> None:
     ("options", "words"),
     [
         ({"must_reach": "window"}, "write must_reach=['window']"),
-        ({"must_reach": ["a", ""]}, "names that are not empty"),
+        ({"must_reach": ["a", ""]}, "non-empty names"),
         ({"must_reach": ["a", "a"]}, "names each window once"),
         ({"tiers": ("sim", "sim")}, "each once"),
         ({"max_steps": 2.5}, "whole number"),

@@ -80,7 +80,7 @@ def misspells_a_part_of_the_batch(t):
     assert not t.batch_composition().get("prefil")
 
 
-@refused("KVState is compared with 0, which it can never be; compare one of .total, .free")
+@refused("KVState is compared with 0, which it can never equal; compare one of .total, .free")
 @was_green
 def compares_all_counts_with_one(t):
     t.start_req(prompt_len=5)
@@ -172,34 +172,34 @@ def gives_a_text_for_pages(t):
 # -- what JSON cannot say: it was something else in one tier, and hung the other --
 
 
-@refused("start_req() takes timeout_s as a finite number, got nan; JSON has no other")
+@refused("start_req() takes timeout_s as a finite number, got nan, which JSON cannot express")
 @was_green
 def gives_no_number_for_a_limit(t):
     t.start_req(prompt_len=5, timeout_s=float("nan"))
     yield
 
 
-@refused("start_req() takes text as a value that JSON has, got b'abc', a bytes")
+@refused("start_req() takes text as a JSON value, got b'abc', a bytes")
 @was_green
 def gives_bytes_for_a_text(t):
     t.start_req(text=b"abc")
     yield
 
 
-@refused("start_req() takes prompt_ids as a value that JSON has, got {5, 6}, a set;.*sorted(...)")
+@refused("start_req() takes prompt_ids as a JSON value, got {5, 6}, a set;.*sorted(...)")
 @was_green
 def gives_a_set_for_a_prompt(t):
     t.start_req(prompt_ids={5, 6})
     yield
 
 
-@refused("start_req() takes rid as a text that UTF-8 can say, got '\\ud800'")
+@refused("start_req() takes rid as a text that UTF-8 can encode, got '\\ud800'")
 def gives_half_a_character_for_a_rid(t):
     t.start_req(prompt_len=5, rid="\ud800")
     yield
 
 
-@refused("POST /v1/unload_lora_adapter takes lora_name as a value that JSON has, got b'x'")
+@refused("POST /v1/unload_lora_adapter takes lora_name as a JSON value, got b'x'")
 @was_green
 def gives_bytes_for_a_name(t):
     t.unload_lora(b"x")
@@ -276,7 +276,7 @@ def sets_the_state(t):
 # -- what asks without a step --
 
 
-@refused("run_until() asks its predicate without an argument, but: missing a required argument: 't'")
+@refused("run_until() calls its predicate without an argument, but: missing a required argument: 't'")
 def gives_a_predicate_that_takes_something(t):
     yield from t.run_until(lambda t: t.is_fully_idle)
 

@@ -294,7 +294,7 @@ def logged(script):
                 "import functools\ndef bare(f):\n    return functools.wraps(f)(lambda t: f(t))\n\n"
                 "@scripted(ONE)\n@bare\ndef test_a(t):\n    yield\n"
             ),
-            "stands in a decorator that is no generator function",
+            "is wrapped by a decorator that is not a generator function",
         ),
         ("test_a = scripted(ONE)(lambda t: (yield))\n", "is a lambda"),
         ("def make():\n    @scripted(ONE)\n    def test_a(t):\n        yield\nmake()\n", "inside a function"),

@@ -107,7 +107,7 @@ def test_a_partial_is_its_function_and_arguments() -> None:
         assert sim.run(functools.partial(takes, more=1), 2).steps == 1 + 3 * 2
         with pytest.raises(ScriptDefinitionError, match="arguments before t"):
             sim.run(functools.partial(takes, 2), more=1)
-        with pytest.raises(ScriptDefinitionError, match="is no generator function"):
+        with pytest.raises(ScriptDefinitionError, match="is not a generator function"):
             sim.run(BadCall)
 
 

@@ -71,14 +71,14 @@ def test_what_catches_every_exception_is_stopped_all_the_same() -> None:
         loop()
 
 
-def test_the_place_that_is_meant_is_looked_for() -> None:
+def test_the_place_that_is_owner_is_looked_for() -> None:
     """A loop over what another one yields for ever is in either of both when it is looked at."""
     looks = []
 
-    def is_meant(frame: FrameType | None) -> bool:
+    def is_owner(frame: FrameType | None) -> bool:
         looks.append(frame)
         return len(looks) > 3
 
-    with pytest.raises(Overdue, match=r"^in _compute$"), watchdog(0.05, "in {name}", is_busy=True, is_meant=is_meant):
+    with pytest.raises(Overdue, match=r"^in _compute$"), watchdog(0.05, "in {name}", is_busy=True, is_owner=is_owner):
         _compute(5.0)
     assert len(looks) == 4

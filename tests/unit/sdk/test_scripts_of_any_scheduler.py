@@ -285,7 +285,7 @@ def predicate_that_is_a_method(t):
     yield from t.run_until(lambda: t.is_finished)
 
 
-@refused("takes a function that is asked after each step, got 3")
+@refused("takes a function to call after each step, got 3")
 def predicate_that_is_a_number(t):
     yield from t.run_until(3)
 
