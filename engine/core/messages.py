@@ -441,8 +441,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
-    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. ``prompt_logprobs``
-    cover a part of the prompt; the parts follow each other without a gap, and none comes twice.
+    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. Of the cached tokens
+    ``cached_tokens_host`` were loaded from host memory. ``prompt_logprobs`` cover a part of the prompt; the parts
+    follow each other without a gap, and none comes twice.
     """
 
     rid: str
@@ -453,6 +454,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     error: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_tokens_host: int = 0
     completion_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
 

@@ -118,8 +118,18 @@ class RequestHandle(BaseRequest):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix tree when it was last admitted."""
+        """Prompt tokens that were hit when it was first admitted, in both tiers of the cache together."""
         return 0 if self._request is None else min(self._request.cached_tokens, self._request.prompt_tokens)
+
+    @property
+    def cached_tokens_device(self) -> int:
+        """The part of ``cached_tokens`` that was hit in the prefix tree."""
+        return self.cached_tokens - self.cached_tokens_host
+
+    @property
+    def cached_tokens_host(self) -> int:
+        """The part of ``cached_tokens`` that was loaded from host memory."""
+        return 0 if self._request is None else self._request.cached_tokens_host
 
     @property
     def remaining_prompt_tokens(self) -> int:

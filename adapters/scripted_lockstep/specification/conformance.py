@@ -134,6 +134,7 @@ _OF_OUTPUT: Final = {
     "stop_token_id": "End",
     "error": "End",
     "cached_tokens": "Cached tokens",
+    "cached_tokens_host": "Cached tokens",
     "prompt_logprobs": "Prompt logprobs",
 }
 _counted: Final = attrgetter("forward_ct", *TOTALS)

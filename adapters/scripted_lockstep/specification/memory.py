@@ -231,11 +231,12 @@ class SpecifiedMemory:
         return len(self.match_of(request)) + len(self.on_host(request))
 
     def count_hit(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
-        """**Cached tokens**: the hit at the first admission, and the part of it that is loaded."""
+        """**Cached tokens**: the hit at the first admission, and the part of it that is loaded from the host."""
         if not request.retractions:
             request.cached_tokens = request.hit_tokens
-            totals["cached_tokens"] += request.hit_tokens
-            totals["host_hit_tokens"] += request.hit_tokens - len(request.prefix) * self._limits.page_size
+            request.cached_tokens_host = request.hit_tokens - len(request.prefix) * self._limits.page_size
+            totals["cached_tokens"] += request.cached_tokens
+            totals["host_hit_tokens"] += request.cached_tokens_host
 
     def launch_copies(self, number: int, totals: dict[str, int]) -> tuple[int, int]:
         """**Copies**: the pages that this microbatch copies to the host and from it; **Counters** count them."""

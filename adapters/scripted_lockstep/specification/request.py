@@ -60,7 +60,8 @@ class SpecifiedRequest:
     The first of its ``pages`` are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
     With window layers it uses a window page beside each page from ``window_start`` on. ``hit_tokens`` of its tokens
     were cached at its admission, the tokens before ``planned_tokens`` are launched, and ``goal_tokens`` are computed
-    before it decodes; ``parts`` counts the parts of a split prompt. ``cached_tokens`` were hit at its first admission.
+    before it decodes; ``parts`` counts the parts of a split prompt. ``cached_tokens`` were hit at its first admission,
+    ``cached_tokens_host`` of them on the host.
     The logits of the positions from ``due`` to ``due_end`` have not yet given the prompt logprobs that it asked for.
     """
 
@@ -91,7 +92,8 @@ class SpecifiedRequest:
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = self.parts = self.retractions = 0
+        self.overtaken = self.cached_tokens = self.cached_tokens_host = self.window_start = 0
+        self.grammar_id = self.parts = self.retractions = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
@@ -193,6 +195,7 @@ class SpecifiedRequest:
             error=error,
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,
+            cached_tokens_host=self.cached_tokens_host,
             completion_tokens=len(self.ids) - prompt_tokens,
             prompt_logprobs=part,
         )

@@ -29,10 +29,11 @@ class HostCopies(Feature):
         self.is_on = self._host is not None
 
     def start(self, request: Request) -> None:
-        """Count what was found on the host: the pages that a new lease holds by itself."""
+        """Count the tokens that were hit on the host: their pages are held by the new lease alone."""
         assert request.lease is not None, f"{request} has started, but owns no memory"
         if not request.retractions:
-            self._counters.host_hit_tokens += len(request.lease.held_pages) * self._page_size
+            request.cached_tokens_host = len(request.lease.held_pages) * self._page_size
+            self._counters.host_hit_tokens += request.cached_tokens_host
 
     def copies(self) -> Copies | None:
         """The copies for the microbatch that is launched now, None when none are due.

@@ -19,6 +19,7 @@ def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | No
         error=request.error,
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
+        cached_tokens_host=request.cached_tokens_host,
         completion_tokens=len(request.ids) - request.prompt_tokens,
     )
 

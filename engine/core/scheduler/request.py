@@ -49,11 +49,11 @@ class Request:
 
     ``ids`` is prompt and output in one list: what a re-prefill after a retraction has to compute. In the present lease
     they are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
-    ``planned_tokens`` are computed, launched or cached already. ``cached_tokens`` is what its client is told: the
-    tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
-    after a retraction is no hit. ``in_flight`` counts the microbatches and transfers with it that are not back,
-    ``overtaken`` the later requests that started while it waits. With ``ended_by_token`` its output is whole, and is
-    published when it is freed.
+    ``planned_tokens`` are computed, launched or cached already. Its client is told ``cached_tokens``: the tokens of the
+    prompt that others had cached when it was first admitted, of which ``cached_tokens_host`` were loaded from host
+    memory. Tokens that it computed itself and finds again after a retraction are no hits. ``in_flight`` counts the
+    microbatches and transfers with it that are not back, ``overtaken`` the later requests that started while it waits.
+    With ``ended_by_token`` its output is whole, and is published when it is freed.
 
     What features say of a request: ``kv_key`` is what its KV is computed with and for, opaque to all but those who
     make it. ``logits_from`` is the first position of the prompt whose logits it needs. With ``needs_history`` a choice
@@ -76,6 +76,7 @@ class Request:
     prefill_tokens: int = 0
     planned_tokens: int = 0
     cached_tokens: int = 0
+    cached_tokens_host: int = 0
     chunks_done: int = 0
     overtaken: int = 0
     retractions: int = 0

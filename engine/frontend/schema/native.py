@@ -355,6 +355,16 @@ InputLogprob = tuple[float | None, int, None]
 InputTopLogprob = tuple[float, int, None]
 
 
+class CachedTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The cached tokens of a prompt by where they were hit: in the KV cache on the device, or in host memory.
+
+    The names are SGLang's (pull request 17648, and the samples in its documentation of the native API).
+    """
+
+    device: int
+    host: int
+
+
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request.
 
@@ -368,6 +378,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cached_tokens_details: CachedTokensDetails
     matched_stop: str | int | msgspec.UnsetType = msgspec.UNSET
     output_logprobs: tuple[OutputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
     input_token_logprobs: tuple[InputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -32,15 +32,15 @@ MAX_PROMPT_LOGPROBS = 1 << 20
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
-    ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
-    so do ``continuous_usage``, ``token_ids``, ``shows_special`` (the text of special tokens) and ``shows_stop`` (stop
-    strings); ``echo`` are the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are
-    how many of the most likely tokens a completion's logprobs and those of its prompt show. ``grammar_field`` is the
-    field that says what the output must be, if one does: all requests have the same grammar, in their sampling.
-    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
-    wrote, with their places in the body, for an error that names one. ``lora`` is the
-    LoRA that was asked for as the model, ``lora_field`` the field that asks for one. ``shown_request`` are the fields
-    of the request that its answer has too, as JSON.
+    ``n`` is the number of choices for each prompt. The answer shows ``logprobs``, the usage (``include_usage``, in each
+    event with ``continuous_usage``), the cached tokens by tier (``cached_tokens_details``), ``token_ids``, the text of
+    special tokens (``shows_special``) and of stop strings (``shows_stop``) where these are set. Its choices begin with
+    ``echo``, the prompts' texts. ``top_logprobs`` and ``prompt_logprobs`` are the numbers of most likely tokens in a
+    completion's logprobs and in the logprobs of its prompt. ``grammar_field`` is the field with the grammar of the
+    output, if there is one: all requests have it in their sampling. ``parsing`` says which parts of the answers are
+    told apart. ``grammar_parts`` are parts of the grammar that the client wrote, with their places in the body, for an
+    error that names one. ``lora`` is the LoRA that was asked for as the model, ``lora_field`` the field that asks for
+    one. ``shown_request`` are the fields of the request that its answer repeats, as JSON.
     """
 
     rid: str
@@ -50,6 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    cached_tokens_details: bool = False
     token_ids: bool = False
     shows_special: bool = False
     shows_stop: bool = False

@@ -14,7 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.core.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
-from engine.frontend.schema.native import META_LISTS, GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
+from engine.frontend.schema.native import (
+    META_LISTS,
+    CachedTokensDetails,
+    GenerateAnswer,
+    InputTopLogprob,
+    MetaInfo,
+    OutputLogprob,
+)
 
 REPLACEMENT = "\ufffd"
 # An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.
@@ -49,6 +56,9 @@ class Answer:
             prompt_tokens=output.prompt_tokens or len(self._message.prompt_ids),
             completion_tokens=self._shown_tokens,
             cached_tokens=output.cached_tokens,
+            cached_tokens_details=CachedTokensDetails(
+                device=output.cached_tokens - output.cached_tokens_host, host=output.cached_tokens_host
+            ),
             matched_stop=self._matched_stop(output) if output.finish_reason else msgspec.UNSET,
             output_logprobs=_logprobs(ids, output.logprobs) if self._message.return_logprob else msgspec.UNSET,
             **inputs,

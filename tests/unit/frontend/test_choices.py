@@ -323,12 +323,13 @@ def test_choices_say_how_many_they_are_and_which_is_the_first(play) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_and_prompt_ids_are_of_each_prompt_and_not_of_each_choice(play, stream: bool) -> None:
-    """Cached tokens count once for a prompt, with its first choice, and each choice has its own prompt's ids."""
+    """C02: cached tokens count once for a prompt, in each tier, and each choice has its own prompt's ids."""
 
     async def scene(stage) -> None:
         more = {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
-        answer = _post(stage, prompt=[[1, 2, 3], [4, 5]], return_token_ids=True, **more)
-        for cached in (2, 3, 1, 2):
+        more |= {"return_token_ids": True, "return_cached_tokens_details": True}
+        answer = _post(stage, prompt=[[1, 2, 3], [4, 5]], **more)
+        for cached, on_host in ((5, 3), (6, 1), (4, 2), (5, 1)):
             message = await stage.scheduler.receive()
             await stage.scheduler.reply(
                 TokenOutput(
@@ -336,6 +337,7 @@ def test_usage_and_prompt_ids_are_of_each_prompt_and_not_of_each_choice(play, st
                     token_ids=(65,),
                     completion_tokens=1,
                     cached_tokens=cached,
+                    cached_tokens_host=on_host,
                     finish_reason=FinishReason.LENGTH,
                 )
             )
@@ -348,7 +350,9 @@ def test_usage_and_prompt_ids_are_of_each_prompt_and_not_of_each_choice(play, st
         assert found == {0: [1, 2, 3], 1: [1, 2, 3], 2: [4, 5], 3: [4, 5]}
         usage = events[-1]["usage"]
         assert usage["prompt_tokens"] == 5
-        assert usage["prompt_tokens_details"]["cached_tokens"] == 2 + 1
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 5 + 4
+        tiers = [event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event]
+        assert tiers == [{"device": 2 + 2, "host": 3 + 2}]
         assert usage["completion_tokens"] == 4
 
     play(scene)

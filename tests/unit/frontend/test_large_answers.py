@@ -20,7 +20,7 @@ from engine.frontend.protocols.openai.requests import chat_order, completion_ord
 from engine.frontend.protocols.openai.response_shapes import ResponseShape, response_order
 from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.schema.errors import ApiError
-from engine.frontend.schema.native import GenerateAnswer, MetaInfo
+from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, MetaInfo
 from engine.frontend.sessions import sessions
 from engine.frontend.sessions.requests import ServedModel, native_order
 from engine.frontend.sessions.sessions import NativeShape, Session, Sessions
@@ -166,7 +166,14 @@ def test_calls_are_looked_for_in_parts(served: ServedModel, shape_of: Any, monke
     push = AnswerParser.push
     monkeypatch.setattr(AnswerParser, "push", lambda parser, text: looked_at.append(len(text)) or push(parser, text))
     order = response_order(b'{"input": "x", "rid": "r"}', served)
-    meta = MetaInfo(id="r", finish_reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=9, cached_tokens=0)
+    meta = MetaInfo(
+        id="r",
+        finish_reason=FinishReason.STOP,
+        prompt_tokens=1,
+        completion_tokens=9,
+        cached_tokens=0,
+        cached_tokens_details=CachedTokensDetails(device=0, host=0),
+    )
     answer = GenerateAnswer(text=CALL * 200 + "over", output_ids=(1,) * 9, meta_info=meta)
 
     def whole() -> tuple[int, bytes]:

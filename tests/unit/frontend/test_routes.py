@@ -53,8 +53,9 @@ def test_answer_in_one(play) -> None:
         assert await stage.scheduler.receive() == Generate(
             rid="r", prompt_ids=(104, 105), sampling=SamplingParams(max_new_tokens=3, temperature=0.0), priority=4
         )
+        hits = {"cached_tokens": 3, "cached_tokens_host": 2}
         await stage.scheduler.reply(_output("r", b"\xe2\x82", done=2))
-        await stage.scheduler.reply(_output("r", b"\xac", done=3, reason=FinishReason.LENGTH, cached_tokens=1))
+        await stage.scheduler.reply(_output("r", b"\xac", done=3, reason=FinishReason.LENGTH, **hits))
         response = await answer
         assert response.status_code == 200
         assert response.json() == {
@@ -65,7 +66,8 @@ def test_answer_in_one(play) -> None:
                 "finish_reason": "length",
                 "prompt_tokens": 2,
                 "completion_tokens": 3,
-                "cached_tokens": 1,
+                "cached_tokens": 3,
+                "cached_tokens_details": {"device": 1, "host": 2},
             },
         }
         assert stage.client.sessions.open_requests == 0

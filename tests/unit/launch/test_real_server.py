@@ -136,6 +136,7 @@ def test_stream_and_whole_answer_say_the_same_and_the_end_leaves_nothing(launch,
         "prompt_tokens": 9,
         "completion_tokens": 24,
         "cached_tokens": 0,
+        "cached_tokens_details": {"device": 0, "host": 0},
     }
     with server.http.stream("POST", "/generate", json=body | {"stream": True}) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]

@@ -70,6 +70,7 @@ def test_handle_of_a_request_that_nobody_saw_is_waiting() -> None:
     handle = handle_of("r")
     assert (handle.status, handle.req, handle.chunks_done) == ("waiting", None, 0)
     assert (handle.kv_pages, handle.lock_refs) == (0, 0)
+    assert (handle.cached_tokens_device, handle.cached_tokens_host) == (0, 0)
     assert (handle.remaining_prompt_tokens, handle.cached_tokens, handle.is_chunking) == (2, 0, False)
 
 

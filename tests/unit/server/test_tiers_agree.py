@@ -109,9 +109,9 @@ def numbers_of(t: Any, handles: list[Any]) -> dict[str, Any]:
     read["hits"], read["locks"] = list(t.get_all_node_hit_counts().values()), list(t.get_all_node_lock_refs().values())
     read["handles"] = [
         [
-            one.rid, one.status, one.finish_reason, one.cached_tokens, one.chunks_done, one.chunked_parks, one.kv_pages,
-            one.lock_refs, one.retractions, one.remaining_prompt_tokens, len(one.output_ids), one.client.status,
-            len(one.client.token_ids), one.client.closed,
+            one.rid, one.status, one.finish_reason, one.cached_tokens_device, one.cached_tokens_host, one.chunks_done,
+            one.chunked_parks, one.kv_pages, one.lock_refs, one.retractions, one.remaining_prompt_tokens,
+            len(one.output_ids), one.client.status, len(one.client.token_ids), one.client.closed,
         ]
         for one in handles
     ]  # fmt: skip

@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.frontend.schema.native import CachedTokensDetails
+
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens whose KV came from the prefix cache."""
@@ -31,6 +33,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+
+
+class Extension(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an answer that SGLang adds to the protocol, as ``sglext`` (SGLang pull request 17648)."""
+
+    cached_tokens_details: CachedTokensDetails
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +82,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    sglext: Extension | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +163,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    sglext: Extension | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
@@ -180,6 +190,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    sglext: Extension | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 

@@ -130,6 +130,9 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT32, description="the last tokens of each prompt, at most so many; -1: what fits"
     )
+    return_cached_tokens_details: bool = Field(
+        default=False, description="the cached tokens of the prompts by where they were hit"
+    )
     return_token_ids: bool = Field(default=False, description="the ids of the prompt's tokens and of the output's")
     request_id: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="another name of rid")
     prompt_logprobs: int | None = Field(

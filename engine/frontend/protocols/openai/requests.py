@@ -167,6 +167,7 @@ def _order(
         logprobs=top is not None,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        cached_tokens_details=body.return_cached_tokens_details,
         token_ids=body.return_token_ids,
         shows_special=not body.skip_special_tokens,
         shows_stop=body.include_stop_str_in_output,

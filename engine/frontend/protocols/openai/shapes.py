@@ -27,6 +27,7 @@ from engine.frontend.protocols.openai.answers import (
     CompletionChoice,
     CompletionDetails,
     CompletionLogprobs,
+    Extension,
     PromptDetails,
     PromptTokenLogprob,
     ToolCall,
@@ -35,7 +36,13 @@ from engine.frontend.protocols.openai.answers import (
     Usage,
 )
 from engine.frontend.protocols.openai.chat_blocks import BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
-from engine.frontend.schema.native import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
+from engine.frontend.schema.native import (
+    CachedTokensDetails,
+    GenerateAnswer,
+    InputTopLogprob,
+    MetaInfo,
+    OutputLogprob,
+)
 from engine.frontend.sessions.requests import Order, ServedModel
 from engine.frontend.sessions.sessions import DONE, Shape, Shaping, finished, listed, spelled
 from engine.frontend.text.answer import Decoder, Detokenizer, TokenTexts, WholeDecoder
@@ -59,7 +66,7 @@ class Counts:
             self._reasoning[index] = reasoning
 
     def usage(self) -> Usage:
-        prompts = [meta for index, meta in self._last.items() if index % self._n == 0]
+        prompts = self._prompts()
         prompt_tokens = sum(meta.prompt_tokens for meta in prompts)
         completion_tokens = sum(meta.completion_tokens for meta in self._last.values())
         return Usage(
@@ -71,6 +78,16 @@ class Counts:
             if self._reasoning
             else msgspec.UNSET,
         )
+
+    def extension(self) -> Extension:
+        """Return the cached tokens of all prompts by tier; they add up to the cached tokens of the usage."""
+        details = [meta.cached_tokens_details for meta in self._prompts()]
+        tiers = CachedTokensDetails(device=sum(one.device for one in details), host=sum(one.host for one in details))
+        return Extension(cached_tokens_details=tiers)
+
+    def _prompts(self) -> list[MetaInfo]:
+        """Return the counts of the first choice of each prompt."""
+        return [meta for index, meta in self._last.items() if index % self._n == 0]
 
 
 class _Shape(Shape):
@@ -90,11 +107,14 @@ class _Shape(Shape):
         self._logprobs = order.logprobs
         self._include_usage = order.include_usage
         self._continuous_usage = order.continuous_usage
+        self._shows_tiers = order.cached_tokens_details
         self._prompt_ids = [one.prompt_ids for one in order.messages] if order.token_ids else []
         self._counts = Counts(order.n)
 
     def last_events(self) -> Iterator[msgspec.Struct]:
-        """Yield the token counts, if requested."""
+        """Yield the cached tokens by tier and the token counts, if requested."""
+        if self._shows_tiers:
+            yield self.event(**self._head, choices=[], sglext=self._counts.extension())
         if self._include_usage:
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
 
@@ -103,6 +123,10 @@ class _Shape(Shape):
         if self._continuous_usage:
             usage = self._counts.usage()
         return self.event(**self._head, choices=[choice], usage=usage)
+
+    def _extension(self) -> Extension | msgspec.UnsetType:
+        """Return the cached tokens by tier for an answer that is sent whole, if requested."""
+        return self._counts.extension() if self._shows_tiers else msgspec.UNSET
 
     def _ids(self, piece: GenerateAnswer) -> tuple[int, ...] | msgspec.UnsetType:
         """Return the ids of a piece, if requested."""
@@ -138,7 +162,7 @@ class CompletionShape(_Shape):
             choices.append((yield from self._choice(index, answer, of_prompt)))
             if len(answers) > 1:
                 yield
-        return CompletionAnswer(**self._head, choices=choices, usage=self._counts.usage())
+        return CompletionAnswer(**self._head, choices=choices, usage=self._counts.usage(), sglext=self._extension())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         choice = finished(self._choice(index, piece, finished(self._of_prompt(index, piece))))
@@ -206,6 +230,7 @@ class ChatShape(_Shape):
             **self._head,
             choices=choices,
             usage=self._counts.usage(),
+            sglext=self._extension(),
             prompt_token_ids=self._prompt_ids[0] if self._prompt_ids else msgspec.UNSET,
             prompt_logprobs=msgspec.UNSET if most is None else (yield from ranked(answers[0], most, self._texts)),
         )

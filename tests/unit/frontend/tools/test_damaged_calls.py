@@ -13,7 +13,7 @@ from parsed_answers import shown
 
 from engine.core.messages import FinishReason
 from engine.frontend.protocols.openai.chat_blocks import BlockKind, SpokenChoice
-from engine.frontend.schema.native import GenerateAnswer, MetaInfo
+from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, MetaInfo
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import Part, appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
@@ -145,7 +145,14 @@ def test_a_list_of_calls_lacks_closers() -> None:
 def said(family: str, text: str, *, end: FinishReason = FinishReason.STOP) -> SpokenChoice:
     parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
     choice = SpokenChoice(AnswerParser(None, parser, parallel=True))
-    meta = MetaInfo(id="r", finish_reason=end, prompt_tokens=1, completion_tokens=1, cached_tokens=0)
+    meta = MetaInfo(
+        id="r",
+        finish_reason=end,
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        cached_tokens_details=CachedTokensDetails(device=0, host=0),
+    )
     for _ in choice.changes(GenerateAnswer(text=text, output_ids=(1,), meta_info=meta)):
         continue
     return choice
