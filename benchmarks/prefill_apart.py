@@ -40,9 +40,9 @@ ONE: Final = {
 
 @dataclass
 class Seen:
-    """What clients saw: gaps of running streams, their tokens a second, and first tokens of long prompts, in ms.
+    """The clients' measurements: gaps of running streams and first tokens of long prompts in ms, tokens a second.
 
-    ``cpu`` is that of all processes of the way for each token of prompts and answers, of each round.
+    ``cpu`` is, for each round, the CPU time of all processes involved per token of prompts and answers.
     """
 
     gaps: list[float] = field(default_factory=list)

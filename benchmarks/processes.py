@@ -148,7 +148,7 @@ def _answers(client: httpx.Client) -> bool:
 
 
 def _or_nothing(measure: Callable[[psutil.Process], float], member: psutil.Process) -> float:
-    """What is measured of a process; 0 for one that is gone by now."""
+    """Measure a process; 0 for one that is gone."""
     try:
         return measure(member)
     except (OSError, psutil.Error, ValueError):

@@ -196,7 +196,7 @@ def _end(server: Any) -> None:
 
 
 def _not_here(engine: dict[str, Any]) -> str:
-    """What a server with these arguments needs that is not here, or nothing."""
+    """Name the missing requirements of a server with these arguments; empty if it can run here."""
     model = engine.get("model_path", _helpers.SMALL_MODEL)
     needs = [_NOT_HERE[name] for name in engine if name in _NOT_HERE]
     if model != _helpers.SMALL_MODEL and not engine.get("pp_size"):

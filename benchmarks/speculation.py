@@ -103,7 +103,7 @@ class Bench:
 
 
 def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
-    """What the text has after each token that chooses one."""
+    """Yield the text's token after each token that samples one."""
     end = segment.start + len(segment.token_ids)
     yield from text[end - segment.drafts : end + 1]
 

@@ -1,4 +1,4 @@
-"""What TCP costs between the scheduler and its stages, beside Unix sockets; on loopback, where a hop takes no time.
+"""The cost of TCP between the scheduler and its stages, compared with Unix sockets; on loopback, without network time.
 
 One frame there and back between two processes; then servers of four stages, asked in turn: forked, joined by hand, and
 placed by Ray where that is installed. On a busy machine read the processor time a token: agents are sessions of their
@@ -135,7 +135,7 @@ def _echo(address: Address) -> None:
 
 
 def _processor_s(server: Serving) -> float:
-    """What all processes of a server have used; its agents use next to nothing."""
+    """Sum the processor time of a server's processes; its agents use next to nothing."""
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in server.pids.values())
 
 

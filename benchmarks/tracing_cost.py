@@ -1,4 +1,4 @@
-"""What spans cost: the CPU time of the front end for those of one request, noted, made and encoded for a collector.
+"""The cost of spans: the front end's CPU time to note, make and encode the spans of one request.
 
 Needs the extra ``tracing``. A server without a collector's address imports and does nothing of this.
 """

@@ -1,4 +1,4 @@
-"""What may happen to SGLang's host tier and storage: what is carried takes long, is lost, or does not come."""
+"""Actions on SGLang's host tier and storage: copies take long, are lost, or never come."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):
-    """What is carried to and from a tier, ``host`` or ``storage``, does not end from now on."""
+    """From now on no copy to or from a tier, ``host`` or ``storage``, ends."""
 
     tier: str = TIERS[0]
 

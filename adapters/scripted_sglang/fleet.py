@@ -123,7 +123,7 @@ class RoutedRun(MemberRun):
 
 
 class Router:
-    """What stands before a decode server: it chooses the prefill server of each request."""
+    """The router before a decode server, which chooses the prefill server of each request."""
 
     def __init__(self, member: SglangMember, prefills: Sequence[str], made: int) -> None:
         self._member = member
@@ -133,7 +133,7 @@ class Router:
         self._count = 0
 
     def passes(self, event: Any) -> Any:
-        """What the decode server is given; None where the router answers by itself."""
+        """Return the event for the decode server; None if the router answers by itself."""
         rooms = self._run.machine.role.rooms
         if isinstance(event, Abort) and event.rid in rooms and self._run.config.router_tells_both:
             self._member.said.append((rooms[event.rid][0], ClientLeft(rooms[event.rid][1])))
@@ -151,7 +151,7 @@ class Router:
 
 
 class ServerHalf(msgspec.Struct, frozen=True):
-    """What a prefill server computes of a request: it is called ``rid`` there, and waits for the server ``peer``."""
+    """A prefill server's half of a request: it is called ``rid`` there, and waits for the server ``peer``."""
 
     rid: str
     peer: str
@@ -266,7 +266,7 @@ class SglangMember(SearchedMember):
         self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
-        """What ended here otherwise than computed, the router aborts at the other server."""
+        """Let the router abort at the other server each request that ended here before it was computed."""
         previous = self.run.previous
         ended = {
             reply.rid
@@ -326,7 +326,7 @@ class SglangMember(SearchedMember):
             )
 
     def _end_write(self, number: int) -> None:
-        """What was read must still have been there, unless nobody wants it any more. Raises Violation."""
+        """End a write. Its source must still have been there, unless nobody wants it any more. Raises Violation."""
         transfers = self.role.transfers
         chunk = transfers.writing.pop(number, None)
         if chunk is None:

@@ -98,7 +98,7 @@ class NoHost:
         """A batch is computed from what it waits for."""
 
     def end(self, in_flight: Iterable[Batch]) -> Pages:
-        """What was copied in this step."""
+        """Return the pages copied in this step."""
         del in_flight
         return ()
 

@@ -302,7 +302,7 @@ class SglangMachine:
         return {page for share in shares for page in written_by(share, size)}
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """What is carried between tiers is held."""
+        """Return the action that releases held copies between tiers; None when none is held."""
         del run
         return ReleaseTiers() if self.host.holds else None
 
@@ -534,7 +534,7 @@ class SglangMachine:
             self._tell(rid, (), "abort")
 
     def _reason_of(self, rid: str, reason: Mapping[str, Any] | None) -> str | None:
-        """What nobody aborted and ends with a status ends with an error."""
+        """Return why a request ended: a status without an abort is an error."""
         if reason is None:
             return None
         is_error = reason.get("status_code") and rid not in self._abort_sent and self._ending is None

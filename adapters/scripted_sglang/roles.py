@@ -1,4 +1,4 @@
-"""What a scheduler of SGLang with a role does in a turn of its loop beside what every one does."""
+"""Roles of SGLang's schedulers: the work of a prefill or decode server in a turn of its loop."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Role:
         return scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
 
     def end_turn(self) -> None:
-        """What the loop does last."""
+        """Do the last work of a turn."""
 
     def queues(self) -> Mapping[str, int]:
         """How many requests are where."""
         return {}
 
     def routed(self, rid: str) -> Mapping[str, Any]:
-        """What a router adds to a request."""
+        """Return the fields that a router adds to a request."""
         del rid
         return {}
 
@@ -77,7 +77,7 @@ class _WithTransfers(Role):
         return {"bootstrap_host": host, "bootstrap_port": PORT, "bootstrap_room": room}
 
     def forget(self, live: Container[str]) -> None:
-        """What is not alive."""
+        """Forget the rooms of requests that are not alive."""
         self.rooms = {rid: given for rid, given in self.rooms.items() if rid in live}
 
     def rid_in(self, room: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What SGLang's scheduler shows of itself: what a batch computes, who lost memory, how much is free."""
+"""A view of SGLang's scheduler: the shares of a batch, the retracted requests, the free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rid_of(name: str) -> str:
 
 
 def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = None) -> Iterator[Share]:
-    """What a forward pass reads: rows of the table, where they are written, and the tokens that go in.
+    """Yield the shares of a forward pass: rows of the table, where they are written, and the input tokens.
 
     ``size`` is that of a page. ``token`` says which token an input stands for, of a request and that input; without it
     tokens are not stated.

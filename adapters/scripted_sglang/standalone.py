@@ -1,4 +1,4 @@
-"""What a standalone test of SGLang needs beside SGLang: its own event loop, its front end, and what is promised."""
+"""Parts of a standalone test of SGLang beside SGLang itself: its event loop, its front end, and the promises."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but somethin
 
 
 class _Turns(Standalone):
-    """What both kinds of tests share. ``runs`` is what runs all turns."""
+    """The common part of both kinds of tests. ``runs`` names the function that runs all turns."""
 
     runs: str
     promises: Mapping[str, str]
@@ -89,7 +89,7 @@ class _Turns(Standalone):
 
 
 class FrontStandalone(_Turns):
-    """What its front end is asked, turn by turn."""
+    """A standalone test that calls SGLang's front end, turn by turn."""
 
     runs = "front"
     promises = _OF_THE_FRONT_END

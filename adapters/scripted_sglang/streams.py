@@ -78,7 +78,7 @@ class Event:
         return self._stream is None or self._stream.over >= self.last
 
     def wait(self, stream: Stream | None = None) -> None:
-        """What is behind this in a stream is computed from what was made."""
+        """Make later work of the stream depend on the event's results."""
         del stream
         if self._stream is not None:
             self._stream.make(self.last)

@@ -25,7 +25,7 @@ class _Names(type):
 
 
 class _Base(metaclass=_Names):
-    """What a class may be derived from, made of anything, and called."""
+    """A base class for any class, which takes any arguments and can be called."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

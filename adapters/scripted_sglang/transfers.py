@@ -56,7 +56,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What goes with the last chunk, into a row of the other engine's buffers."""
+    """The values that go with the last chunk into a row of the other engine's buffers."""
 
     index: int
     values: Mapping[str, tuple[int, ...]]
@@ -194,7 +194,7 @@ class LinkedManager(conn.MooncakeKVManager):
     # -- a decode engine --
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """What the bootstrap server of a prefill engine says, if it can be reached."""
+        """Take the info of a prefill engine's bootstrap server. Returns False if it cannot be reached."""
         if name_of(bootstrap_addr) not in self.reached:
             return False
         if bootstrap_addr not in self.prefill_info_table:
@@ -214,7 +214,7 @@ class LinkedManager(conn.MooncakeKVManager):
         self.said.append((name, Recompute(room, tuple(payload["input_ids"]), payload["priority"] or 0)))
 
     def lose_prefill(self, name: str) -> None:
-        """What the heartbeat does when a prefill engine is gone; what is gone writes nothing any more."""
+        """Handle the loss of a prefill engine as the heartbeat does; the lost engine writes nothing any more."""
         for address in {*self.prefill_info_table, *self.addr_to_rooms_tracker}:
             if name_of(address) == name:
                 self._handle_node_failure(address)

@@ -191,7 +191,7 @@ class TransformersMachine:
         self._processor.ended.clear()
 
     def _told_of(self, output: Any) -> Iterator[Reply]:
-        """What the streaming client of a request has not seen of its output."""
+        """Yield the part of an output that the request's streaming client has not seen."""
         seen = self._told.get(output.request_id)
         if seen is None:
             return

@@ -1,4 +1,4 @@
-"""What a standalone test of continuous batching needs beside transformers: the processor without a model."""
+"""Parts of a standalone test of continuous batching beside transformers: the processor without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may happen to vLLM's scheduler beside what happens to any: its KV connector offers, delays and fails, and
+"""Actions on vLLM's scheduler beside the common ones: its KV connector offers, delays and fails loads, and
 grammars are late.
 """
 
@@ -160,7 +160,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         return t.run.start(message)
 
     def message(self, run: RunLike) -> Add | None:
-        """What the session goes on with; None if it ends, got something in this step, or fills the context."""
+        """Return the session's next request; None if it ends, got something in this step, or fills the context."""
         before = self._before(run)
         context = run.config.max_model_len
         if before is None:

@@ -76,7 +76,7 @@ def new_scheduler(settings: Any) -> Scheduler:
 
 @functools.cache
 def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
-    """What hashes the blocks of a request; None without a prefix cache. Only equality of hashes matters."""
+    """Return the block hasher of requests; None without a prefix cache. Only equality of hashes matters."""
     if not settings.enable_prefix_caching:
         return None
     init_none_hash(sha256)
@@ -134,7 +134,7 @@ def new_request(
 
 
 def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transferred: Any = None) -> ModelRunnerOutput:
-    """What the workers say of a plan: the tokens that each of its requests sampled, and what was loaded and saved."""
+    """Build the workers' result of a plan: the sampled tokens of each request, and the finished loads and saves."""
     names = list(plan.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
@@ -280,7 +280,7 @@ def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]
 
 
 class _ModelConfig(SimpleNamespace):
-    """What the scheduler asks of a model that generates text."""
+    """The attributes of a text-generating model that the scheduler reads."""
 
     uses_mrope = False
     is_encoder_decoder = False

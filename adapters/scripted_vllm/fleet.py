@@ -125,7 +125,7 @@ class ProxiedRun(MemberRun):
 
 
 class Proxy:
-    """What stands before a consumer: it has prompts computed elsewhere first. Before a producer it does nothing.
+    """The proxy before a consumer, which has prompts computed elsewhere first. Before a producer it does nothing.
 
     ``prompts`` are those that are not over, by their numbers.
     """
@@ -324,7 +324,7 @@ class VllmMember(SearchedMember):
         self.said.append((key[0], Computed(key[1], is_there)))
 
     def _check_read(self, key: tuple[str, int]) -> None:
-        """What a consumer reads is the KV of its prompt, from when it asks to when it says that it has it."""
+        """Check that a consumer finds the KV of its prompt from its request until it reports the end of its read."""
         one = self.kept.get(key)
         if one is None or one.read is None:
             return
@@ -346,7 +346,7 @@ class VllmMember(SearchedMember):
             self.run.give(Abort(rid=one.rid))
 
     def _blocks_of(self, rid: str) -> tuple[str, tuple[int, ...]]:
-        """What a request is called inside, and the blocks that are kept of it; nothing of one that goes on."""
+        """Return a request's internal name and its kept blocks; none for a running one."""
         kept = self.run.machine.scheduler.connector.kept
         return next(((name, block_ids) for name, block_ids in kept.items() if rid_of(name) == rid), ("", ()))
 

@@ -1,4 +1,4 @@
-"""What the workers of HiSparse do: rows are mirrored into host memory, pages are said to be there, some are read there.
+"""The workers of HiSparse: mirror rows into host memory, report the pages that are there, and read some of them.
 
 vLLM's own connector plans it (``HiSparseConnector``); blocks of host memory have numbers behind those of the device.
 """

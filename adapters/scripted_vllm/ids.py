@@ -12,7 +12,7 @@ _ARRIVED: Final = "@"
 
 
 def id_at(rid: str, step: int) -> str:
-    """What a request that arrives in this step is called inside."""
+    """Return the internal name of a request that arrives in this step."""
     return f"{rid}{_ARRIVED}{step}"
 
 

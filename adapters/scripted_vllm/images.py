@@ -1,4 +1,4 @@
-"""What vLLM's plans say of images: which the encoder computes, and what of them the workers may forget."""
+"""Images in vLLM's plans: the ones to encode, and the ones that the workers may forget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLACEHOLDER: Final = 0
 
 
 def name_of(image: Image) -> str:
-    """What vLLM knows equal images by."""
+    """Return the name by which vLLM recognises equal images."""
     return f"{_NAME}{image.number}"
 
 
@@ -54,7 +54,7 @@ class Images:
         self._dropped = tuple(sorted(self._known))
 
     def of_batch(self) -> dict[str, Any]:
-        """What is to be said with the next batch."""
+        """Take the fields about images for the next batch."""
         said = {"dropped": self._dropped, "encoded": self._encoded}
         self._dropped, self._encoded = (), ()
         return said

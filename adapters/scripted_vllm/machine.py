@@ -365,7 +365,7 @@ class VllmMachine:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
     def id_of(self, rid: str) -> str:
-        """What a live request is called inside; the name of one that is not alive says nothing to vLLM.
+        """Return a live request's internal name, or for any other a name that vLLM does not know.
 
         One that has ended may be there until its transfer is over.
         """
@@ -506,7 +506,7 @@ def _verified(share: Share, flight: _Flight) -> Share:
 
 
 def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
-    """What the workers say with this mask: up to the first token that it forbids, or does not ask for."""
+    """Cut the workers' tokens at the first one that the mask forbids or does not ask for."""
     if mask is None:
         return said
     holding, states = mask

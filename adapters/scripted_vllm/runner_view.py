@@ -1,4 +1,4 @@
-"""What vLLM's model runner knows of the requests, kept from the plans alone: tokens computed and block tables.
+"""The requests as vLLM's model runner knows them from the plans alone: computed tokens and block tables.
 
 Plans say what has changed. What a plan forgets to say is missing here, as it is on the device.
 """
@@ -113,7 +113,7 @@ class RunnerView:
         return tuple(shares)
 
     def _gap_of(self, request: _Request, start: int) -> tuple[int, int]:
-        """What its layers do not read of its output."""
+        """Return the range of a request's output that its layers do not read."""
         if not self._settings.rswa_window:
             return (0, 0)
         return request.prompt, max(request.prompt, start + 1 - self._settings.rswa_window)
@@ -154,7 +154,7 @@ class RunnerView:
 
 
 def _checkpoint_reader(settings: VllmSettings, scheduler: Any) -> Callable[[int, int], tuple[int, int]] | None:
-    """What the kernels of Mamba's layers ask: after how many tokens of a share, and where, a state is kept besides.
+    """Return the function that tells Mamba's kernels where in a share to keep another state, and in which block.
 
     None where they keep none.
     """

@@ -1,4 +1,4 @@
-"""What a standalone test of vLLM needs beside vLLM: the adapter's parts of it, and how calls and plans are written."""
+"""Parts of a standalone test of vLLM beside vLLM itself: the adapter's own, and the text of calls and plans."""
 
 from __future__ import annotations
 

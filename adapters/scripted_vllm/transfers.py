@@ -1,4 +1,4 @@
-"""What the connectors of vLLM's workers do: loads that arrive or fail, saves that end, each reported in a result."""
+"""The connectors of vLLM's workers: loads that arrive or fail, saves that end, each reported in a result."""
 
 from __future__ import annotations
 

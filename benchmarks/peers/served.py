@@ -34,7 +34,7 @@ _WARM_UP_SEED: Final = 7_777
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked: output tokens of a request, and how many requests each client sends one after the other."""
+    """The load: output tokens of a request, and the number of requests that each client sends in sequence."""
 
     output_tokens: int
     requests_a_client: int

@@ -39,7 +39,7 @@ def console_tables(run: PeersRun) -> Iterator[Table]:
 
 
 def page_block(run: PeersRun) -> str:
-    """What the page says of a run, its markers included."""
+    """Return the page's section about a run, with its markers."""
     lines = [_BEGIN.format(_key(run)), *textwrap.wrap(_caption(run), _COLUMNS), ""]
     lines += [*_markdown(_numbers(run)), ""]
     lines += textwrap.wrap(

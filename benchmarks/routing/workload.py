@@ -21,7 +21,7 @@ _BATCH: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked. Turns, tokens and pauses are geometric or exponential around their means."""
+    """The requests of a run. Turns, tokens and pauses are geometric or exponential around their means."""
 
     system_prompts: int = 2000
     zipf: float = 1.1

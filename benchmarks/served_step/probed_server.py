@@ -90,7 +90,7 @@ def marks_of(path: Path) -> memoryview:
 
 
 class _Clock(threading.local):
-    """What each thread has spent in the parts that its current one has called."""
+    """The time that each thread has spent in the parts called by its current part."""
 
     def __init__(self) -> None:
         self.inner_ns = 0

@@ -219,9 +219,10 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
 
 
 def tokenizer_reader(folder: Path, *, trust_remote_code: bool, now: bool) -> Callable[[], str]:
-    """What gives the text that ``read_tokenizer`` reads. With ``now`` a file is read at once, and may be lost later.
+    """Return a function that calls ``read_tokenizer``. With ``now`` a tokenizer file is read at once, so that it may be
+    removed later.
 
-    A text that transformers must first build from other files is built on demand, which takes seconds.
+    A text that transformers must build from other files is built on demand, which takes seconds.
     """
     if now and (folder / _TOKENIZER_FILES[0]).is_file():
         text = read_tokenizer(folder, trust_remote_code=trust_remote_code)

@@ -79,7 +79,7 @@ class SlotRecord:
         return self._root if self._sanitize else None
 
     def page(self, number: int) -> Sequence[NDArray[Any]]:
-        """What is noted of one page, as views: tokens, positions, with the sanitizer fingerprints."""
+        """Return views of one page's records: tokens, positions, and with the sanitizer fingerprints."""
         slots = slice(number * self._pool.page_size, (number + 1) * self._pool.page_size)
         return [part[slots] for part in (self._tokens, self._positions, self._fingerprints) if part.size]
 

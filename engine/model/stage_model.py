@@ -223,9 +223,9 @@ class StageModel:
         return self._head_of(output, batch.emitting)
 
     def _head_of(self, output: Any, rows: list[int] | torch.Tensor) -> torch.Tensor:
-        """What the model makes of rows of its decoder's output, by its own code: some scale or cap their logits.
+        """Compute logits of rows of the decoder's output by the model's own code: some models scale or cap them.
 
-        The decoder is left out by giving it the answer: its own forward would compute the layers again.
+        The decoder is replaced by its output: the model's forward pass would compute the layers again.
         """
         states = output.last_hidden_state[:, rows]
         part = dataclasses.replace(output, last_hidden_state=states)

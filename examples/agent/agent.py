@@ -51,7 +51,7 @@ def answer(
 
 
 def outcome(called: Any, functions: Mapping[str, Callable[..., object]]) -> str:
-    """What a function says, or what is wrong with the call: the model can mend it in its next turn."""
+    """Call a function and return its result, or the error, which the model can mend in its next turn."""
     try:
         return json.dumps(functions[called.name](**json.loads(called.arguments)))
     except (KeyError, TypeError, ValueError) as exc:

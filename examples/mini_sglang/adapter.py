@@ -24,7 +24,7 @@ torch.empty, torch.tensor, torch.Tensor.pin_memory = unpinned(torch.empty), unpi
 
 
 def common_length(one, other):
-    """What its compiled kernel says: how many tokens are equal."""
+    """Count the equal leading tokens, as its compiled kernel does."""
     length = min(len(one), len(other))
     differ = (one[:length] != other[:length]).nonzero()
     return int(differ[0]) if len(differ) else length
@@ -62,7 +62,7 @@ class Output(NamedTuple):
 
 
 class Engine:
-    """What the scheduler asks of its engine, its attention, its graphs and its sampler."""
+    """Stand in for the engine, attention, graphs and sampler that the scheduler calls."""
 
     def __init__(self, config):
         self.max_seq_len = config.num_pages * config.page_size

@@ -124,7 +124,7 @@ class NanoMachine:
 
 
 def share_of(seq):
-    """What the batch computes of a sequence: from the first position without KV, as ``prepare_prefill`` does."""
+    """Return a sequence's share of the batch: from the first position without KV, as ``prepare_prefill`` does."""
     blocks = tuple(seq.block_table)
     return sdk.Share(rid=seq.rid, start=seq.num_cached_tokens, count=seq.num_scheduled_tokens, block_ids=blocks)
 

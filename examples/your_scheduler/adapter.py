@@ -25,7 +25,7 @@ from scripted.sdk import (
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What a schedule can say of it: ``block_size=4 blocks=12; 1 start a prompt=20``."""
+    """The settings that a schedule can set: ``block_size=4 blocks=12; 1 start a prompt=20``."""
 
     blocks: int = 12
     block_size: int = 4
@@ -98,7 +98,7 @@ class Machine:
 
 
 def adapter_of(name, machine):
-    """What such a machine declares."""
+    """Declare the adapter of a machine."""
     return SchedulerAdapter(
         name,
         config=Config,

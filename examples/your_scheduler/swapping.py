@@ -35,7 +35,7 @@ class SwappingScheduler(FixedScheduler):
         return super().schedule()
 
     def take_copies(self):
-        """What has to be copied before the batch is computed."""
+        """Take the copies to make before the batch is computed."""
         copies, self.copies = self.copies, []
         return tuple(copies)
 

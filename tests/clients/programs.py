@@ -161,7 +161,7 @@ def _rows(table: str) -> dict[str, str]:
 
 
 def row(client: Client, version: str, why: str | None) -> str:
-    """What the table says of a run. ``why`` it failed is its first line and the last that the program said."""
+    """Return a run's row of the table. For a failure, ``why`` is shortened to its first and last line."""
     lines = [line.strip() for line in (why or "").splitlines() if line.strip()]
     shown = " ".join(dict.fromkeys((*lines[:1], *lines[-1:])))[:REASON_CHARS].replace("|", "\\|")
     return f"| {client.name} | {version} | {client.does} | {'ok' if why is None else f'FAILED: {shown}'} |"

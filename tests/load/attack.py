@@ -77,7 +77,7 @@ class AttackPlan:
 
 
 class LargeAnswer(NamedTuple):
-    """What a short body asked for: the bytes in, the status, the bytes out, and the time that the answer took."""
+    """The large answer to a short body: bytes in, status, bytes out, and seconds taken."""
 
     body_bytes: int
     status: int
@@ -87,7 +87,7 @@ class LargeAnswer(NamedTuple):
 
 @dataclass
 class AttackResult:
-    """What was seen; ``complaints`` is empty for a server that held."""
+    """The result of an attack; ``complaints`` is empty for a server that held."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     answer_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What an attacker sends: seeded bodies that are nearly right, few that are as large as they may be or just short.
+"""An attacker's bodies, seeded: most are nearly right, a few are as large as allowed or cut short.
 
 Owns the bodies and where they go. Sends nothing and judges nothing.
 """

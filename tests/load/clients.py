@@ -77,7 +77,7 @@ class Client:
             await asyncio.gather(*side, return_exceptions=True)
 
     async def _act(self, outcome: Outcome) -> None:
-        """What is done to a stream while it is read."""
+        """Abort a stream while it is read, or send its rid again."""
         if outcome.ask.behaviour is Behaviour.ABORT:
             outcome.abort_sent = True
             await self._http.post("/abort_request", json={"rid": outcome.ask.rid})

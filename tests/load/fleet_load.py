@@ -99,7 +99,7 @@ async def load(url: str, clients: int, seconds: float, faults: list[Any]) -> lis
 
 
 def judge(asked: list[Sent], deaths: list[float], alone: RealServer) -> list[str]:
-    """What is wrong with these answers."""
+    """List the complaints about these answers."""
     wrong = [f"lost: {sent.error}" for sent in asked if sent.error is not None and sent.error.startswith("LOST")]
     wrong += [f"no last word: {sent.body}" for sent in asked if sent.error is None and not sent.is_whole]
     for sent in asked:

@@ -49,7 +49,7 @@ SHOWN_COMPLAINTS = 20
 
 @dataclass
 class LoadResult:
-    """What a run did and what was wrong; ``complaints`` is empty for a server that held."""
+    """The result of a run; ``complaints`` is empty for a server that held."""
 
     stages: int
     outcomes: list[Outcome] = field(default_factory=list)

@@ -91,7 +91,7 @@ class LoadedServer:
         self._check_folder({"log", "death.json"})
 
     def kill(self) -> None:
-        """Whatever is left, now; harmless after an end."""
+        """Kill the server at once; harmless after its end."""
         self.process.kill()
         self.process.wait(END_BOUND_S)
         self.process.close()
@@ -120,7 +120,7 @@ class LoadedServer:
 
 
 def _left(info: dict[str, Any]) -> list[str]:
-    """What keeps a server from being idle and whole, as ``name=value``."""
+    """List what keeps a server from being idle and whole, as ``name=value``."""
     stats = info["stats"]
     if stats is None:
         return ["the scheduler does not answer"]

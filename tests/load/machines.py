@@ -70,7 +70,7 @@ class Network:
         return f"10.77.0.{machine + 1}"
 
     def on(self, machine: int) -> list[str]:
-        """What a command is prefixed with to run on a machine."""
+        """Return the prefix of a command that runs it on a machine."""
         return ["nsenter", "--net", "--target", str(self._holders[machine].pid)]
 
     def machine_of(self, pid: int) -> int:

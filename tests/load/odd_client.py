@@ -70,7 +70,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class OddResult:
-    """What was seen; ``complaints`` is empty for a server that held."""
+    """The result of a run; ``complaints`` is empty for a server that held."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is wrong with the answer to an odd request: its status, its shape, its end, what it lets be seen.
+"""Judges the answer to an odd request: its status, its shape, its end, and whether it leaks internals.
 
 Owns the rules of judgement; talks to no process. A complaint is a sentence; no complaint is None.
 """
@@ -52,7 +52,7 @@ ABOUT_A_FIELD = re.compile(r"([a-z_]+)(?:\.[\w.]+)? (?:must|needs|is not a field
 
 @dataclass
 class OddAnswer:
-    """What a client saw. ``events`` are those of a stream, ``cut`` says how the connection broke."""
+    """A client's view of an answer. ``events`` are a stream's; ``cut`` tells how the connection broke."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class OddAnswer:
 
 
 def complaint_about(request: OddRequest, answer: OddAnswer) -> str | None:
-    """What is wrong with an answer on a server that lives."""
+    """Return the complaint about an answer of a live server, or None."""
     if answer.cut:
         return f"it was cut off: {answer.cut}"
     if answer.left:

@@ -1,4 +1,4 @@
-"""What an odd client asks for: every feature in chance mixtures, right and wrong, and bodies that are damaged.
+"""An odd client's requests: random mixtures of all features, valid and invalid, and damaged bodies.
 
 Owns the requests of a seed, in their order. Sends nothing and judges nothing.
 """
@@ -571,7 +571,7 @@ class _Maker:
 
 
 def _pattern_of(fields: dict[str, Any]) -> str | None:
-    """What a text must match when it ends by itself; None where nothing else may end it and it can be said."""
+    """Return the pattern that a text must match when its grammar ends it; None when something else may end it first."""
     sampling = fields.get("sampling_params", fields)
     if any(sampling.get(name) for name in ("stop", "stop_token_ids")) or fields.get("echo") or "tools" in fields:
         return None

@@ -1,4 +1,4 @@
-"""What came of each request of a load run, and whether that is right for what was done to it.
+"""Judges the outcome of each request of a load run, given what its client did.
 
 Owns the rules of judgement; talks to no process. A complaint is a sentence; no complaint is None.
 """
@@ -26,7 +26,7 @@ class Window:
 
 @dataclass
 class Outcome:
-    """What a client saw of one request; times are in seconds of the monotonic clock, 0 where it never came to it.
+    """A client's view of one request; times are in seconds of the monotonic clock, 0 for what never happened.
 
     ``finish_reasons`` has every terminal piece, in the order in which they came. ``cut`` says how the connection broke.
     """
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def complaint_about(outcome: Outcome, windows: Sequence[Window]) -> str | None:
-    """What is wrong with an outcome on a server that lived; ``windows`` are when operators ended everything."""
+    """Return the complaint about an outcome on a live server, or None; operators ended everything in ``windows``."""
     ask = outcome.ask
     if outcome.cut:
         return f"{outcome} was cut off: {outcome.cut}"
@@ -116,7 +116,7 @@ def _complaint_about_twin(outcome: Outcome) -> str | None:
 
 
 def complaint_after_death(outcome: Outcome, process: str, died: float) -> str | None:
-    """What is wrong with an outcome on a server one of whose processes was killed at ``died``."""
+    """Return the complaint about an outcome on a server whose ``process`` was killed at ``died``, or None."""
     if outcome.ended <= died:
         return None
     if outcome.ended > died + DEATH_BOUND_S:

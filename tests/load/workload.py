@@ -1,4 +1,4 @@
-"""What the clients of a load run ask for: seeded, so that a run can be repeated from its seed.
+"""The requests of a load run's clients, seeded, so that a run can be repeated.
 
 Owns the kinds of behaviour, their bodies and how often each is chosen. Sends nothing and judges nothing.
 """
@@ -29,7 +29,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz \u20ac"
 
 
 class Behaviour(StrEnum):
-    """What a client does with one request."""
+    """A client's behaviour with one request."""
 
     STREAM = "stream"
     WHOLE = "whole"
@@ -98,7 +98,7 @@ class Workload:
         self._asked = 0
 
     def next_ask(self) -> Ask:
-        """What this client asks for next."""
+        """Draw this client's next request."""
         self._asked += 1
         rid = f"c{self._client}-{self._asked}"
         behaviour = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]

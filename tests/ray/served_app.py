@@ -119,7 +119,7 @@ class ServedApp:
             command.wait(END_S)
 
     def remains(self) -> list[str]:
-        """What is left of it: processes, and files of engines."""
+        """List the processes and engines' files that are left of it."""
         alive = [str(process) for process in self._seen if process.is_running()]
         return [*alive, *map(str, (self._folder / "files").glob("engine-*"))]
 

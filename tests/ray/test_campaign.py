@@ -17,7 +17,7 @@ TARGETS = ("chunked-alone", "warm-prefix")
 
 
 def found(report: SearchReport) -> tuple[object, ...]:
-    """What does not depend on which worker was done first."""
+    """Return the parts of a report that do not depend on the order of the workers."""
     return report.schedules, report.complete, report.by_target, set(report.findings), dict(report.coverage.counts)
 
 

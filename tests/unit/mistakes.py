@@ -64,7 +64,7 @@ CHAT = '{"model": "embedded", "messages": [{"role": "user", "content": "hi"}]'
 
 
 class Mistake(NamedTuple):
-    """What is typed, and words of its answer: the thing, the rule, the value, the remedy."""
+    """A mistake as it is typed, and words of its answer: the thing, the rule, the value, the remedy."""
 
     typed: str
     thing: str
@@ -138,7 +138,7 @@ def _world() -> Iterator[Callable[[str], str]]:
 
 
 def _of_command(typed: str) -> str:
-    """What a command says. It must end with status 2, or with 1 where it is a server that cannot start."""
+    """Run a command and return its output. It must exit with 2, or with 1 if a server cannot start."""
     words = shlex.split(typed)
     variables = {"COLUMNS": "500"}
     while "=" in words[0]:
@@ -197,7 +197,7 @@ def _app(folder: Path) -> FastAPI:
 
 @functools.cache
 def answers() -> dict[str, str]:
-    """What is told, by what is typed."""
+    """Map each mistake, as it is typed, to its answer."""
     with _world() as put:
         app = _app(Path(put(FOLDER)))
         back = {put(FOLDER): FOLDER, put(PORT_IN_USE): PORT_IN_USE, str(Path.cwd()): "$PWD"}

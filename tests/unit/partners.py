@@ -1,4 +1,4 @@
-"""What tests have partners say: a right load, and right answers that are damaged by chance, each by a seed."""
+"""Answers of played partners: a valid load, and valid answers with seeded random damage."""
 
 from __future__ import annotations
 

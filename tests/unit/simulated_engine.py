@@ -170,6 +170,6 @@ class SimulatedEngine:
 
 
 def alone(message: Generate, **config: object) -> list[int]:
-    """What a request says when nothing disturbs it."""
+    """Return the output of an undisturbed request."""
     quiet: dict[str, object] = {"context_length": config.get("context_length")}
     return SimulatedEngine(**quiet).run(message)[0]

@@ -1,4 +1,4 @@
-"""What a command says where the packages of a server are missing."""
+"""Messages of commands when the packages of a server are missing."""
 
 from __future__ import annotations
 

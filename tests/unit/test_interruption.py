@@ -44,7 +44,7 @@ def test_an_interrupted_command_says_so_in_one_line(body: str, status: int, said
 
 @pytest.mark.parametrize("package", ["engine", "lockstep", "scripted", "ci", "benchmarks"])
 def test_a_command_is_interruptible_before_its_costly_imports(package: str) -> None:
-    """What is imported before that cannot end in order, so it must be little."""
+    """An interrupt during earlier imports cannot end the command in order, so these must be few."""
     program = f"import {package}, sys; print(sorted({{'pydantic', 'typer', 'rich', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

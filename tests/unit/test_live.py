@@ -33,7 +33,7 @@ END = "end"
 
 
 class _Loop:
-    """What an engine's loop does: takes what there is, and works on it."""
+    """Stands in for an engine's loop: takes the items that are there, and works on them."""
 
     def __init__(self, timeout_s: float = 5.0) -> None:
         self.gate = LoopGate(timeout_s)

@@ -100,7 +100,7 @@ def test_no_file_names_somebodys_folder():
 
 
 def test_a_module_says_what_it_is_in_a_few_lines():
-    """What it owns and what it never does."""
+    """Module docstrings are one to five lines: what the module owns and what it never does."""
     said = {name_of(path): ast.get_docstring(tree_of(path)) or "" for path in modules(*PACKAGES, "benchmarks")}
     lines = {name: sum(bool(line.strip()) for line in docstring.splitlines()) for name, docstring in said.items()}
     assert {name: count for name, count in lines.items() if not 0 < count <= DOCSTRING_LINES} == {}
@@ -283,7 +283,7 @@ def command_lines(text: str) -> list[str]:
 
 @every_case("kind", SCRIPT_OBJECTS)
 def test_the_script_guide_names_everything_that_a_script_can_use(kind):
-    """What a script can call and is not in the guide is lost; what the guide names and is gone is a lie."""
+    """The guide names every call of a script, and no call that is gone."""
     guide = (ROOT / "docs/script_api.md").read_text()
     internal = {"check_waits", "check_reached", "bind", "is_bound", "see", "see_refusal", "receive", "fail", "answer"}
     internal |= {"was_computed_with", "step_on", "see_chunked", "loose_ends"}
@@ -295,7 +295,7 @@ def test_the_script_guide_names_everything_that_a_script_can_use(kind):
 
 
 def anchors_of(page):
-    """What GitHub makes of headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     heads = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head) for head in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}

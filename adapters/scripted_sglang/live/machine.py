@@ -191,7 +191,7 @@ class LiveSglang(LiveEngine):
 
 
 def _read(so_far: list[int], chunk: Any) -> list[int]:
-    """What comes is always the whole output."""
+    """Return the output so far; every chunk carries all of it."""
     return list(chunk.get("output_ids", so_far))
 
 

@@ -1,4 +1,4 @@
-"""What runs together: forward modes, the composition of a batch, the active list, the idle flags.
+"""Batches: forward modes, the composition of a batch, the active list, the idle flags.
 
 Goal: the queries agree with each other and with the steps that were recorded. Method: ask after every step of mixed
 workloads, with and without decodes in prefill microbatches. Origin: the core contracts of SGLang's scripted runtime;

@@ -1,4 +1,4 @@
-"""What a script knows of a request: rids, status, ends, priority, and one handle for each life of a rid.
+"""Handles of requests: rids, status, ends, priority, and one handle for each life of a rid.
 
 Goal: a handle says what the scheduler and the client saw, from admission to the end and after it. Method: small
 scripts, one claim each, on one stage. Origin: the core contracts of SGLang's scripted runtime; C02, D04. Mutants:

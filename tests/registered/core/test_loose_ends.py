@@ -1,4 +1,4 @@
-"""What may be meant and is counted in the summary: requests, answers and faults that a script leaves behind.
+"""Loose ends, which may be meant and are counted in the summary: requests, answers and faults left behind.
 
 Goal: a script that tests nothing never passes without a message. Method: one mistake a script, written from the page
 of the contract, run by hand on one engine of each tier. Origin: scripts that were green and should not have been; D02,

@@ -1,4 +1,4 @@
-"""What is refused where it is decorated: statements that come to nothing, and options that mean something else.
+"""Refusals at the decorator: statements without effect, and options that mean something else.
 
 Goal: a script that tests nothing never passes without a message. Method: one mistake a script, written from the page
 of the contract, decorated as a test would be. Origin: scripts that were green and should not have been; D08.
@@ -72,7 +72,7 @@ def test_a_look_that_must_raise_is_no_idle_statement() -> None:
     ],
 )
 def test_options_that_mean_something_else_are_refused(options: dict[str, Any], words: str) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     with pytest.raises(ScriptDefinitionError) as caught:
         scripted(ONE_STAGE, **options)
     assert words in str(caught.value)

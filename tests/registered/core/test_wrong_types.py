@@ -290,7 +290,7 @@ def runs_a_wait_by_itself(t):
 
 @pytest.mark.parametrize(("script", "words"), TABLE.cases)
 def test_what_is_of_another_type_is_refused_at_its_line(harness, script: Script, words: str) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     with harness(ONE_STAGE) as engine:
         check_refused(engine, script, words)
 

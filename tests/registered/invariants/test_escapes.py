@@ -24,7 +24,7 @@ ONE_ROW = EngineConfig(chunked_prefill_size=64, max_total_tokens=1024, max_runni
 
 @scripted(PLAIN)
 def test_an_idle_engine_is_as_small_as_a_new_one(t):
-    """What is compared is all that can be reached from the scheduler, at the end of every script."""
+    """Everything reachable from the scheduler is compared at the end of every script."""
     t.smoke()
     rs = [t.start_req(prompt_len=20, prompt_seed=seed, max_new_tokens=3) for seed in range(3)]
     yield from t.run_until_all_finished(rs)

@@ -58,7 +58,7 @@ GUESSED = "guesses for a request of a LoRA are in flight"
 
 @scripted(GUESSING, must_reach=[GUESSED])
 def test_a_model_that_guesses_knows_no_lora(t):
-    """What is said is the LoRA's all the same."""
+    """The output is the LoRA's all the same."""
     yield from _load(t, x="embedded-lora:1")
     rs = [t.start_req(prompt_ids=PROMPT, max_new_tokens=9, lora=lora) for lora in (None, "x")]
     while not all(r.finished for r in rs):

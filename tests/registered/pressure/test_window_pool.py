@@ -60,7 +60,7 @@ def test_a_shared_prefix_is_left_in_turn(t):
 @pytest.mark.parametrize("tokens", [49, 60, 75, 90])
 @scripted(SEVEN, must_reach=["a part of the prefix is hit"])
 def test_a_prefix_that_lost_window_pages_is_computed_again(t, tokens):
-    """What an idle prefix loses first is its end; what is computed again takes the place of what was lost."""
+    """An idle prefix loses its end first, and recomputed pages replace the lost ones."""
     first = t.start_req(prompt_len=100, max_new_tokens=2)
     yield from t.run_until_finished(first)
     other = t.start_req(prompt_len=tokens, prompt_seed=1, max_new_tokens=2)

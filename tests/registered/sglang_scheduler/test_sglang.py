@@ -99,7 +99,7 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
 
 @pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-2], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
 def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, front: int) -> None:
-    """What runs it is the benchmark of exports."""
+    """The benchmark of exports runs the written text."""
     text, _ = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
     assert text is not None
     assert ("front.run(new_scheduler(settings))" in text) == bool(front)

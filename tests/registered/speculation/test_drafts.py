@@ -43,7 +43,7 @@ BOTH = [HELD, WRONG, VERIFYING]
 
 
 def _note(t):
-    """What has become of the guesses so far."""
+    """Note how the guesses have fared so far."""
     stats = t.scheduler.stats()
     t.sometimes(HELD, stats.accepted_tokens > 0)
     t.sometimes(WRONG, stats.drafted_tokens > stats.accepted_tokens)
@@ -134,7 +134,7 @@ def test_a_stop_among_the_guesses_ends_the_request(t):
 
 @scripted(ONE_STAGE, must_reach=[HELD, WRONG])
 def test_only_verified_tokens_become_a_prefix(t):
-    """What was said is sent again as a prompt: what it hits was computed for these very tokens."""
+    """An output comes back as a prompt: the prefix that it hits was computed for exactly these tokens."""
     r = t.start_req(prompt_len=16, max_new_tokens=24, logit_bias=FEW, temperature=1.0, seed=2)
     yield from t.run_until_finished(r)
     _note(t)
@@ -215,7 +215,7 @@ def test_a_flush_while_guesses_are_verified_is_refused(t):
 
 @scripted(WINDOW, must_reach=BOTH)
 def test_a_window_slides_with_what_is_verified(t):
-    """What a forward in flight sees of its request is still there: the last 64 tokens before each of its own."""
+    """A forward pass in flight still finds the last 64 tokens before each of its own."""
     several = [
         t.start_req(prompt_len=90 + i, prompt_seed=i, max_new_tokens=50, logit_bias=FEW, temperature=1.0, seed=i)
         for i in range(3)

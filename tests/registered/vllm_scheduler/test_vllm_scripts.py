@@ -22,7 +22,7 @@ register_cpu_ci(est_time=20, suite="vllm-cpu")
 
 @scripted(adapter="vllm", async_scheduling=True, must_reach=["two results are in flight"])
 def test_a_forced_flush_while_results_are_in_flight(t):
-    """What is in flight is dropped and computed again; nothing is said twice, and nothing is lost."""
+    """Work in flight is dropped and computed again; no token is repeated or lost."""
     a = t.start_req(prompt_len=9, max_new_tokens=6)
     while len(a.output_ids) < 2:
         yield

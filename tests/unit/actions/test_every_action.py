@@ -187,7 +187,7 @@ def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
 
 
 def words() -> Mapping[str, ShellWord]:
-    """What can be typed on the engine."""
+    """Return the words that can be typed in the engine's shell."""
     found: dict[str, ShellWord] = {}
 
     def script(t: Any) -> Iterator[None]:
@@ -322,7 +322,7 @@ def test_a_report_has_words_for_it(action: Action) -> None:
 
 @all_kinds
 def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
-    """What is typed is the line of script of each of its examples, and the help has the word."""
+    """The shell takes the script line of each of its examples, and the help has the word."""
     verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}", all_actions()).action.verbs()]
     paths = {word.path: word for word in WORDS.values()}
     alive = [VerbCall(f"{rid} = t.start_req()", rid, rid) for rid in RIDS]

@@ -10,7 +10,7 @@ from benchmarks.peers.__main__ import _served_peers
 
 
 def test_vllm_is_measured_by_default_and_on_every_core() -> None:
-    """What is quoted is the better one."""
+    """The better one of the two is quoted."""
     asked = Namespace(shape="S", dtype="float32", own=[], variant=[], quantized=[], experts=[])
     asked.tree = asked.transformers_python = None
     asked.vllm_python = Path("/an/environment/bin/python")

@@ -1,4 +1,4 @@
-"""What a run does after a failure, with sessions that are played from a list."""
+"""Runs after a failure, with sessions that are played from a list."""
 
 from collections.abc import Sequence
 from pathlib import Path

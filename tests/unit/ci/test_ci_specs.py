@@ -1,4 +1,4 @@
-"""What people write is resolved against the registry, or refused with the near matches."""
+"""Specs as people write them are resolved against the registry, or refused with the near matches."""
 
 import pytest
 from every_case import every_case

@@ -1,4 +1,4 @@
-"""What a stream of events says about each file, without a process."""
+"""The tally of each file from a stream of events, without a process."""
 
 from ci.events import Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started, decode, encode
 from ci.results import FileStatus, TestOutcome

@@ -1,4 +1,4 @@
-"""What `engine serve` says of a flag or a field that there is not: a guess only where the name means the same."""
+"""Answers of `engine serve` to an unknown flag or field: a guess only where the name means the same."""
 
 from __future__ import annotations
 

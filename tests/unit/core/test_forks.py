@@ -157,7 +157,7 @@ def test_functions_that_remember_the_machine_remember_the_copy() -> None:
 
 
 class Opaque:
-    """What it holds is out of sight, as a tensor's numbers are."""
+    """An object whose content a walk cannot see, as with a tensor's numbers."""
 
     def __init__(self, items: list[int]) -> None:
         HIDDEN[id(self)] = items

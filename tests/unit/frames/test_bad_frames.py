@@ -73,7 +73,7 @@ def test_text_that_is_not_utf8_is_a_bad_frame(name: str) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_bytes_are_a_value_or_a_bad_frame(name: str) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     decode, message = DECODERS[name]
     good = encode(message)
     chance = random.Random(0)

@@ -47,7 +47,7 @@ def shown(parts: Sequence[Part]) -> list[tuple[str, ...]]:
 
 
 def in_one_and_by_character(make: Callable[[], Parser], text: str) -> list[tuple[str, ...]]:
-    """What comes out of a text, the same in one and character by character."""
+    """Parse a text at once and character by character, and return the one result of both."""
     whole = parsed(make(), [text])
     assert parsed(make(), text) == whole
     return shown(whole)

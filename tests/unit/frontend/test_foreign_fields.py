@@ -69,7 +69,7 @@ def test_a_value_of_another_type_is_not_neutral(name: str, value: object) -> Non
 
 
 def answered(play, path: str, body: dict[str, Any], outputs: Sequence[TokenOutput]) -> tuple[list[Any], Any]:
-    """What a client gets for a scheduler's outputs, event by event, and the first request that the scheduler got."""
+    """Return a client's events for a scheduler's outputs, and the first request that the scheduler got."""
     got: list[Any] = []
 
     async def scene(stage) -> None:

@@ -24,7 +24,7 @@ STUCK_S = 0.6
 
 
 def work(data: bytes) -> bytes:
-    """What a test asks a worker for."""
+    """The work of a test's worker, by its question."""
     match data:
         case b"pid":
             return str(os.getpid()).encode()

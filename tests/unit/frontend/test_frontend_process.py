@@ -68,7 +68,7 @@ class Source:
 
 
 class Reading:
-    """What forks a process for each long body, as far as the front end watches it."""
+    """Stand in for ``ForkedWork``, with the part that the front end watches."""
 
     why_lost = "it closed its socket"
 
@@ -117,7 +117,7 @@ class Process:
         self.supervisor.send_bytes(msgspec.msgpack.encode(message))
 
     async def hear(self) -> object:
-        """What the front end says to the supervisor next."""
+        """Return the front end's next message to the supervisor."""
         assert await asyncio.to_thread(self.supervisor.poll, PATIENCE_S), self.ending
         return decode_child_message(self.supervisor.recv_bytes())
 

@@ -1,4 +1,4 @@
-"""What HTTP itself says about a request is honoured or refused: encodings, charsets, HEAD, types without a body."""
+"""The semantics of HTTP are honoured or refused: encodings, charsets, HEAD, types without a body."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_real_server_sends_no_body_with_head(server) -> None:
 
 
 def test_no_variable_of_a_template_is_an_argument_of_the_library() -> None:
-    """What the library would take for itself was answered with a message about its own method."""
+    """The library's own arguments are refused; they used to be answered with an error about its method."""
     from transformers import PreTrainedTokenizerBase
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -1,4 +1,4 @@
-"""What is said of bodies that are wrong on purpose: short, cheap, and in the words of the client."""
+"""Errors about bodies that are wrong on purpose: short, cheap, and in the words of the client."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def connected(kind: int, endpoint: str) -> Iterator[zmq.Socket[bytes]]:
 
 
 def replayed(asking: zmq.Socket[bytes], first: int) -> dict[int, Any]:
-    """What is kept from this number on, decoded without the classes that encoded it."""
+    """Return the kept batches from a number on, decoded without the classes that encoded them."""
     asking.send_multipart((b"", first.to_bytes(8, "big")))
     batches = {}
     while True:

@@ -143,7 +143,7 @@ def test_offsets_are_found_in_parts(served: ServedModel, monkeypatch: pytest.Mon
 
 
 def test_an_answer_is_let_go_of_in_parts(served: ServedModel) -> None:
-    """What a session kept until a collection found it took 51 ms of a later turn."""
+    """Pieces are freed as they are sent; freed at a later collection, they took 51 ms of another turn."""
     session = _session("native", 1, served)
     while not session.collect():
         continue

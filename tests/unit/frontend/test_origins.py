@@ -1,4 +1,4 @@
-"""What a web page can make a browser send to a server on loopback: refused on Host, Origin, type and method."""
+"""Requests that a web page can make a browser send to loopback are refused by Host, Origin, type and method."""
 
 from __future__ import annotations
 

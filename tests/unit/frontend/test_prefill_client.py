@@ -1,4 +1,4 @@
-"""What a decode engine's front end asks prefill engines for, over HTTP that a test plays; and what becomes of it."""
+"""A decode engine's front end as a client of prefill engines, which the tests play over HTTP."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def test_health_waits_for_all_processes(play) -> None:
     ],
 )
 def test_what_never_fits_does_not_reach_the_scheduler(play, body: Any, param: str, parts: list[str]) -> None:
-    """What can never fit is refused at admission, with its numbers (B09)."""
+    """A request that can never fit is refused at admission, with its numbers (B09)."""
 
     async def scene(stage) -> None:
         response = await stage.http.post("/generate", json=body)
@@ -551,7 +551,7 @@ def test_an_unknown_route_names_the_one_that_was_meant(play, path: str, remedy: 
 
 
 def test_frame_that_is_no_reply_is_dropped(play) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
 
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post("/flush_cache"))

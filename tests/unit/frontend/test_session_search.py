@@ -30,7 +30,7 @@ STOPS: Final = ((), ("b",), ("ab", "c"), ("\u20aca",))
 
 
 class Expected(NamedTuple):
-    """What a client is told of one choice."""
+    """The answer that a client must get for one choice."""
 
     ids: list[int]
     text: str
@@ -174,7 +174,7 @@ class Run:
         return expected_of(self.said[message.rid], message.sampling)
 
     def _told(self) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-        """What the events of a stream add up to, or the whole answer says."""
+        """Add up the events of a stream, or read the whole answer."""
         events = [json.loads(self.written)] if not self.stream else []
         if self.stream:
             lines = [line.removeprefix(b"data: ") for line in self.written.split(b"\n\n") if line]

@@ -94,7 +94,7 @@ def test_the_fields_of_the_field(client: openai.OpenAI, extra: dict[str, Any], p
 
 
 def test_logprobs_are_of_what_is_allowed(client: openai.OpenAI) -> None:
-    """What is forbidden has no probability: the first of two letters says how likely it is among both."""
+    """Forbidden tokens have no probability: the logprob of the first of two letters is relative to both."""
     (choice,) = client.completions.create(
         model="embedded", prompt="say", max_tokens=4, temperature=0, logprobs=5, extra_body={"guided_regex": "[ab]c"}
     ).choices

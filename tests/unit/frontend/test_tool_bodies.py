@@ -1,4 +1,4 @@
-"""What clients send about tools: taken as clients and agents send it, or refused with the place and the remedy."""
+"""Fields about tools: taken as clients and agents send them, or refused with the place and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a grammar, and where in a schema."""
+"""Errors about grammars name the fault and its place in the schema."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_the_compiler_answers_every_order_once(grammars: CompiledGrammars) -> No
 
 
 class Panic(BaseException):
-    """What the library raises where it gives up: no Exception."""
+    """The library's exception when it gives up, which is no Exception."""
 
 
 class Panicking:

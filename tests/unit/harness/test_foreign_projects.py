@@ -84,7 +84,7 @@ def test_a_scheduler_in_a_package_named_engine(pytester: pytest.Pytester, monkey
 
 
 def test_a_written_test_needs_no_package_of_this_repository(pytester: pytest.Pytester, run) -> None:
-    """What ``scripted new`` writes passes in a project with packages ``ci`` and ``tests`` of its own."""
+    """A test from ``scripted new`` passes in a project with its own packages ``ci`` and ``tests``."""
     for package in ("ci", "tests"):
         pytester.mkpydir(package)
     pytester.path.joinpath("ci/suites.toml").write_text("# of another kind\n")

@@ -1,4 +1,4 @@
-"""What importing the harness costs: a test file that only decorates scripts pays for no model, no HTTP, no terminal."""
+"""The cost of importing the harness: a file that only decorates scripts loads no model, HTTP or terminal code."""
 
 from __future__ import annotations
 

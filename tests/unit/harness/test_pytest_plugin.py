@@ -314,7 +314,7 @@ def logged(script):
     ],
 )
 def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     from scripted import ScriptDefinitionError
 
     file = tmp_path / "test_refused.py"
@@ -324,7 +324,7 @@ def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str,
 
 
 def test_refusal_is_shown_by_pytest(pytest_of) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     result = pytest_of(HEAD + "@scripted(ONE)\ndef test_a(t):\n    pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ScriptDefinitionError*never yields*"])

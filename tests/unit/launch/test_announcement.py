@@ -1,4 +1,4 @@
-"""What a server says when it starts: what is served, how and where, and a bar on a terminal alone."""
+"""A server's announcement at its start: the model, its limits and its URL, and a bar only on a terminal."""
 
 from __future__ import annotations
 

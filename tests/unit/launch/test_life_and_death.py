@@ -1,4 +1,4 @@
-"""What a real server survives: steps that fail, requests that fail every step, devices without memory, late stages.
+"""A real server survives failing steps, requests that fail every step, devices without memory, and late stages.
 
 Who is told what, who goes on, and that nothing of it is left. Deaths are in the tests of the real server.
 """

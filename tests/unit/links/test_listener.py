@@ -47,7 +47,7 @@ def raw(gate: LinkListener) -> socket.socket:
 
 
 def take(gate: LinkListener, now: float | None = None) -> list[Link]:
-    """What comes of the next thing that happens."""
+    """Wait for the next event and return the links that it completes."""
     assert select.select([gate], [], [], WAIT_S)[0]
     return gate.take(time.monotonic() if now is None else now)
 

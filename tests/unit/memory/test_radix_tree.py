@@ -134,7 +134,7 @@ def test_heap_of_evictable_leaves_stays_bounded() -> None:
 
 
 def test_leaves_are_found_after_the_heap_was_thinned() -> None:
-    """What is evictable can be evicted, the least recently used first, however often another leaf was used."""
+    """Every evictable page can be evicted, the least recently used first, however often another leaf was used."""
     forest = Forest()
     forest.publish("aabb")
     upper = forest.publish("ccdd")

@@ -45,7 +45,7 @@ def stage_of(folder: Path, *, ahead: bool, early: bool | None = None, window: in
 
 
 def results_of(stage: ChainedStages, *, ahead: bool, depth: int = 2) -> list[Completion]:
-    """What ``STEPS`` give. With ``ahead`` no decode knows its token; up to ``depth`` microbatches are launched."""
+    """Run ``STEPS``. With ``ahead`` no decode knows its token; up to ``depth`` microbatches are in flight."""
     flight = Flight(stage.runners[0], depth)
     newest: dict[int, int] = {}
     for prompts, decodes in STEPS:
@@ -60,7 +60,7 @@ def results_of(stage: ChainedStages, *, ahead: bool, depth: int = 2) -> list[Com
 
 
 class Flight:
-    """What was given to a runner and is not back: launched where it can be, else computed at once."""
+    """The microbatches in flight on a runner: launched early if possible, else computed at once."""
 
     def __init__(self, runner: StageRunner, depth: int = 2) -> None:
         self._runner, self._depth = runner, depth

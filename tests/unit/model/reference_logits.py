@@ -1,4 +1,4 @@
-"""What transformers itself says of two sequences, for comparison: computed once for each family."""
+"""Reference logits of two sequences from transformers itself, computed once for each family."""
 
 from __future__ import annotations
 

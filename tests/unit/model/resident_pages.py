@@ -1,4 +1,4 @@
-"""What of a file's mappings lies in this process's memory."""
+"""The resident part of a file's mappings in this process."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from engine.model.runner import StageRunner
 
 
 def found(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
-    """What a search for OpenVINO finds."""
+    """Make a search for OpenVINO find ``spec``."""
     find = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:

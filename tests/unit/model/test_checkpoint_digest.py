@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another, without its weights being read."""
+"""The digest that distinguishes checkpoints without reading their weights."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_other_weights_are_recorded_anew(checkpoint_of: Callable[[str], Path]) -
 
 
 def test_hidden_states_of_another_shape_fail_their_microbatch(checkpoint_of: Callable[[str], Path]) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     chain = chain_of(checkpoint_of("qwen3"), pp_size=2)
     said(chain, 1, decodes=1)
     output = chain.runners[1].forward(chain.plan(chain.segment(0, [3])), torch.zeros(3, 64))
@@ -230,7 +230,7 @@ _RIGHT = LeanDecoder.forward
 
 
 def test_the_tape_replays_operations_and_no_python() -> None:
-    """What holds of a CUDA graph, and what the tests above rest on."""
+    """The tape behaves as a CUDA graph does, on which the tests above rely."""
     weight, given, calls = nn.Parameter(torch.eye(2)), torch.tensor([1.0, 2.0]), []
 
     def compute() -> torch.Tensor:

@@ -122,7 +122,7 @@ def _waits(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def values_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What leaves the device, by the one way that it may: as a list."""
+    """Make tensors leave the device as lists of zeros; ``tolist`` is the only way that they may."""
 
     def zeros(tensor: torch.Tensor) -> Any:
         return np.zeros(tuple(tensor.shape), int if not tensor.is_floating_point() else float).tolist()

@@ -69,7 +69,7 @@ class AdaptedStages(ChainedStages):
     """With a LoRA for each row."""
 
     def change(self, change: LoraChange) -> list[str | None]:
-        """What each stage says; then all of them take it, or none."""
+        """Prepare a change on every stage and return their errors; then all of them commit it, or none."""
         control = LoraUpdate(self.launched, change)
         errors = [runner.prepare(control) for runner in self.runners]
         for runner in self.runners:

@@ -42,7 +42,7 @@ def test_a_token_that_is_not_known_is_the_one_that_was_chosen(
 
 
 def test_recorded_decodes_take_it_from_the_device(checkpoint_of: Callable[[str], Path]) -> None:
-    """What a graph reads is written before each replay; what pads a batch takes no one's token."""
+    """A graph's inputs are written before each replay, and padding takes no row's token."""
     folder = checkpoint_of("qwen3")
     values = {"cuda_graphs": "on", "max_running_requests": 8}
     with stand_ins():

@@ -1,4 +1,4 @@
-"""What OpenVINO's paged attention is told of a microbatch: a batch that goes on is what a new one would be."""
+"""Inputs of OpenVINO's paged attention: a batch that goes on equals a new one."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def last_logits(chain: ChainedStages, row: int, chunk: int) -> torch.Tensor:
 def test_a_stage_has_packed_its_weights_before_its_first_microbatch(
     monkeypatch: pytest.MonkeyPatch, kept: Path, is_kept: bool
 ) -> None:
-    """What is packed is not kept a second time, and no client waits for it; the pool is as it was."""
+    """Packed weights are not kept twice, no client waits for the packing, and the pool is unchanged."""
     if is_kept:
         chain_of()
     forwards: list[bool] = []

@@ -69,7 +69,7 @@ class RealEngine:
         self.runners = [StageRunner(settings, self.limits, stage) for stage in range(self.limits.pp_size)]
 
     def run(self, *messages: Generate) -> dict[str, list[tuple[int, TokenLogprob | None]]]:
-        """What each request says, with logprobs where asked for."""
+        """Run requests and return each one's tokens, with the requested logprobs."""
         said: dict[str, list[tuple[int, TokenLogprob | None]]] = {message.rid: [] for message in messages}
         events: list[object] = list(messages)
         while True:

@@ -193,7 +193,7 @@ def result(*replies: object, microbatch: Microbatch | None = None) -> StepResult
 
 
 def after(checks: EngineOracle, *events: Event, replies: tuple[object, ...] = ()) -> None:
-    """What the promises of every scheduler say of a step, without the specification."""
+    """Check a step by the promises of every scheduler, without the specification."""
     checks.conformance = None
     checks.check_step(events, result(*replies), Scheduler(LIMITS))
 
@@ -280,7 +280,7 @@ def test_a_refusal_by_the_front_end_is_judged_by_what_is_ahead_of_it(checks: Eng
 
 
 def test_a_rid_has_a_new_owner_while_the_old_one_is_in_flight() -> None:
-    """What the engine counts for the request that was aborted is not what its successor has."""
+    """The counts of an aborted request are not its successor's."""
     text = "chunked_prefill_size=16; 2 start a prompt=17 new=1; 3 hold; 3 abort a; 3 start a prompt=1 new=1; 5 release"
     gate = Run(Schedule.parse(text))
     gate.adapter.drive(gate)

@@ -70,7 +70,7 @@ def test_it_has_no_wake_source(pipeline: LocalPipeline) -> None:
 
 
 def test_an_injected_failure_comes_in_launch_order(pipeline: LocalPipeline) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     writer = PlanWriter(LIMITS)
     pipeline.fail_next_step(0)
     for row in range(2):

@@ -1,4 +1,4 @@
-"""What stages report, well formed and wrong: nothing of it ends the scheduler's loop, and nothing of it is believed.
+"""Well-formed but wrong reports of stages: none ends the scheduler's loop, and none is believed.
 
 The stages are the tests' own ends of the channels, so that each says what it likes.
 """

@@ -147,7 +147,7 @@ def test_a_stage_between_others_hands_on(private_dir: Path) -> None:
 def test_what_failed_before_is_not_computed_and_goes_on_as_a_failure(
     private_dir: Path, stage: int, is_last: bool
 ) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     failed = HiddenFailed(3, "broken")
     runner, neighbours, channel, _ = played(private_dir, Launch(STEP), stage=stage, stages=3, hidden=failed)
     assert runner.calls == [("skip", 3)]
@@ -156,7 +156,7 @@ def test_what_failed_before_is_not_computed_and_goes_on_as_a_failure(
 
 
 def test_a_failure_here_goes_on_as_one(private_dir: Path) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     error = Completion(microbatch_id=3, error="here")
     _, neighbours, channel, _ = played(private_dir, Launch(STEP), stages=2, output=error)
     assert (channel.reports, neighbours.sent) == ([], [(3, HiddenFailed(3, "here"))])

@@ -42,7 +42,7 @@ def local(**values: object) -> LocalPipeline:
 
 @pytest.fixture(scope="module")
 def said(_one_torch_thread: None) -> dict[int, list[int]]:
-    """What engines say that were started with the weights of a seed."""
+    """The outputs of engines that were started with the weights of a seed, by the seed."""
     return {seed: generate(local(seed=seed), PlanWriter(limits()), 0, PROMPT, TOKENS) for seed in (0, 7)}
 
 

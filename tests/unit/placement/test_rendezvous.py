@@ -55,7 +55,7 @@ class Meeting:
         self._pool = ThreadPoolExecutor(1)
 
     def note(self, *phase: Any) -> None:
-        """What a stage is at, as the memory that is shared with the scheduler is told it."""
+        """Record a stage's progress, in place of the shared memory."""
         self.phases.append(phase)
 
     def connect(self, role: Role = Role.CONTROL, stage: int = -1) -> socket.socket:
@@ -262,7 +262,7 @@ def test_silence_is_an_end_and_a_pulse_is_none(meeting: Meeting) -> None:
 
 
 def test_an_agent_that_does_not_say_who_it_is_is_dropped(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     silent, wrong = meeting.connect(), meeting.connect()
     ControlLink[ToAgent](wrong, decode_to_agent).send(Shutdown())
     meeting.drive()

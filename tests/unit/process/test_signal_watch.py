@@ -1,4 +1,4 @@
-"""What asks a process to end reaches it."""
+"""Signals that ask a process to end reach it."""
 
 from __future__ import annotations
 

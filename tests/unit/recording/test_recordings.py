@@ -255,7 +255,7 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 
 
 def test_a_damaged_checkpoint_is_refused() -> None:
-    """What does not balance is found before the first step."""
+    """Books that do not balance are found before the first step."""
     inner = Run(Schedule.parse("page_size=4; 1 start a prompt=9"))
     run_loop(inner, inner.machine.scheduler, inner.device, inner.oracle)
     inner.machine.scheduler.step(

@@ -1,4 +1,4 @@
-"""What a person reads when a script fails: the line, the reason, the steps, and what to do."""
+"""The report of a failed script: the line, the reason, the steps, and the next action."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def not_a_script(t):
 
 
 def test_function_that_never_yields_is_refused() -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     with ScriptedSim.start(PP2) as sim, pytest.raises((ScriptDefinitionError, ScriptFailed), match="generator"):
         sim.run(not_a_script)
 

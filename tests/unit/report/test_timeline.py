@@ -308,7 +308,7 @@ def test_the_list_of_requests_names_those_of_the_page(monkeypatch: pytest.Monkey
 
 
 def test_the_picture_is_for_eyes_and_the_details_for_every_reader(race: tuple[Trace, Trace]) -> None:
-    """What is hidden from a screen reader has nothing that takes the focus, and stands in the details too."""
+    """Parts hidden from a screen reader take no focus, and the details repeat them."""
     document = Document(render_timeline(race))
     hidden = [e for e in document.elements if e.attributes.get("aria-hidden") == "true"]
     assert [e.classes for e in hidden] == 2 * [{"labels"}, {"picture"}]

@@ -181,7 +181,7 @@ class Asked:
         return await self._sent.get()
 
     async def end(self) -> bytes:
-        """What is left of the answer when it has ended."""
+        """Wait for the end of the answer and return its rest."""
         await self._task
         return b"".join([self._sent.get_nowait() for _ in range(self._sent.qsize())])
 

@@ -1,4 +1,4 @@
-"""What a step says of the next one: whether it could plan anything without an event, which is what a gate waits by."""
+"""A step tells its gate whether the next one could plan anything without an event."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_abort_by_a_stop_string_counts_as_a_finish() -> None:
 
 
 def test_failed_microbatch_fails_its_own_requests_only() -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     engine = SimulatedEngine(pp_size=4, chunked_prefill_size=32)
     engine.step(generate("good", prompt(20), 9))
     engine.pipeline.fail_next_step(2)

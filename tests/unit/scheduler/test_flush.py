@@ -137,7 +137,7 @@ def test_start_over_is_refused_while_busy() -> None:
 
 
 def test_a_flush_says_how_much_it_dropped() -> None:
-    """Whatever destroys KV asks what is in flight (B15)."""
+    """Every destruction of KV first checks what is in flight (B15)."""
     engine = SimulatedEngine(page_size=16)
     engine.run(generate("r", prompt(40), 1))
     engine.step(FlushCache(call_id="flush"))

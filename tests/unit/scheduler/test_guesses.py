@@ -164,7 +164,7 @@ def test_what_is_said_is_the_same_without_guesses(data: st.DataObject) -> None:
 
 
 def test_the_guesses_of_a_draft_model_are_dropped_with_the_memory() -> None:
-    """What was guessed before a retraction is not verified after it: vLLM pull request 31955."""
+    """Guesses from before a retraction are not verified after it: vLLM pull request 31955."""
     draft = {"speculative_algorithm": "draft_model", "speculative_draft_model": "embedded:7"}
     engine, plain = SimulatedEngine(**draft), SimulatedEngine()
     engine.step(generate("a", prompt(20), 30))

@@ -24,7 +24,7 @@ def scored(rid: str, length: int, start: int = 0, new: int = 2) -> Generate:
 
 
 def asked(engine: SimulatedEngine, rid: str = "r") -> list[tuple[int, tuple[int, ...]]]:
-    """What the segments of a request asked for, in the order of their launch."""
+    """Return the prompt logprobs that the segments of a request ask for, in launch order."""
     segments = [one for microbatch in engine.microbatches for one in microbatch.segments if one.rid == rid]
     return [(one.logprobs_from, one.targets) for one in segments if one.logprobs_from >= 0]
 

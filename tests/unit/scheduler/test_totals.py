@@ -50,6 +50,6 @@ def test_totals_of_a_life_of_everything() -> None:
 
 
 def _totals(engine: SimulatedEngine) -> dict[str, int]:
-    """What the statistics say of each counter."""
+    """Return each counter from the statistics."""
     stats = engine.scheduler.stats()
     return {name: getattr(stats, name) for name in Counters.__slots__}

@@ -39,7 +39,7 @@ def test_one_step_takes_up_to_the_bound_and_the_next_the_rest(inbox_and_sender) 
 
 
 def test_frame_that_is_no_message_is_dropped_and_logged(inbox_and_sender, caplog: pytest.LogCaptureFixture) -> None:
-    """What is broken fails alone, and never the process (A05)."""
+    """A failure stays alone and never ends the process (A05)."""
     inbox, sender = inbox_and_sender
     not_utf8 = encode(Abort(rid="a?")).replace(b"a?", b"a\xff")
     answer = encode(CallAnswer(call_id="c", ok=True, message=""))

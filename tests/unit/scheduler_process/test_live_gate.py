@@ -270,7 +270,7 @@ def test_work_in_this_process_is_taken_one_at_a_time(make_world) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_step_that_may_plan_ahead_does_not_wait_for_work_in_this_process(ahead: bool, make_world) -> None:
-    """What a GPU computes next is launched before its last result is waited for; where nothing is, requests gather."""
+    """A GPU gets its next work before its last result is awaited; without async scheduling, requests gather."""
     result = Completion(microbatch_id=1)
     pipeline = InProcessPipeline([result])
     pipeline.takes_more = ahead

@@ -30,7 +30,7 @@ with watch.computing(0.05):
 
 
 def test_what_is_stuck_is_told_with_its_place_and_ended() -> None:
-    """What is broken fails alone, and never the process (A05).
+    """A failure stays alone and never ends the process (A05).
 
     A dead or late stage ends every stream with an error (A06).
     """

@@ -1,4 +1,4 @@
-"""What a script may do to its process: each a statement, with what the summary of a server's session says of it.
+"""Damage that a script may do to its process: statements, with the summary's words about each in a server's session.
 
 The tables of ``test_damaged_processes`` and ``test_damaged_servers``.
 """

@@ -1,4 +1,4 @@
-"""What a verb builds before anybody looks at it is bounded: it is refused at once, whatever was asked for."""
+"""A verb bounds what it builds from its arguments: an excess is refused at once."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_decorated_test_is_found_with_its_script(file: Path) -> None:
 
 @pytest.mark.parametrize("text", ["x = 3\n", "def script(t):\n    return 3\n", "script = 3\n"])
 def test_what_is_no_generator_function_is_refused(file: Path, text: str) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     file.write_text(text)
     with pytest.raises(ScriptDefinitionError, match="no generator function 'script' at its top level"):
         load_script(str(file), "script")

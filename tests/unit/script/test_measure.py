@@ -1,4 +1,4 @@
-"""What is counted of a script: assertions that ran, that failed and were caught, that were never reached."""
+"""The counts of a script's assertions: run, failed and caught, never reached."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NAMES = list(SILENT)
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of one file for each script, with an innocent one behind each."""
+    """The output of pytest for a file with each script, and an innocent one behind each."""
     folder = tmp_path_factory.mktemp("silent")
     for number, name in enumerate(NAMES):
         (folder / f"test_{number:02}_silent.py").write_text(source_of(name))

@@ -40,7 +40,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, typed: str = "") -> str:
-    """What a command that succeeds prints."""
+    """Run a command that must succeed and return its output."""
     done = CliRunner().invoke(app, list(words), input=typed)
     assert done.exit_code == 0, done.output
     return done.output

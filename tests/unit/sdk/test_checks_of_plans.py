@@ -25,7 +25,7 @@ def refused(words: str):
 
 
 def test_a_request_from_its_first_chunk_to_its_end(run: PlannedRun) -> None:
-    """What all the wrong plans of this file are variations of."""
+    """The correct run of which all wrong plans of this file are variations."""
     a = run.add("a", 6)
     first, second = alone(a)
     run.launch("a", 0, 4, 0)
@@ -196,7 +196,7 @@ def test_a_block_that_another_has_written_over(run: PlannedRun) -> None:
 
 
 def swap_out(run: PlannedRun) -> None:
-    """What ``a`` has computed is in the host's blocks 100 and 101; its own are written for ``b``."""
+    """Copy the KV of ``a`` to the host's blocks 100 and 101, and write its device blocks for ``b``."""
     run.add("a"), run.add("b", seed=1)
     run.launch("a", 0, 6, 0, 1)
     run.step(share("b", 0, 6, 0, 1), copies=((0, 100), (1, 101)))

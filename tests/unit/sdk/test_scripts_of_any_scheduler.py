@@ -235,13 +235,13 @@ def script(t):
     ],
 )
 def test_what_cannot_be_a_script_is_refused(arguments: dict[str, Any], words: str) -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     with pytest.raises(ScriptDefinitionError, match=words):
         scripted(**arguments)(script)
 
 
 def test_a_setting_beside_an_engine_is_refused_by_name() -> None:
-    """What cannot be a test is refused at its line (D08)."""
+    """Code that cannot be a test is refused at its line (D08)."""
     from engine import EngineConfig
 
     with pytest.raises(ScriptDefinitionError, match=r"no option 'max_step' \(did you mean 'max_steps'\?\)"):

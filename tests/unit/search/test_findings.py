@@ -1,4 +1,4 @@
-"""What counts as a finding: a broken promise, and what a step raises. Everything else is an error of the harness."""
+"""A broken promise and an exception of a step are findings. Everything else is an error of the harness."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _starts_of(row: Row, number: int) -> list[Placed]:
 
 
 def test_a_stream_has_others_among_requests_that_are_alike() -> None:
-    """What starves is what differs from all that keep coming: in its prefix, and in what else is on."""
+    """The requests that starve differ from the stream in their prefix and in their other settings."""
     for number in range(10):
         starts = _starts_of({"requests": "stream", "loras": "several"}, number)
         odd = [one for one in starts if one.action.seed]  # type: ignore[attr-defined]
@@ -273,7 +273,7 @@ def test_what_ends_a_run_often_comes_while_something_is_under_way() -> None:
     ],
 )
 def test_a_setting_that_acts_on_few_requests_has_some(row: Row, count: int, sign: Callable[[Any], bool]) -> None:
-    """What else is on, a grammar for instance, is on in most requests and keeps the setting from them."""
+    """Another setting, a grammar for instance, is on in most requests and excludes this one, but not from all."""
     met = [sum(sign(one.action) for one in _starts_of(row, number)) >= count for number in range(30)]
     assert sum(met) > 12
 

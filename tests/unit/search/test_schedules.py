@@ -99,7 +99,7 @@ def test_a_sweep_of_two_events_is_every_pair_in_its_window() -> None:
 
 
 def _placed(added: tuple[Placed, ...] | Drawn) -> tuple[Placed, ...]:
-    """What is chosen on the way, where everything would have something to act on."""
+    """Return the events of a drawn addition, as if each had something to act on."""
     if isinstance(added, Drawn):
         for step in added.steps:
             added.come(step, lambda action: Cell(action.kind, "", ""))

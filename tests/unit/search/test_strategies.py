@@ -101,7 +101,7 @@ def test_random_events_mostly_have_something_to_act_on_and_one_run_in_eight_ends
 
 @pytest.mark.parametrize("target", [*TIGHT, "generated:3", "generated:27", "generated:31"])
 def test_a_run_whose_events_are_chosen_on_the_way_is_that_of_its_schedule(target: str) -> None:
-    """What is found is told, shrunk and kept as a schedule."""
+    """Findings are reported, shrunk and kept as schedules."""
     prefixes = cast(Prefixes, target_named(target))
     for drawn in itertools.islice(Swarm(4).additions(target, prefixes.base, prefixes.steps), 12):
         outcome = prefixes.execute_drawn(drawn)

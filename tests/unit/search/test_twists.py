@@ -42,7 +42,7 @@ def _twist_of(twist: str, number: int) -> list[Placed]:
 
 @pytest.mark.parametrize("twist", sorted(set(TWISTS)))
 def test_a_twist_only_adds(twist: str) -> None:
-    """What was found in a target without it is still there."""
+    """Everything in a target without the twist is still there."""
     added = 0
     for number in range(20):
         row = row_of(number, OWN)

@@ -101,7 +101,7 @@ def metric(server: RealServer, name: str) -> float:
 
 
 def left(server: RealServer) -> dict[str, Any]:
-    """What is left of requests on an engine; empty when nothing is."""
+    """Return the traces of requests that are left on an engine; empty if there are none."""
     info = server.http.get("/server_info").json()
     numbers = info["stats"]
     at_rest = {

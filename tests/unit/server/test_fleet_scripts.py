@@ -89,7 +89,7 @@ def _do_something(t: Any, fleet: Any, chance: random.Random, number: int, handle
 
 
 def _numbers(fleet: Any, handles: dict[str, list[Any]]) -> dict[str, Any]:
-    """What a script can read of all engines and their links.
+    """Read the numbers of all engines and their links that a script can see.
 
     Real stages write pages as they come, simulated ones all of a transfer at its end.
     """

@@ -214,7 +214,7 @@ def test_what_is_no_order_is_refused(net: Net) -> None:
 def test_the_end_of_the_relay_says_nothing_of_open_connections(
     echo: Echo, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What still runs is cancelled, which is no defect that asyncio must report."""
+    """Running tasks are cancelled without an error report from asyncio."""
     relay = Relay([Route(echo.port, (0,))], tmp_path / "orders")
     with socket.create_connection((LOOPBACK, relay.ports[0]), PATIENCE_S) as connection:
         connection.sendall(b"here")

@@ -1,4 +1,4 @@
-"""What a report needs of stages that are not beside the scheduler: their stacks, and a cluster that lets them in."""
+"""Reports about stages on other machines: their stacks, and a cluster that accepts them."""
 
 from __future__ import annotations
 

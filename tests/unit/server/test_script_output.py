@@ -1,4 +1,4 @@
-"""What a script prints and where it stood, told across processes."""
+"""A script's output and its position, reported across processes."""
 
 # ruff: noqa: T201 - printing is what is tested.
 

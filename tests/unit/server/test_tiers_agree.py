@@ -119,7 +119,7 @@ def numbers_of(t: Any, handles: list[Any]) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """What is not the same, by its path."""
+    """Yield the differences of two values, by their paths."""
     if isinstance(one, dict) and isinstance(other, dict):
         one, other = [[*pair] for pair in one.items()], [[*pair] for pair in other.items()]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

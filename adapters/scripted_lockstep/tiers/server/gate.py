@@ -161,7 +161,7 @@ class WireSource(ScriptSource):
         )
 
     def _changes(self) -> list[str]:
-        """What the script has changed in this process, which is then of no further use.
+        """List the script's changes to this process, which is then of no further use.
 
         The copy of a process that a script has killed ends with this script.
         """

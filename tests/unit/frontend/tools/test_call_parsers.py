@@ -21,7 +21,7 @@ NESTED = '{"city": "Oslo", "days": [1, {"n": 2}]}'
 
 
 def parse(family: str, text: str) -> list[tuple[str, ...]]:
-    """What a text says, in one and character by character."""
+    """Parse a text at once and character by character."""
     return in_one_and_by_character(lambda: FAMILIES[family](TOOLS), text)
 
 

@@ -33,7 +33,7 @@ def parser(family: str) -> Any:
 
 
 def parse(family: str, text: str) -> list[tuple[str, ...]]:
-    """What a text says, in one and character by character."""
+    """Parse a text at once and character by character."""
     return in_one_and_by_character(lambda: parser(family), text)
 
 
