@@ -127,7 +127,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def needed_blocks(self) -> int:
-        """The blocks of all groups for a request of the whole context, as vLLM counts at its start; 0 with one group."""
+        """The blocks of all groups that vLLM demands at its start for a whole context; 0 with one group."""
         if not self.has_groups:
             return 0
         needed = -(-self.max_model_len // self.kv_block_size) + len(self.rings)

@@ -1,4 +1,4 @@
-"""How many tokens of KV fit beside the weights: measured on the device, before anything is loaded.
+"""The KV capacity beside the weights, measured on the device before anything is loaded.
 
 Used if the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process,
 which still has to fork.
@@ -23,21 +23,21 @@ from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import read_quantization, resolve_folder
 from engine.model.checkpoint_files import stored_tensors
 
-# Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
-# all other processes on the machine.
+# KV's share of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
+# the machine's other processes.
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
 
-# Bytes beside the KV of each slot and of each page, in all processes together, at least.
+# Lower bounds on the bytes of bookkeeping for each slot and each page, in all processes together.
 _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
 
-# The tensors of a checkpoint for which a LoRA has a pair.
+# A LoRA has a pair for each matrix of a layer.
 _LAYER: Final = ".layers."
 _MATRIX: Final = 2
 _BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
 _WIDEST_BYTES: Final = 4
-# Types of quantized values, and how wide they lie in a file: words of 32 bits hold several.
+# Bits of quantized types in a file; a 32-bit word holds several values.
 _WORD_BITS: Final = 32
 _QUANTIZED_BITS: Final = {"F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "I32": _WORD_BITS}
 
@@ -45,9 +45,9 @@ _QUANTIZED_BITS: Final = {"F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "I32": _WORD_BITS
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
     """Return the KV capacity in tokens; None for the embedded model, whose capacity is fixed.
 
-    No more than what all running requests could use at their full length. ``stages_here`` is how many of the stages
-    this machine has, all of them unless said. Raises ConfigError, with the sizes in bytes, when the weights leave no
-    room for a single page.
+    At most what all running requests could use at their full length. ``stages_here`` is the number of stages on this
+    machine, by default all. Raises ConfigError, with the sizes in bytes, when the weights leave no room for a single
+    page.
     """
     if embedded_seed(config.model, config.seed) is not None:
         return None
@@ -57,7 +57,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     part = Fraction(1)
     has_own_gpu = cuda is not None and cuda.gpu_a_stage
     if stages_here is not None or (has_own_gpu and not config.speculative_draft_model):
-        # Of what the first device to be full holds: stages with the most layers. A draft model is whole on one of them.
+        # The stages with the most layers fill their device first. A draft model is not divided: one stage holds it.
         here = 1 if has_own_gpu or stages_here is None else stages_here
         part = min(part, Fraction(-(-facts.num_layers // config.pp_size) * here, facts.num_layers))
     weights = int(weight_bytes(resolve_folder(config)) * part)
@@ -82,11 +82,10 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
 
 
 def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, stages_here: int | None = None) -> None:
-    """Raise ConfigError for a KV capacity that this machine cannot hold, whatever else is on it.
+    """Raise ConfigError for a KV capacity above this machine's total memory.
 
-    ``stages_here`` is how many of the stages it has, all of them unless said.
-
-    On a GPU only the books count against the machine's memory; the device itself reports what it cannot hold.
+    ``stages_here`` is the number of stages on this machine, by default all. With a GPU only the bookkeeping counts
+    against the machine's memory; the device itself reports when it is full.
     """
     slots = limits.total_pages * limits.page_size
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
@@ -111,7 +110,7 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, s
 
 
 def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
-    """Tokens of KV that fit into ``room`` bytes. Window layers take part up to what all rows can use of their pool."""
+    """Return the tokens of KV that fit into ``room`` bytes. The window pool grows only to what all rows can use."""
     full, window = facts.kv_bytes_per_token, facts.window_kv_bytes_per_token
     both = room // (full + window)
     if not window:
@@ -142,9 +141,9 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _lora_bytes(folder: Path, rank: int) -> int:
-    """Return the most bytes of a LoRA of this rank: two matrices beside each matrix of the layers.
+    """Return an upper bound on the bytes of a LoRA of this rank: two matrices for each matrix of the layers.
 
-    One more than may be held is counted by the caller, for the one that is read before another makes room for it.
+    The caller counts one LoRA more than may be held: a new one is read before another makes room for it.
     """
     matrices = [
         (kind, shape) for name, kind, shape in stored_tensors(folder) if _LAYER in name and len(shape) == _MATRIX
@@ -153,14 +152,16 @@ def _lora_bytes(folder: Path, rank: int) -> int:
 
 
 class _CudaMemory(msgspec.Struct, frozen=True):
-    """The least free memory of the GPUs that the stages compute on, and whether each stage has one of its own."""
+    """The smallest free memory of the stages' GPUs, and whether each stage has its own GPU."""
 
     free_bytes: int
     gpu_a_stage: bool
 
 
 def _cuda_memory(config: EngineConfig) -> _CudaMemory | None:
-    """None without a CUDA device. A child asks: who has touched the driver must not be forked."""
+    """Ask a forked child for the GPUs' memory, because a process that has used the driver must not fork. Returns None
+    without a CUDA device.
+    """
     if config.device == "cpu":
         return None
     reader, writer = os.pipe()
@@ -176,7 +177,7 @@ def _cuda_memory(config: EngineConfig) -> _CudaMemory | None:
 
 
 def _report_cuda_memory(writer: int, config: EngineConfig) -> None:
-    """Write what is known, if there is a GPU, and end the process; never returns into the caller's stack."""
+    """Write the GPUs' memory, if there are any, and exit; never returns into the caller's stack."""
     try:
         import torch
 

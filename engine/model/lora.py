@@ -1,7 +1,6 @@
-"""LoRA adapters of one stage: read from their files, held by version, and added to what the stage's linears compute.
+"""LoRA adapters of one stage: read from their files, held by version, and added to the outputs of the stage's linears.
 
-Rows of a batch are grouped by their LoRA, so that each group is two small products. A batch without a LoRA is
-computed as if there were none.
+Groups the rows of a batch by LoRA, so that each group costs two small products. A batch without LoRAs costs nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from engine.core.plan import Segment
 from engine.model.lora_config import WEIGHTS_FILE, LoraConfig, lora_folder
 from engine.model.transfer import sent
 
-# Each architecture is a class of its own whose parts no common type declares.
+# Architectures share no type that declares their parts.
 _Transformer = Any
 
-# Of a safetensors file: the size of its header, which describes a tensor in about 200 bytes and may have metadata.
+# The size field of a safetensors file, and bounds on its header, which takes about 200 bytes a tensor and may have
+# metadata.
 _SIZE_BYTES: Final = 8
 TENSOR_BYTES: Final = 512
 HEADER_BYTES: Final = 2**16
@@ -40,18 +40,18 @@ class Pair(NamedTuple):
     up: torch.Tensor
 
 
-# For each layer of a stage and each product of its forward, the pair that is added to it.
+# For each layer of a stage and each product of its forward pass, the pair to add to it.
 LoadedLora = list[list[Pair | None]]
 
 
 class BatchLoras:
-    """The LoRAs of one batch, each with the rows that it computes."""
+    """The LoRAs of one batch, each with its rows of the batch."""
 
     def __init__(self, groups: Sequence[tuple[LoadedLora, slice | torch.Tensor]]) -> None:
         self._groups = groups
 
     def add(self, layer: int, product: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Add to ``outputs`` [tokens, out], in place, what the LoRAs make of ``inputs`` [tokens, in]."""
+        """Add the LoRAs' products with ``inputs`` [tokens, in] to ``outputs`` [tokens, out], in place."""
         for lora, rows in self._groups:
             pair = lora[layer][product]
             if pair is None:
@@ -64,10 +64,10 @@ class BatchLoras:
 
 
 class StageLoras:
-    """The LoRAs that one stage holds, by version. Made from its model before that is let go.
+    """The LoRAs that one stage holds, by version. Built from the stage's model before that is freed.
 
-    ``first`` is the number of its first layer in the whole model of ``total`` layers. Each linear is a product of its
-    own until ``fuse`` says otherwise.
+    ``first`` is the number of its first layer in the whole model of ``total`` layers. Each linear is a separate product
+    until ``fuse``.
     """
 
     def __init__(self, model: _Transformer, *, first: int, total: int, max_rank: int, dtype: torch.dtype) -> None:
@@ -79,28 +79,28 @@ class StageLoras:
         self._products: list[list[tuple[str, ...]]] = [[(name,) for name in linears] for linears in self._shapes]
         self._device = next(decoder.layers.parameters()).device
         self.held: dict[int, LoadedLora] = {}
-        # Of the batch that is being computed by transformers' forward, which has no argument for it.
+        # The LoRAs of the batch in transformers' forward pass, which has no argument for them.
         self.present: BatchLoras | None = None
         for index, layer in enumerate(decoder.layers):
             for product, (name,) in enumerate(self._products[index]):
                 layer.get_submodule(name).register_forward_hook(self._hook(index, product))
 
     def fuse(self, products: Sequence[tuple[str, ...]], dtype: torch.dtype) -> None:
-        """Each product of a layer's forward is of these linears, side by side, in this type. Nothing is held yet."""
+        """Set the linears that each product of a layer computes side by side, and its type. Call it before ``load``."""
         assert not self.held, "products are fused before a LoRA is loaded"
         self._products = [list(products) for _ in self._shapes]
         self._dtype = dtype
 
     def become(self, other: StageLoras) -> None:
-        """Hold what another one of the same layers and products holds."""
+        """Hold the LoRAs of another stage's object with the same layers and products."""
         self.held = other.held
 
     def has_the_products_of(self, other: StageLoras) -> bool:
-        """True when what one of them loads, the other can compute with."""
+        """Whether this stage can compute with the LoRAs that ``other`` has loaded."""
         return self._products == other._products and self._dtype == other._dtype
 
     def of(self, segments: Sequence[Segment]) -> BatchLoras | None:
-        """The LoRAs of a batch's segments; None when none has one."""
+        """Return the LoRAs of a batch's segments; None when no segment has one."""
         if not any(segment.lora for segment in segments):
             return None
         rows: dict[int, list[int]] = {}
@@ -113,7 +113,7 @@ class StageLoras:
         return BatchLoras([(self._held(version), self._rows(chosen)) for version, chosen in rows.items()])
 
     def load(self, path: str) -> LoadedLora:
-        """Read this stage's part of a LoRA. Raises CheckpointError, which names what does not fit."""
+        """Read this stage's part of a LoRA. Raises CheckpointError, which names the misfit."""
         folder = lora_folder(path)
         config = LoraConfig(folder)
         file = folder / WEIGHTS_FILE
@@ -136,9 +136,9 @@ class StageLoras:
     # -- inside --
 
     def _require_small_header(self, file: Path) -> None:
-        """Raise CheckpointError for a header that lists more than all layers have: a stage does nothing else meanwhile.
+        """Raise CheckpointError for a header that lists more than all layers have, since reading it blocks the stage.
 
-        A million tensors without a number took 34 s.
+        Measured: a million empty tensors took 34 s.
         """
         most = HEADER_BYTES + TENSOR_BYTES * 2 * self._total * max(map(len, self._shapes), default=0)
         try:
@@ -162,7 +162,7 @@ class StageLoras:
     def _held(self, version: int) -> LoadedLora:
         lora = self.held.get(version)
         if lora is None:
-            raise IntegrityError(f"a plan is computed with version {version} of a LoRA, held are {list(self.held)}")
+            raise IntegrityError(f"a plan must use a loaded LoRA, got version {version}, held are {list(self.held)}")
         return lora
 
     def _rows(self, chosen: list[int]) -> slice | torch.Tensor:
@@ -171,7 +171,7 @@ class StageLoras:
         return sent([np.array(chosen, np.int64)], self._device)[0]
 
     def _modules_of(self, file: str, keys: Sequence[str]) -> dict[str, tuple[tuple[int, str], list[str]]]:
-        """This stage's modules, each with its layer and name here and the keys of its two tensors."""
+        """Map this stage's modules to their layer and name in the stage, and the keys of their two tensors."""
         found: dict[str, dict[str, str]] = {}
         for key in keys:
             match = _KEY.fullmatch(key)
@@ -193,7 +193,7 @@ class StageLoras:
         return modules
 
     def _place_of(self, file: str, module: str) -> tuple[int, str] | None:
-        """The layer of this stage and the name in it; None for a layer of another stage."""
+        """Return the layer in this stage and the name in the layer; None for a layer of another stage."""
         match = re.fullmatch(rf"{re.escape(self._prefix)}\.([0-9]{{1,{_LAYER_DIGITS}}})\.(.+)", module)
         if match is None or int(match[1]) >= self._total:
             raise CheckpointError(
@@ -232,7 +232,7 @@ class StageLoras:
                 f"{file}: the rank of {module} must be <= max_lora_rank={self._max_rank}, got {rank}; start the server "
                 "with a larger --max-lora-rank"
             )
-        # Scaled before it is rounded. A copy: what was read is a view of the file, which may be written again.
+        # Scales before rounding. Copies, because the tensors are views of the file, which may be overwritten.
         scaled = up.to(torch.float32) * config.scale(module, rank)
         kept = [matrix.t().to(self._device, self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
         if not all(bool(torch.isfinite(matrix).all()) for matrix in kept):
@@ -243,7 +243,7 @@ class StageLoras:
         return Pair(*kept)
 
     def _fused(self, pairs: dict[tuple[int, str], Pair], layer: int, names: tuple[str, ...]) -> Pair | None:
-        """The pairs of linears that are computed side by side, as one pair; None where none of them has one."""
+        """Combine the pairs of linears that are computed side by side; None where no linear has one."""
         present = [(name, pairs[layer, name]) for name in names if (layer, name) in pairs]
         if not present:
             return None
@@ -269,7 +269,7 @@ def _require_floats(file: str, module: str, types: Sequence[str]) -> None:
 
 
 def _linears_of(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the linears of a layer, by name."""
+    """Return the inputs and outputs of a layer's linears, by name."""
     return {
         name: (module.in_features, module.out_features)
         for name, module in layer.named_modules()

@@ -1,6 +1,6 @@
 """One pipeline stage computed by torch: transformers' own forward over a paged KV pool, or a lean one that equals it.
 
-Owns no request and no page table. Built once when a stage starts, then called once a microbatch.
+Owns no request and no page table. Built once when a stage starts, then called for each microbatch.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _TOLERANCE_16_BIT = 0.1
 class StageModel:
     """The layers of one stage with their weights and their KV pool.
 
-    Computes with a ``LeanDecoder`` where that gives what transformers gives, which is tried once at start;
-    ``lean=False`` always computes with transformers; ``on_load`` is told of each weight. Raises CheckpointError when
-    the checkpoint lacks something, or its architecture cannot be cut into stages.
+    Computes with a ``LeanDecoder`` if a trial at the start shows that it equals transformers; ``lean=False`` always
+    computes with transformers; ``on_load`` is called for each weight. Raises CheckpointError when the checkpoint is
+    incomplete, or its architecture cannot be cut into stages.
     """
 
     backend = "torch"
@@ -62,7 +62,7 @@ class StageModel:
         self.facts = facts = StageFacts(config, limits, stage)
         self.device = _device(config.device, limits, stage)
         if self.device.type == "cuda":
-            # What belongs to no tensor (pinned memory, streams, graphs) would otherwise be made on the first GPU.
+            # Pinned memory, streams and graphs would otherwise be created on the first GPU.
             torch.cuda.set_device(self.device)
         self.dtype = facts.dtype
         self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
@@ -78,7 +78,7 @@ class StageModel:
             trust_remote_code=config.trust_remote_code,
             on_load=on_load,
         )
-        # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+        # Architectures share no type that declares their parts (layers, norm, embed_tokens).
         self._model: Any = held.model
         self._decoder: Any = held.decoder
         varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
@@ -116,7 +116,7 @@ class StageModel:
         self._warm_up()
         if lean:
             self._become_lean(self._paged)
-        # Prompts of one token would be its only decodes.
+        # A pooling model decodes only prompts of one token.
         self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
         if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
@@ -124,7 +124,7 @@ class StageModel:
     def _new_pool(
         self, limits: Limits, pool_of: Callable[..., KVPool], windowed: Sequence[bool], *, scratch: bool
     ) -> KVPool:
-        """The pool of all layers, and of the window layers one beside it. Raises CheckpointError without the room."""
+        """Allocate the pool, with a second one for window layers. Raises CheckpointError when they do not fit."""
         try:
             pool = pool_of(layers=windowed.count(False), scratch=scratch)
             if limits.window_tokens:
@@ -141,7 +141,7 @@ class StageModel:
         return self._lean is not None
 
     def take_pool(self, pool: KVPool) -> None:
-        """Go on in another pool of the same layout, which the model of other weights has used before."""
+        """Use another pool of the same layout, from the model with the former weights."""
         self.pool = self._attention.pool = pool
         for layer in self._paged:
             layer.bind()
@@ -156,13 +156,13 @@ class StageModel:
         """Compute this stage's layers for one batch.
 
         ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
-        last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs. A model
-        that embeds gives states there, after its norm: of the emitting tokens, or of all where it takes their mean.
+        last stage the logits [emitting tokens, vocabulary]; ``take_scored`` gets the logits for prompt logprobs. An
+        embedding model returns states after its norm there, of the emitting tokens, or of all tokens for a mean.
         """
         if self.device.type == "cuda" and self.facts.is_first:
             self._require_known(batch)
         if isinstance(batch, DecodeBatch):
-            assert self._graphs is not None, "a padded batch comes from the graphs of its stage"
+            assert self._graphs is not None, "only a stage with graphs makes padded batches"
             return self._graphs.forward(batch, hidden)
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
         hidden = None if self.facts.is_first else require_hidden(hidden, batch.tokens, self.facts.hidden_size)
@@ -197,7 +197,7 @@ class StageModel:
         return output.to(self.dtype)
 
     def _require_known(self, batch: Batch) -> None:
-        """An id beside the embedding is an IndexError on a CPU, and the end of all work on a GPU."""
+        """Refuse ids outside of the vocabulary, which raise IndexError on a CPU but break the context of a GPU."""
         least, most = int(batch.token_ids_array.min()), int(batch.token_ids_array.max())
         if least < 0 or most >= self._vocab_size:
             raise StepFailedError(f"token ids must be in 0..{self._vocab_size - 1}, got {least}..{most}")
@@ -215,7 +215,7 @@ class StageModel:
         return logits[0]
 
     def _call_scored(self, batch: LayersBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
-        """The layers once, then the head for a few rows at a time: for all of a long part it would not fit."""
+        """Compute the layers once, then the head for a few rows at a time: all rows of a long part would not fit."""
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
         output = self._decoder(**inputs, position_ids=batch.positions, use_cache=False)
         for rows in slices_of(scored_rows(batch.segments)):

@@ -1,7 +1,7 @@
 """One stage's slice of a transformers model: built on the meta device, cut, filled with its own weights only.
 
-The first stage owns the embedding, the last the final norm and the head. Computes nothing by itself: a backend runs the
-slice, or converts it. Built once when a stage starts.
+The first stage owns the embedding, the last one the final norm and the head. Computes nothing by itself: a backend runs
+or converts the slice. Built once when a stage starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.process.control import Loading
 
 OnLoad = Callable[[Loading], None]
 
-# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+# Architectures share no type that declares their parts (layers, norm, embed_tokens).
 _Transformer = Any
 
 # A stage computes this many tokens when it starts, in pages that no request owns yet.
@@ -51,16 +51,14 @@ def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
 
 
 def attach(layer: nn.Module, attention: object) -> None:
-    """Give a layer's attention what it computes with. Which submodule calls attention is the architecture's business:
-    those with an index of their layer can.
-    """
+    """Set ``paged_attention`` on every module of a layer that may call attention: each one with a ``layer_idx``."""
     for module in chain([layer], layer.modules()):
         if hasattr(module, "layer_idx"):
             module.paged_attention = attention  # type: ignore[assignment]  # a plain attribute, no submodule
 
 
 def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:
-    """Hidden states in fp32 that no norm leaves as they are."""
+    """Return fp32 hidden states that every norm changes."""
     places = torch.arange(tokens * hidden_size, dtype=torch.float32) + start
     return torch.sin(places).view(tokens, hidden_size)
 
@@ -73,8 +71,8 @@ def told(facts: StageFacts, device: str, doing: str) -> Loading:
 class StageFacts:
     """Facts of one stage that need no weights.
 
-    ``description`` is the whole model's configuration, ``windowed`` says of each layer of the stage whether it keeps
-    its KV in the window pool.
+    ``description`` is the whole model's configuration; ``windowed`` tells for each layer of the stage whether its KV is
+    in the window pool.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
@@ -89,7 +87,7 @@ class StageFacts:
         self.is_last = stage == limits.pp_size - 1
         self.dtype: torch.dtype = getattr(torch, dtype_name(config, self.model_config))
         self.hidden_size = int(self.model_config.hidden_size)
-        # The whole model's, as well: cutting it down changes its configuration.
+        # Read early for the same reason: the whole model's number of layers.
         self.total_layers = int(self.model_config.num_hidden_layers)
         self.layers = stage_layers(self.total_layers, limits.pp_size, stage)
         kinds = _windowed_layers(self.model_config, limits)
@@ -107,11 +105,11 @@ class _Passed(nn.Module):
 
 
 class StageSlice:
-    """The layers of one stage with their weights, as a model of transformers.
+    """The layers of one stage with their weights, as a transformers model.
 
-    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. The
-    matrices of plain layers are kept in ``matrix_dtype`` where it is given: the caller widens them before they are
-    used. Raises CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
+    ``implementation`` names the attention that its layers call; ``on_load`` is called for each weight. With
+    ``matrix_dtype`` the matrices of plain layers keep that type, and the caller widens them before their use. Raises
+    CheckpointError when the checkpoint is incomplete, or its architecture cannot be cut into stages.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class StageSlice:
         self._refuse_work_between_layers()
 
     def _load(self) -> None:
-        """Cut the model down to this stage, then fill what is left."""
+        """Cut the model down to this stage, then load the remaining weights."""
         names: dict[int, list[str]] = defaultdict(list)
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names[id(parameter)].append(name)
@@ -166,7 +164,7 @@ class StageSlice:
                 for key, meta in list(module.named_parameters(recurse=False)):
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
-                        # A copy: what was read is a view of the file, which may be written again for the next update.
+                        # A copy, because the weight is a view of the file, which may be overwritten for an update.
                         weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
                         self._require_finite(names[id(meta)][0], weight)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
@@ -175,10 +173,10 @@ class StageSlice:
         self.model.eval()
 
     def _require_finite(self, name: str, weight: torch.Tensor) -> None:
-        """Refuse numbers that are none: every token after them would be wrong. A tenth of the time of the copy."""
+        """Raise CheckpointError for NaN or infinities, which would make every token wrong. Adds a tenth to the copy."""
         if not weight.is_floating_point() or not weight.numel():
             return
-        # NaN is the smallest and the largest where there is one. One list is one wait for a device.
+        # Minimum and maximum are NaN if any number is. One list costs one wait for the device.
         if not all(map(math.isfinite, torch.stack(torch.aminmax(weight)).tolist())):
             raise CheckpointError(
                 f"the weight {name} must be finite in {weight.dtype}, but in {self._facts.folder} it has infinite "
@@ -210,10 +208,10 @@ class StageSlice:
 
     @torch.inference_mode()
     def _refuse_work_between_layers(self) -> None:
-        """Without its layers and its norm a decoder must hand hidden states on as they are, or stages would alter them.
+        """Raise CheckpointError for a decoder that changes hidden states outside of its layers and its final norm.
 
-        Some architectures scale the embeddings or add positions there; those would do it once a stage. Some use their
-        norm there too, which only the last stage has.
+        Some architectures scale the embeddings or add positions there, which every stage would repeat. Some also use
+        their norm there, which only the last stage has.
         """
         if self._facts.is_first and self._facts.is_last:
             return
@@ -234,8 +232,8 @@ class StageSlice:
 
 
 def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_remote_code: bool) -> _Transformer:
-    """The whole model without memory: every tensor on the meta device."""
-    from transformers import AutoModelForCausalLM  # a second of import, which a graph that was kept does not need
+    """Build the whole model without memory: every tensor is on the meta device."""
+    from transformers import AutoModelForCausalLM  # takes a second to import, and a cached graph does not need it
 
     auto_model: _Transformer = AutoModelForCausalLM
     folder = facts.folder
@@ -247,7 +245,7 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
                 attn_implementation=implementation,
                 trust_remote_code=trust_remote_code,
             )
-    except Exception as exc:  # an architecture raises whatever it does not understand
+    except Exception as exc:  # an architecture may raise anything for a configuration that it does not understand
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
         why = (
             f"no attention but its own: {exc}" if isinstance(exc, KeyError) and implementation in exc.args else str(exc)
@@ -263,9 +261,9 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
 
 
 def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser.
+    """Compute the buffers that checkpoints lack (rotary frequencies, embedding scales) by the model's own initialiser.
 
-    Returns what stood in each place: a checkpoint holds some of them after all.
+    Returns the former buffers with their modules and names, because some checkpoints do hold some of them.
     """
     found: list[tuple[nn.Module, str, torch.Tensor]] = []
     for module in model.modules():
@@ -275,11 +273,11 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn
         for name, buffer in own.items():
             found.append((module, name, buffer))
             setattr(module, name, torch.empty_like(buffer, device=device))
-        # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
-        # weights are still on the meta device, where initialising costs and changes nothing.
+        # The initialiser is private, but the only code that knows every architecture's buffers. Weights are still on
+        # the meta device, where initialising costs and changes nothing.
         try:
             model._init_weights(module)  # noqa: SLF001
-        except Exception as exc:  # an architecture raises whatever it does not understand
+        except Exception as exc:  # an architecture may raise anything here
             raise CheckpointError(
                 f"{type(model).__name__} cannot be built in part: {type(module).__name__} fails with {exc}; {SERVED}"
             ) from exc
@@ -287,7 +285,7 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn
 
 
 def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
-    """Which layers of the whole model keep their KV in the window pool: none where the limits have no window."""
+    """Tell for each layer of the whole model whether its KV is in the window pool; none without a window."""
     window, windowed = window_layers(model)
     if not limits.window_tokens:
         return [False] * len(windowed)

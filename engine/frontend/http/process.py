@@ -48,21 +48,21 @@ from engine.process.settings import ServerSettings
 if TYPE_CHECKING:
     from engine.frontend.http.tracing import Tracing
 
-# After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the
-# supervisor's own grace.
+# After a death, enough for the errors to reach the clients and for a probe to see 503, well within the supervisor's
+# grace.
 LAST_WORDS_S = 0.25
-# A connection that does not take its last bytes by then is cut.
+# A connection that has not taken its last bytes by then is cut.
 DRAIN_TIMEOUT_S = 1
-# At the end uvicorn sleeps this long before it looks for connections at all. Nearly always they are closed in a
-# fraction of it, so this server looks that often meanwhile.
+# At its end uvicorn sleeps this long before its first check of the connections. They nearly always close sooner, so
+# this server checks LOOKS times meanwhile.
 FIRST_LOOK_S = 0.1
 LOOKS = 50
-# Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): one that the server closes first may be closed
-# just as the next request is on its way.
+# Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): the server might close one just when the next
+# request is on its way.
 KEEP_ALIVE_S = 75
-# A turn that accepted 2,048 connections took 71 to 299 ms.
+# Measured: a turn of the event loop that accepted 2,048 connections took 71 to 299 ms.
 ACCEPTS_A_TURN = 32
-# What forks a process for each long body.
+# The process that forks a worker for each long body.
 READER = "reader"
 
 
@@ -71,20 +71,20 @@ def run_frontend(
 ) -> None:
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     served = served_model(settings, limits, sampling_defaults_of(settings))
-    # Compiled here once, not in the event loop and in each process of a long body.
+    # Compiles the template once, instead of in the event loop and in each worker.
     with contextlib.suppress(ApiError):
         served.template.render([{"role": "user", "content": "x"}], {})
     reading = ForkedWork.start(
         READER, body_work(body_works(served)), stuck_s=settings.step_timeout_s, prepare=import_grammars
     )
     try:
-        # What a long text writes of the memory that is shared with that process is copied now, not in the event loop,
-        # where it took 10 ms of the first one. A tokenizer may refuse what is not in its vocabulary.
+        # Tokenizing a long text writes into memory that is shared with the forked parent. That copies pages now instead
+        # of in the event loop, where it took 10 ms of the first text. A tokenizer may refuse unknown characters.
         with contextlib.suppress(Exception):
             served.tokenizer.encode_batch_fast(["x" * LONG_BODY_BYTES])
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
-        if control.is_cut:  # No other process is left to clear up.
+        if control.is_cut:  # The supervisor is gone, so no other process cleans up.
             _clear_up(settings, folder, exc)
         raise
     finally:
@@ -92,7 +92,7 @@ def run_frontend(
 
 
 def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedError) -> None:
-    """Do what the supervisor does at the end of a server, for a supervisor that was killed."""
+    """Clean up in place of a supervisor that was killed."""
     report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
     sys.stderr.write(failure_line(settings, report.sentence()))
     sys.stderr.flush()
@@ -102,7 +102,7 @@ def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedEr
 
 
 def sampling_defaults_of(settings: ServerSettings) -> Mapping[str, float]:
-    """The checkpoint's own values for fields of sampling. Raises CheckpointError for one that no request may have."""
+    """Read the checkpoint's sampling defaults. Raises CheckpointError for a value that no request may have."""
     if settings.sampling_defaults == "openai":
         return {}
     folder = resolve_folder(settings)
@@ -112,14 +112,14 @@ def sampling_defaults_of(settings: ServerSettings) -> Mapping[str, float]:
     except ValidationError as exc:
         why = invalid_body(exc, SamplingFields).body.error.message
         raise CheckpointError(
-            f"{folder / 'generation_config.json'} must say what a request may: {why}; correct it, or start with "
-            "--sampling-defaults openai"
+            f"{folder / 'generation_config.json'} must have values that a request may have: {why}; correct it, or "
+            "start with --sampling-defaults openai"
         ) from exc
     return {name: getattr(kept, name) for name in said}
 
 
 class EventServer(uvicorn.Server):
-    """uvicorn, waiting for an event where it would wake ten times a second, and leaving signals to the supervisor."""
+    """A uvicorn server that waits for an event, instead of waking ten times a second, and handles no signals."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -128,7 +128,7 @@ class EventServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Touch no signal handler."""
+        """Leave signals to the supervisor."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,12 +137,12 @@ class EventServer(uvicorn.Server):
             listener.listen(SERVER_BACKLOG)
 
     async def main_loop(self) -> None:
-        """Called by uvicorn once it listens; returns when the server is to stop."""
+        """Wait for ``stop``. uvicorn calls this once it listens."""
         self._on_listening()
         await self._stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as soon as every connection is closed; those that are not by then are uvicorn's to wait for."""
+        """End as soon as every connection has closed; leave the late ones to uvicorn's own shutdown."""
         for open_one in (*self.servers, *(sockets or ())):
             open_one.close()
         state = self.server_state
@@ -155,7 +155,7 @@ class EventServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Take no more connections, finish what is being sent, end."""
+        """Accept no more connections, finish the answers in progress, end."""
         self._stop.set()
 
 
@@ -171,7 +171,7 @@ class _Life:
         self._draining: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
-        """Take one message of the supervisor; called when its pipe is readable."""
+        """Take one message of the supervisor. The loop calls this when its pipe is readable."""
         try:
             message = self._control.receive()
         except ProcessDiedError as exc:
@@ -192,7 +192,7 @@ class _Life:
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
 
     def lose_reader(self, reading: ForkedWork) -> None:
-        """The parent of the processes that read long bodies is gone, and long bodies with it."""
+        """End the server after the loss of the workers' parent, without which long bodies cannot be read."""
         asyncio.get_running_loop().remove_reader(reading.fileno())
         self._die(ProcessDiedError(READER, reading.why_lost))
 
@@ -249,7 +249,7 @@ async def _serve(
         await serving
         for task in working:
             task.cancel()
-    # A child that ends while the loop closes would find the loop's own descriptor closed.
+    # The signal of a child that ends while the loop closes would find the loop's descriptor closed.
     loop.remove_signal_handler(signal.SIGCHLD)
     if client.prefill_client is not None:
         await client.prefill_client.close()
@@ -263,7 +263,7 @@ async def _serve(
 
 
 def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tracing: Tracing | None) -> EngineClient:
-    """The client of an engine; that of a decode engine asks its prefill engines."""
+    """Build the client of the engine, which for a decode engine also asks prefill engines."""
     if settings.role != "decode":
         return EngineClient(folder.path, tracing)
     from engine.frontend.http.prefill_client import PrefillClient  # Its HTTP client is imported by no other engine.
