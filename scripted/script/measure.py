@@ -1,7 +1,7 @@
-"""What a script really asked: the assertions that ran, in it and in its helpers, and the generators that never did.
+"""Measures a script: the assertions that ran, in it and in its helpers, and the generators that never ran.
 
-The functions of a script's file, and of those that it imports its helpers from, get the code of the same source with
-counters beside each assertion. Lines, names and messages stay as they are. The engine and libraries are left alone.
+The functions of a script's file, and of the files of its helpers, get code compiled from the same source with counters
+beside each assertion. Lines, names and messages stay as they are. The engine and libraries are left alone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from scripted.script.scripted_test import ScriptedTest
 _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-# Where a counted module keeps whether its assertions can be turned round, and what its functions import.
+# Names in a counted module: whether its assertions can be negated, and the modules that its functions import.
 _TURNABLE: Final = "@scripted_turnable"
 _IMPORTED: Final = "@scripted_imports"
-# Where functions are found, beside modules, their classes and other functions.
+# Objects that may hold functions, besides modules, their classes and other functions.
 _HOLDERS: Final = (
     dict, list, tuple, set, frozenset, property, staticmethod, classmethod, functools.partial, types.MethodType,
     types.CellType, ScriptedTest,
@@ -47,7 +47,7 @@ _STATES: Final[dict[type, tuple[Callable[[Any], str], str]]] = {
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """A helper's generator, and the line that made it."""
+    """A generator of a helper, and the line that made it."""
 
     generator: Any
     where: str
@@ -61,14 +61,14 @@ class _Origin(msgspec.Struct, frozen=True):
 
 
 class Measured:
-    """What one run of a script asked. ``executed`` counts by site; ``failing`` are those that failed the last time."""
+    """The assertions of one run of a script: ``executed`` counts them by site, ``failing`` failed last."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = inspect.unwrap(function)
         self.is_counted = count_assertions(function)
         self.executed: dict[Site, int] = {}
         self.failing: set[Site] = set()
-        # Assertions on all elements, and whether there was any.
+        # Whether each assertion on all elements had any element.
         self._had_elements: dict[Site, bool] = {}
         self._made: list[_Origin] = []
         self._modules = len(sys.modules)
@@ -80,7 +80,7 @@ class Measured:
         _hooks.asked = self._outer
 
     def made(self, value: Any) -> None:
-        """Keep a helper's generator until it has begun to run."""
+        """Keep a generator of a helper until it has begun to run."""
         code = value.gi_code if isinstance(value, types.GeneratorType) else getattr(value, "cr_code", None)
         code = code or value.ag_code
         if code.co_name.startswith("<") or not _is_of_the_project(code.co_filename):
@@ -91,11 +91,11 @@ class Measured:
 
     @property
     def assertions(self) -> int:
-        """How many assertions have run, each as often as it did."""
+        """The number of times that any assertion ran."""
         return sum(self.executed.values())
 
     def check_made(self) -> None:
-        """Raise BadCall for a generator or coroutine of a helper that never ran."""
+        """Raise BadCall for a helper's generator or coroutine that never ran."""
         for one in self._made:
             if not one.has_begun:
                 name = one.generator.__name__
@@ -105,12 +105,12 @@ class Measured:
                 raise BadCall(f"{one.where}: {name}(...) was made there and never ran, so it tested nothing; {remedy}")
 
     def check_asked(self) -> None:
-        """Raise BadCall for a script that came to its end without an assertion."""
+        """Raise BadCall for a script that ended without an assertion."""
         if self.is_counted and not self.executed and not self._has_imported():
             raise BadCall(asserting_nothing(self._function.__name__))
 
     def loose_ends(self) -> dict[str, int]:
-        """Counts by name, without the zeros, of what an honest script seldom leaves."""
+        """Count, by name, leftovers that may be mistakes; only those above zero."""
         counts = {
             "assertions that failed and were caught": len(self.failing),
             "assertions on all elements of nothing": sum(not had for had in self._had_elements.values()),
@@ -118,22 +118,22 @@ class Measured:
         return {name: count for name, count in counts.items() if count}
 
     def asked_of_all(self, site: Site, elements: Iterable[object]) -> Iterator[object]:
-        """Pass on the elements of which an assertion asks something, and note whether there are any."""
+        """Pass on the elements that an assertion checks, and note whether there are any."""
         self._had_elements.setdefault(site, False)
         for element in elements:
             self._had_elements[site] = True
             yield element
 
     def own_sites(self) -> dict[str, int]:
-        """How often each assertion of the script itself ran, by ``file:line: text``, without ``assert False``.
+        """Count how often each assertion of the script itself ran, by ``file:line: text``; omits ``assert False``.
 
-        With those of the helpers that it names and that asked nothing.
+        Includes the assertions of helpers that it names and in which none ran.
         """
         found = list(self._sites_of(self._function.__code__))
         for helper in _helpers_named_by(self._function):
-            asked = [site for code in helper for site in self._sites_of(code)]
-            if not any(site in self.executed for site in asked):
-                found += asked
+            sites = [site for code in helper for site in self._sites_of(code)]
+            if not any(site in self.executed for site in sites):
+                found += sites
         return {f"{path_of(one.file)}:{one.line}: assert {one.text}": self.executed.get(one, 0) for one in found}
 
     def _sites_of(self, code: types.CodeType) -> Iterator[Site]:
@@ -142,21 +142,21 @@ class Measured:
                 yield site
 
     def _has_imported(self) -> bool:
-        """Whether a helper's module came during the run, whose assertions nobody has counted."""
+        """Return whether the run imported a module of helpers, whose assertions are not counted."""
         new = list(sys.modules.values())[self._modules :]
         return any(_is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
 
 
 def asserting_nothing(name: str) -> str:
-    """The refusal of a script without an assertion."""
+    """Word the refusal of a script without an assertion."""
     return (
-        f"{name} came to its end without one assertion, so it tested nothing; assert what clients or the engine must "
-        "show, or say what it is for: must_reach=[...] with t.sometimes, or t.smoke() where it is enough that it ends"
+        f"{name} came to its end without one assertion, so it tested nothing; assert something about clients or the "
+        "engine, or declare must_reach=[...] with t.sometimes, or t.smoke() if it is enough that the script ends"
     )
 
 
 class _Hooks:
-    """What counted code calls. ``turned`` is the site whose assertion is asked the other way round."""
+    """The hooks that counted code calls. ``turned`` is the site whose assertion is negated."""
 
     def __init__(self) -> None:
         self.asked: Measured | None = None
@@ -165,7 +165,7 @@ class _Hooks:
         self._numbers: dict[Site, int] = {}
 
     def number_of(self, site: Site) -> int:
-        """The number by which counted code names a site."""
+        """Return the number by which counted code names a site."""
         if site not in self._numbers:
             self._numbers[site] = len(self._sites)
             self._sites.append(site)
@@ -182,7 +182,7 @@ class _Hooks:
                 self.asked.failing.add(site)
 
     def asserting(self, number: int, function: Any) -> Any:
-        """What asserts by its name is about to be called; if it is of the project, its own assertions are counted."""
+        """Count the call of a function whose name says that it asserts, unless its own assertions are counted."""
         if HOOKS not in getattr(function, "__globals__", ()):
             self.reached(number)
         return function
@@ -195,7 +195,7 @@ class _Hooks:
         return elements if self.asked is None else self.asked.asked_of_all(self._sites[number], elements)
 
     def is_turned(self, number: int) -> bool:
-        """Whether this assertion is the one to ask the other way round."""
+        """Return whether this assertion is the negated one."""
         return self.turned is not None and self._sites[number] == self.turned
 
     def made(self, value: Any) -> object:
@@ -214,7 +214,7 @@ _hooks: Final = _Hooks()
 
 @contextlib.contextmanager
 def turn_round(site: Site) -> Iterator[None]:
-    """Ask this assertion the other way round for as long as this is open."""
+    """Negate this assertion while the context is open."""
     _hooks.turned = site
     try:
         yield
@@ -223,7 +223,7 @@ def turn_round(site: Site) -> Iterator[None]:
 
 
 def count_assertions(function: Callable[..., object], *, turnable: bool = False) -> bool:
-    """Count in a script's file and in those of its helpers; False where its source cannot be found."""
+    """Count assertions in a script's file and its helpers' files; False if the script's source cannot be found."""
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
     seen: set[int] = set()
@@ -243,7 +243,7 @@ def count_assertions(function: Callable[..., object], *, turnable: bool = False)
 
 
 def _helpers_named_by(function: Callable[..., object]) -> Iterator[list[types.CodeType]]:
-    """The code of each function, and of the methods of each class, that a script names and that it was not handed."""
+    """Yield the code of each function, and of the methods of each class, that a script refers to by name."""
     code, names = function.__code__, function.__globals__
     owner = type(function.__self__) if isinstance(function, types.MethodType) else None
     attributes = _names_in(code, "ATTR", "METHOD")
@@ -267,7 +267,7 @@ def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.Functio
 
 @functools.cache
 def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
-    """The names that this code and the code in it load, by instructions whose names end so."""
+    """Return the names that code and its nested code load, by instructions with these suffixes."""
     names: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith("LOAD_") and instruction.opname.endswith(loaded):
@@ -278,7 +278,7 @@ def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
 
 
 def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
-    """Give every function of a module the code of its source with counters."""
+    """Replace the code of every function of a module by its instrumented code."""
     try:
         code, imported = counted(Path(file).read_bytes(), file, _hooks.number_of, turnable=turnable)
     except (OSError, SyntaxError):
@@ -295,9 +295,9 @@ def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
 
 
 def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
-    """The functions of a module that are alive: those that its names lead to, and those that the collector knows.
+    """Find the functions of a module that are alive: through its names and through the garbage collector.
 
-    It does not know what was frozen.
+    The collector alone is not enough, because it does not know objects that ``gc.freeze`` has set aside.
     """
     seen = {id(names), id(vars(builtins))}
     left: list[Any] = [*names.values(), *gc.get_referrers(names)]
@@ -309,7 +309,7 @@ def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
         if isinstance(value, types.FunctionType):
             if value.__globals__ is names:
                 yield value
-            seen.add(id(value.__globals__))  # of a decorator: what it holds is of interest, and not its module
+            seen.add(id(value.__globals__))  # follow a decorator's closure, but not its module
         elif not isinstance(value, type):
             if not isinstance(value, _HOLDERS):
                 continue
@@ -319,7 +319,7 @@ def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
 
 
 def _functions_in(code: types.CodeType) -> dict[tuple[str, int], types.CodeType | None]:
-    """The code of each function of a file, by name and line; None for two lambdas in one line."""
+    """Return the code of each function of a file, by name and line; None for two lambdas on one line."""
     found: dict[tuple[str, int], types.CodeType | None] = {}
     left = [code]
     while left:
@@ -336,13 +336,13 @@ def _key(code: types.CodeType) -> tuple[str, int]:
 
 
 def _is_same_shape(old: types.CodeType, new: types.CodeType) -> bool:
-    """The file may have been edited since it was imported."""
+    """Return whether two functions have equal signatures: the file may have been edited since its import."""
     names = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars", "co_flags")
     return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 def _add_rewriting(names: dict[str, object]) -> None:
-    """What rewritten assertions call, in modules that pytest has not rewritten itself."""
+    """Add the names that rewritten assertions use to modules that pytest has not rewritten itself."""
     try:
         import _pytest.assertion.rewrite as rewrite
     except ImportError:
@@ -352,7 +352,7 @@ def _add_rewriting(names: dict[str, object]) -> None:
 
 
 def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
-    """The modules that a module's names come from, and those that its functions import when they run."""
+    """Yield the modules from which a module's names come, and the modules that its functions import when they run."""
     for value in list(names.values()):
         if isinstance(value, types.ModuleType):
             yield vars(value)
@@ -367,7 +367,7 @@ def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_the_project(file: str) -> bool:
-    """Whether a file is of those who write scripts, and no library, no part of the engine or of the harness."""
+    """Return whether a file belongs to the user's project, and not to a library, the engine or the harness."""
     path = Path(file).resolve()
     if path.suffix != ".py" or _INSTALLED & set(path.parts):
         return False

@@ -70,7 +70,7 @@ def _working_folder() -> str | None:
         return None
 
 
-# What all code of a process shares, by the name in a report.
+# The state that all code of a process shares, by its name in reports.
 _SETTINGS: Final[dict[str, Callable[[], object]]] = {
     "os.environ": lambda: dict(os.environ),
     "the working folder": _working_folder,
@@ -112,7 +112,7 @@ class ProcessState:
         self._code = _note_code()
 
     def changes(self) -> list[str]:
-        """What is not as it was, by name."""
+        """Name everything that has changed."""
         return [
             *(name for name, read in _SETTINGS.items() if not _is_same_setting(self._settings[name], read())),
             *("its configuration" for one, before in self._configs if vars(one) != before),
@@ -133,7 +133,7 @@ def _is_same_setting(before: object, now: object) -> bool:
 
 
 class _Code(msgspec.Struct, frozen=True):
-    """Modules and classes with their names, what each held when so many modules were imported, and tables of them."""
+    """Copies of the namespaces of modules and classes, and of their tables, while ``modules`` modules were imported."""
 
     modules: int
     owners: list[object]
@@ -142,7 +142,7 @@ class _Code(msgspec.Struct, frozen=True):
     tables: list[tuple[str, object, object]]
 
     def changed(self) -> list[int]:
-        """In most every value is the same object, which is seen at once."""
+        """Return the numbers of changed namespaces. Comparing is fast, because most values are the same objects."""
         same = list(map(operator.eq, map(vars, self.owners), self.values))
         return [number for number, is_same in enumerate(same) if not is_same]
 
@@ -158,7 +158,7 @@ class _Code(msgspec.Struct, frozen=True):
 
 
 def _is_code(owner: object, key: str, value: object) -> bool:
-    """Code, and constants; caches and counters of the engine change by themselves."""
+    """Return whether a value is code or a constant; the engine's caches and counters change by themselves."""
     return isinstance(value, _CODE) or isinstance(owner, Enum) or (key.isupper() and not key.startswith("_"))
 
 
@@ -168,7 +168,7 @@ def _is_of_a_script(value: object) -> bool:
     return isinstance(value, types.FunctionType) and not value.__module__.startswith(_PACKAGES)
 
 
-# Little changes from one script to the next, so little is copied again.
+# The copies for the last script: namespaces that did not change since are not copied again.
 _last_code: list[_Code] = []
 
 
@@ -188,7 +188,7 @@ def _note_code() -> _Code:
 
 
 def _find_owners() -> Iterator[tuple[object, str]]:
-    """The modules of engine, harness and standard library; of the first two also classes and members of enums."""
+    """Yield modules of engine, harness and standard library; for the first two also classes and members of enums."""
     for name, module in list(sys.modules.items()):
         package = name.partition(".")[0]
         if not isinstance(module, types.ModuleType) or package not in (*_PACKAGES, *sys.stdlib_module_names):
@@ -210,7 +210,7 @@ def _find_tables(owners: list[object], names: list[str]) -> Iterator[tuple[str, 
 
 
 def _children() -> set[int]:
-    """The processes that this one has started and not waited for, and those that it has adopted."""
+    """Return the child processes that this one has not waited for, including adopted ones."""
     found: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended

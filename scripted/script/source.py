@@ -1,6 +1,6 @@
-"""What can be seen wrong in a script before it runs: statements without an effect, assertions that always hold.
+"""Static checks of a script's source: statements without an effect, assertions that always hold.
 
-Reads a function's source; never runs it. A function whose source cannot be found passes.
+Reads a function's source and never runs it. A function whose source cannot be found passes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ScriptFunction = Callable[..., Generator[object, None, object]]
 
 _DROPPED: Final = (ast.Attribute, ast.Constant, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
-# Attributes whose values are words.
+# Attributes whose values are words of a vocabulary.
 _WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
 _MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.NotEq: ast.NotEq}
-# Waits of ``t``, which are there to run steps and bring nothing.
+# Waits of ``t``, which run steps and return None.
 WAITS: Final = frozenset(
     {
         "advance_to_decode_step",
@@ -36,14 +36,14 @@ WAITS: Final = frozenset(
         "warmup_radix",
     }
 )
-# Attributes of a handle that are always there, whatever became of its request.
 _RETURN_NONE: Final = frozenset({"add", "append", "clear", "extend", "insert", "reverse", "sort", "update"})
+# Attributes of a handle that are never None, whatever became of its request.
 _ALWAYS_THERE: Final = frozenset({"client", "output_ids", "prompt_ids", "rid", "sampling", "status"})
-# Functions that answer and change nothing.
+# Functions without side effects.
 _ANSWERS: Final = frozenset(
     {"abs", "all", "any", "bool", "callable", "enumerate", "filter", "float", "hasattr", "int", "isinstance", "len"}
 ) | {"map", "max", "min", "range", "repr", "reversed", "round", "sorted", "str", "sum", "zip"}
-# What expects an error of the block below it, or of a function that it is given.
+# Checks that expect an error in the block below, or in a function that they are given.
 _EXPECTS_BELOW: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex"})
 _FIXED: Final = (str, int, float, bool, type(None), tuple, frozenset)
 _LOOKS: Final = frozenset({"len", "list", "max", "min", "set", "sorted", "str", "sum", "tuple"})
@@ -51,20 +51,20 @@ _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
 def file_of(function: Callable[..., object]) -> str:
-    """The file that a function was written in, also where a decorator of another file stands around it."""
+    """Return the file in which a function was written, even if a decorator of another file wraps it."""
     return code_of(function).co_filename
 
 
 def code_of(function: Callable[..., object]) -> types.CodeType:
-    """The function's own code, below decorators that say what they wrap."""
+    """Return the function's own code, below decorators that set ``__wrapped__``."""
     code: types.CodeType = inspect.unwrap(function).__code__
     return code
 
 
 def idle_statements(function: Callable[..., object]) -> Iterator[str]:
-    """``line N: what it is, and what to write``, for each statement of a script that tests and does nothing.
+    """Yield ``line N: the fault, and the remedy`` for each statement of a script that neither tests nor does anything.
 
-    Those of the helpers that it calls by name in its own file, or as methods of its class, come after its own.
+    Helpers in its own file, called by name or as methods of its class, come after the script.
     """
     file, code = file_of(function), code_of(function)
     definitions = _definitions_in(file)
@@ -92,7 +92,7 @@ class _Definition(msgspec.Struct, frozen=True, eq=False):
 
 
 def _definitions_in(file: str) -> dict[tuple[str, int], _Definition]:
-    """The functions at the top of a file and in its classes, by qualified name and first line, decorators included."""
+    """Return the functions of a file and its classes, by qualified name and first line, including decorators."""
     linecache.checkcache(file)
     return _definitions_of("".join(linecache.getlines(file)))
 
@@ -130,7 +130,7 @@ def _with_helpers(own: _Definition, definitions: Mapping[tuple[str, int], _Defin
 def _called_helper(
     call: ast.Call, caller: _Definition, definitions: Mapping[tuple[str, int], _Definition]
 ) -> _Definition | None:
-    """The function of the same file that this calls, as a name or as a method of the caller's class."""
+    """Find the function of the same file that a call refers to, by name or as a method of the caller's class."""
     match call.func:
         case ast.Name(id=name):
             pass
@@ -143,7 +143,7 @@ def _called_helper(
 
 
 def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
-    """The return statements of a function, without those of functions inside of it."""
+    """Yield the return statements of a function, without those of nested functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Return):
             yield child
@@ -152,26 +152,26 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
-    """A comparison that a script returns to nobody."""
+    """Explain a comparison that a script returns, to nobody."""
     match statement:
         case ast.Return(value=ast.expr() as value) if _is_condition(value) and statement in _returns_of(own.node):
             text = ast.unparse(value)
-            return f"'return {text}' is seen by nobody; write 'assert {text}'"
+            return f"'return {text}' has no caller that would check it; write 'assert {text}'"
     return None
 
 
 def _why_not_asked(
     statement: ast.stmt, definition: _Definition, definitions: Mapping[tuple[str, int], _Definition]
 ) -> str | None:
-    """The answer of a helper that is dropped; a comparison that is stored and never read."""
+    """Explain a dropped result of a helper, or a comparison that is stored and never read."""
     match statement:
         case ast.Expr(value=ast.Call() as call) if helper := _called_helper(call, definition, definitions):
             returned = [one.value for one in _returns_of(helper.node) if one.value is not None]
             if returned and (all(map(_is_condition, returned)) or _only_answers(helper.node)):
                 text = ast.unparse(call)
-                return f"'{text}' answers whether it holds, and nobody asks; write 'assert {text}'"
+                return f"'{text}' returns whether it holds, and the result is dropped; write 'assert {text}'"
         case ast.Assign(value=ast.YieldFrom(value=ast.Call(func=ast.Attribute(attr=name))) as wait) if name in WAITS:
-            return f"'{ast.unparse(wait)}' brings None; ask the engine instead of {ast.unparse(statement)}"
+            return f"'{ast.unparse(wait)}' returns None; query the engine instead of {ast.unparse(statement)}"
         case ast.Assign(value=value) if _is_condition(value) and _is_never_read(statement, definition.node):
             text = ast.unparse(value)
             return f"'{text}' is stored and never read; write 'assert {text}'"
@@ -179,7 +179,7 @@ def _why_not_asked(
 
 
 def _is_never_read(statement: ast.Assign, function: ast.FunctionDef) -> bool:
-    """Whether all that is assigned to are names of this function, which it does not read."""
+    """Return whether an assignment only sets local names that the function never reads."""
     if not all(isinstance(target, ast.Name) for target in statement.targets):
         return False
     used: set[str] = set()
@@ -193,7 +193,7 @@ def _is_never_read(statement: ast.Assign, function: ast.FunctionDef) -> bool:
 
 
 def _only_answers(function: ast.FunctionDef) -> bool:
-    """Whether a function can do nothing but return a value."""
+    """Return whether a function does nothing but return a value."""
     acts = (ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.With, ast.Delete, *_ACTS)
     for node in (node for statement in function.body for node in ast.walk(statement)):
         match node:
@@ -214,7 +214,7 @@ def _is_condition(value: ast.expr) -> bool:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement but those inside pytest.raises, where reading a value is a test."""
+    """Yield every statement except those inside pytest.raises, where reading a value is a test."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.Try) or (isinstance(statement, ast.With) and _expects_errors(statement)):
@@ -239,16 +239,16 @@ def _why_idle(statement: ast.stmt, function: Callable[..., object]) -> str | Non
 
 
 def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str | None:
-    """What an expression that stands alone leaves undone; ``names`` are those of its file."""
+    """Explain an expression statement without an effect; ``names`` are the globals of its file."""
     match value:
         case ast.Compare() | ast.UnaryOp(op=ast.Not()):
-            return f"'{text}' is worked out and dropped; write 'assert {text}'"
+            return f"'{text}' is computed and dropped; write 'assert {text}'"
         case ast.YieldFrom(value=ast.Call(args=[ast.Lambda(body=ast.Constant()), *_])):
-            return f"'{text}' waits for a constant; let the predicate ask something of the engine"
+            return f"'{text}' waits for a constant; let the predicate query the engine"
         case ast.Call(func=ast.Name(id=name)) if inspect.isgeneratorfunction(names.get(name)):
             return f"'{text}' makes a generator that never runs; write 'yield from {text}'"
         case ast.Call(func=ast.Name(id=name)) if name in _ANSWERS and name not in names:
-            return f"'{text}' is worked out and dropped; assert something of it, or write a loop for what it calls"
+            return f"'{text}' is computed and dropped; assert something about it, or loop over the calls that it makes"
         case ast.Call(func=ast.Attribute(attr="sometimes"), args=[_, condition]) if _always_holds(condition):
             return f"'{text}' is a window that is always open; ask for what only the race brings about"
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args):
@@ -257,12 +257,12 @@ def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str
         case ast.Constant(value=constant) if isinstance(constant, (str, type(...))):
             return None
         case _ if isinstance(value, _DROPPED) or (isinstance(value, _DROPPED_WITHOUT_CALLS) and not _acts(value)):
-            return f"'{text}' does nothing; call it, or assert something of it"
+            return f"'{text}' does nothing; call it, or assert something about it"
     return None
 
 
 def _why_fixed(test: ast.expr, function: Callable[..., object]) -> str | None:
-    """An assertion on constants, of its file too: the run cannot change it."""
+    """Explain an assertion on constants, including constants of its file, which no run changes."""
     inside = list(ast.walk(test))
     names = {node.id for node in inside if isinstance(node, ast.Name)}
     code, values = code_of(function), getattr(function, "__globals__", {})
@@ -286,7 +286,7 @@ def _why_always_true(test: ast.expr) -> str | None:
         case ast.Tuple(elts=[_, *_]):
             return f"'assert {text}' always holds, because a tuple is true; leave the parentheses out"
         case ast.List(elts=[_, *_]) | ast.Set() | ast.Dict(keys=[_, *_]):
-            return f"'assert {text}' always holds, because what has elements is true; leave the brackets out"
+            return f"'assert {text}' always holds, because a collection with elements is true; leave the brackets out"
         case ast.ListComp(elt=one, generators=loops) | ast.SetComp(elt=one, generators=loops) if (
             _is_condition(one) or not loops[0].ifs
         ):
@@ -324,7 +324,7 @@ def _always_holds(test: ast.expr) -> bool:
 
 
 def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
-    """Identity of what is only equal; a part of a text where one of several words is meant."""
+    """Explain an identity test of equal values, or a substring test where one of several words is meant."""
     if (why := _why_it_holds(test)) is not None:
         return f"'assert {text}' always holds, because {why}; compare it with what must be there"
     match test:
@@ -341,7 +341,7 @@ def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
 
 
 def _is_singleton(value: ast.expr) -> bool:
-    """None and constants, and names, which may be of one object."""
+    """Return whether an expression may be the same object each time: a constant, None, or a name."""
     return isinstance(value, ast.Constant | ast.Name)
 
 

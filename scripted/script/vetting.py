@@ -1,6 +1,6 @@
-"""Judges a script by seeded bugs: each bug that it can meet, and each of its assertions turned round.
+"""Judges a script by mutants: by each that edits code it runs, and by negating each of its assertions.
 
-A bug is noticed by the script itself when one of its own assertions fails, or a window that it has to reach; or when
+The script itself notices a mutant if one of its assertions or a window of must_reach fails, or if the run fails and
 the baseline passes: the same requests with nothing else, judged by the oracle alone. In the sim tier only, in a child.
 """
 
@@ -31,9 +31,9 @@ from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
 
-# A bug may keep a script from its end.
+# A mutant may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
-# With a bug a script may go on for ever. Without one it took fewer steps than this many times more, and a margin.
+# With a mutant, a script may run for ever: it gets this multiple of the steps it takes without one, and a margin.
 _LONGER: Final = 3
 _MARGIN_STEPS: Final = 64
 _MOST_NAMED: Final = 6
@@ -44,16 +44,17 @@ _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict)
 
 
 class OutOfTimeError(Exception):
-    """The verdict would take longer than it may."""
+    """The verdict would exceed its time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a script notices. ``failure`` is why it fails without a bug; nothing else is known of it then.
+    """The verdict on a script. ``failure`` is set if it fails without a mutant; nothing else is known then.
 
-    ``assertions`` ran, each as often as it did. ``met`` bugs break code that it runs; ``own`` are those that make an
-    assertion of the script fail. ``always`` are assertions that hold the other way round as well, ``never`` those that
-    the script never reached, ``unused`` its parameters that it never reads. ``differs``: two runs were not alike.
+    ``assertions``: how often any assertion ran. ``met``: the number of mutants of code that it runs; ``noticed``: those
+    with which it fails; ``own``: those that the script itself notices. ``always``: assertions that hold negated as
+    well; ``never``: assertions that it never reached; ``unused``: parameters that it never reads. ``differs``: two
+    runs had different digests.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Findings:
         return not self.failure and bool(self.own) and not (self.always or self.unused or self.differs)
 
     def lines(self) -> Iterator[str]:
-        """The findings in words."""
+        """Format the findings as lines of a report."""
         yield self.name
         if self.failure:
             yield f"  fails without any bug: {self.failure}"
@@ -93,21 +94,21 @@ class Findings:
 
 @dataclass
 class Vetting:
-    """Vets scripts one after the other. What is learnt of one makes the next verdict faster.
+    """Vets scripts one after the other. Results of one speed up the next verdict.
 
-    With ``is_brief`` the first bug that a script notices by itself is enough.
+    With ``is_brief`` the first mutant that a script itself notices is enough.
     """
 
     is_brief: bool = False
-    # Bugs that scripts noticed by themselves, the last one first.
+    # Mutants that scripts themselves noticed, the latest first.
     _telling: list[str] = field(default_factory=list)
 
     def findings(
         self, test: ScriptedTest, name: str, arguments: Mapping[str, object], *, seconds: float = float("inf")
     ) -> Findings:
-        """The findings of one script. Raises OutOfTimeError where this computes for longer than ``seconds``.
+        """Vet one script. Raises OutOfTimeError if this takes more than ``seconds`` of CPU time.
 
-        The runs share a child, so that a script that harms its process, or stays in a loop, harms no other.
+        All of its runs share one child process, so that a script that harms its process, or never ends, harms no other.
         """
         limit_s = min(_LONGEST_S, _MARGIN_S + _LONGER * seconds)
         try:
@@ -133,7 +134,7 @@ class Vetting:
         started = time.perf_counter()
         run = _Runs(test, arguments, until)
         try:
-            asked, met = run.measured()
+            measured, met = run.measured()
         except (ScriptError, ScriptDefinitionError) as exc:
             return Findings(name=name, failure=exc.report.headline if isinstance(exc, ScriptError) else str(exc))
         own: list[str] = []
@@ -147,12 +148,12 @@ class Vetting:
                     break
         return Findings(
             name=name,
-            assertions=asked.assertions,
+            assertions=measured.assertions,
             met=len(met),
             noticed=noticed,
             own=tuple(own),
-            always=tuple(_told(site) for site in asked.executed if run.holds_both_ways(site)),
-            never=tuple(assertion for assertion, count in asked.own_sites().items() if not count),
+            always=tuple(_label(site) for site in measured.executed if run.holds_both_ways(site)),
+            never=tuple(assertion for assertion, count in measured.own_sites().items() if not count),
             unused=tuple(_unused(test.script, arguments)),
             differs=run.differs,
             seconds=time.perf_counter() - started,
@@ -164,31 +165,31 @@ class Vetting:
 
 @dataclass
 class _Runs:
-    """The runs of one script, until this process has computed for so long."""
+    """Runs one script with and without mutants, until this process has used its CPU time."""
 
     test: ScriptedTest
     arguments: Mapping[str, object]
     until: float
     longest: int = _MARGIN_STEPS
-    # Whether a second run without a bug had another digest than the first.
+    # Whether a second run without a mutant had another digest than the first.
     differs: bool = False
-    # Of the last run.
-    asked: Measured | None = None
-    # The prompt of each request, and how many tokens it got.
+    # The assertions of the last run.
+    last: Measured | None = None
+    # The prompt of each request, and the number of tokens it got.
     requests: list[tuple[object, int]] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
-        """Run it as it is: what it asked, and the bugs that break what it called. Raises what it raises."""
+        """Run without a mutant; return its assertions and the mutants of code that it ran. May raise ScriptError."""
         count_assertions(self.test.script, turnable=True)
         codes = set[int]()
         self.longest = self.test.options.max_steps
         first = self._run(None, codes)
-        asked = self.asked
-        assert asked is not None
+        measured = self.last
+        assert measured is not None, "a run sets it"
         self.longest = min(self.longest, _LONGER * first.steps + _MARGIN_STEPS)
         self.differs = _digest_of(self._run(None)) != _digest_of(first)
         adapter = adapter_named(self.test.adapter)
-        return asked, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
+        return measured, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
 
     def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
@@ -203,7 +204,7 @@ class _Runs:
             return self.failure_with(None) is None
 
     def failure_with(self, bug: str | None) -> Exception | None:
-        """The failure of a run with this bug; None where it passes, and for a bug that does not fit."""
+        """Run with a mutant and return the failure; None if the run passes, or the mutant does not fit."""
         if time.process_time() > self.until:
             raise OutOfTimeError
         return self._failure_of(self.test, self.arguments, bug)
@@ -218,16 +219,16 @@ class _Runs:
         return None
 
     def is_by_the_script(self, failure: Exception) -> bool:
-        """Whether an assertion of the script failed in the last run, or a window that it has to reach."""
+        """Return whether an assertion of the script, or a window of must_reach, failed in the last run."""
         cause = failure.__cause__
         if isinstance(cause, Verdict):
             return cause.ending is None
         if type(cause) is not AssertionError:
             return False
-        return bool(self.asked and self.asked.failing) or str(cause).startswith(NEVER_REACHED)
+        return bool(self.last and self.last.failing) or str(cause).startswith(NEVER_REACHED)
 
     def baseline_passes(self, bug: str) -> bool:
-        """Whether the oracle says nothing of this bug with the script's own requests alone."""
+        """Return whether the script's requests alone, judged by the oracle, pass with this mutant."""
         options = msgspec.structs.replace(self.test.options, must_reach=())
         test = msgspec.structs.replace(self.test, script=_only_requests, options=options)
         return self._failure_of(test, {"requests": self.requests}, bug) is None
@@ -240,13 +241,10 @@ class _Runs:
         test: ScriptedTest | None = None,
         arguments: Mapping[str, object] | None = None,
     ) -> ScriptEnded:
-        """Run once, with the books audited at the end, as with ``--mutant``.
-
-        ``codes`` gets the ids of the code of what was called.
-        """
+        """Run once, with an audit at the end, as with ``--mutant``. Adds the ids of called code to ``codes``."""
         test = test or self.test
         arguments = self.arguments if arguments is None else arguments
-        self.asked = Measured(test.script)
+        self.last = measured = Measured(test.script)
         script = test.script if codes is None else self._noting_requests
         options = msgspec.structs.replace(
             test.options, max_steps=self.longest, check_every_step=False, must_assert=False
@@ -257,7 +255,7 @@ class _Runs:
             sys.setprofile(lambda frame, event, _argument: codes.add(id(frame.f_code)) if event == "call" else None)
         runner = script_runner(test.adapter)
         try:
-            with self.asked:
+            with measured:
                 return runner.run_script(script, arguments, config=test.config, options=options, mutant=bug)
         finally:
             if codes is not None:
@@ -265,7 +263,7 @@ class _Runs:
 
 
 def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
-    """The baseline: these requests, to their end."""
+    """Run the baseline: these requests to their end."""
     handles = [t.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens) for prompt_ids, tokens in requests]
     if handles:
         yield from t.run_until_all_finished(handles)
@@ -278,7 +276,7 @@ def _digest_of(ended: ScriptEnded) -> tuple[int, object]:
 
 
 def _unused(script: ScriptFunction, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Plain parameters that the script never reads: a fixture may be there for its effect."""
+    """Yield parameters that the script never reads, except fixtures, which may be there for their effect."""
     read = {one.argval for code in _codes_of(code_of(script)) for one in dis.get_instructions(code) if _reads(one)}
     yield from (name for name, value in arguments.items() if isinstance(value, _PLAIN) and name not in read)
 
@@ -294,5 +292,5 @@ def _reads(instruction: dis.Instruction) -> bool:
     return instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF"))
 
 
-def _told(site: Site) -> str:
+def _label(site: Site) -> str:
     return f"{Path(site.file).name}:{site.line}: {'assert ' * site.is_assertion}{site.text}"

@@ -405,7 +405,7 @@ def shrinking_keeps_the_failure_and_nothing_else() -> None:
 
 def isolated(script: Any) -> dict[str, int]:
     options = ScriptOptions(must_assert=True, timeout_s=20.0)
-    test = ScriptedTest(config=EngineConfig(), tiers=("sim",), options=options, script=script)
+    test = ScriptedTest(config=EngineConfig(), adapter=OWN, tiers=("sim",), options=options, script=script)
 
     def run() -> Any:
         return script_runner(OWN).run_script(script, {}, config=test.config, options=options, mutant=None)
@@ -489,7 +489,7 @@ def scripts_that_ask_nothing_are_told() -> None:
     with pytest.raises(BadCall, match="never ran"):
         made.check_made()
     options = ScriptOptions(must_assert=True, must_step=True)
-    test = ScriptedTest(config=EngineConfig(), tiers=("sim",), options=options, script=asserts_nothing)
+    test = ScriptedTest(config=EngineConfig(), adapter=OWN, tiers=("sim",), options=options, script=asserts_nothing)
     with pytest.raises(ScriptFailed, match="without one assertion"):
         script_runner(OWN).run_script(asserts_nothing, {}, config=test.config, options=options, mutant=None)
 

@@ -171,7 +171,9 @@ def finds_a_whole_engine(t):
 def isolated(script: Any, config: Any = None, **options: Any) -> dict[str, int]:
     """Run a script in sim as the pytest plugin does, and return the counts of its end."""
     given = ScriptOptions(**({"must_assert": True, "timeout_s": 10.0} | options))
-    test = ScriptedTest(config=config or EngineConfig(), tiers=("sim",), options=given, script=script)
+    test = ScriptedTest(
+        config=config or EngineConfig(), adapter="lockstep", tiers=("sim",), options=given, script=script
+    )
 
     def run() -> Any:
         return script_runner(OWN).run_script(script, {}, config=test.config, options=given, mutant=None)
