@@ -22,7 +22,7 @@ from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
 from scripted.script.handles import Handles
-from scripted.script.interruptions import Verdict, error_text, no_departure, without_debugger
+from scripted.script.interruptions import Verdict, error_text, no_departure, with_origins, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction, code_of
@@ -155,7 +155,7 @@ class ScriptExecution(Generic[RunT]):
                 stack.enter_context(without_debugger())
             if self._asked is not None:
                 stack.enter_context(self._asked)
-            with no_departure():
+            with no_departure(), with_origins():
                 try:
                     result = on(script)
                 except StopIteration:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
@@ -21,6 +21,9 @@ from scripted.script.watchdog import Struck
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
 # The number of exceptions of a chain that are named.
 _MOST_BEFORE: Final = 3
+# In pytest's notation of an explanation.
+_NEXT_LINE: Final = "\n~"
+_NESTED: Final = "\n{"
 _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step through it with scripted shell"
 
 
@@ -80,6 +83,31 @@ def _verdict_of(exc: BaseException) -> Verdict | None:
     if isinstance(exc, pytest.xfail.Exception):
         return Verdict(exc, Ending("xfail", text_of(exc)))
     return Verdict(exc, None) if isinstance(exc, pytest.fail.Exception) else None
+
+
+@contextlib.contextmanager
+def with_origins() -> Iterator[None]:
+    """Show where the sides of a failed comparison come from beside pytest's difference of them.
+
+    A server has no test runner that finds differences, and shows the origins alone.
+    """
+    rewrite: Any = sys.modules.get("_pytest.assertion.rewrite")
+    explain = getattr(rewrite, "_call_reprcompare", None)
+    if rewrite is None or explain is None:
+        yield
+        return
+
+    def explain_both(ops: Sequence[str], results: Sequence[object], origins: Sequence[str], *sides: object) -> str:
+        explained: str = explain(ops, results, origins, *sides)
+        _, line, difference = explained.partition(_NEXT_LINE)
+        has_origin = len(origins) == 1 and _NESTED in origins[0]
+        return f"{origins[0]}{line}{difference}" if has_origin and line else explained
+
+    rewrite._call_reprcompare = explain_both  # noqa: SLF001 - which rewritten assertions call
+    try:
+        yield
+    finally:
+        rewrite._call_reprcompare = explain  # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -493,3 +493,25 @@ def test_what_pytest_offers_to_end_a_test_ends_a_script_s(pytest_of, tier: str) 
             f"FAILED test_scripts.py::test_fails?{tier}? - Failed: it ended otherwise",
         ]
     )
+
+
+COMPARES = """
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+@scripted(EngineConfig(), tiers={tiers})
+def test_compares(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=2, rid="100%")
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "stop"
+"""
+
+
+@pytest.mark.parametrize(("tier", "difference"), [("sim", ["E         - stop", "E         + length"]), ("server", [])])
+def test_a_failed_comparison_shows_where_its_sides_come_from(pytest_of, tier: str, difference: list[str]) -> None:
+    """D02: in both tiers; pytest's process adds its own difference."""
+    result = pytest_of(COMPARES.format(tiers=(tier,)), "--tier", tier)
+    result.assert_outcomes(failed=1)
+    origin = "E        +  where 'length' = <100%: finished*.finish_reason"
+    result.stdout.fnmatch_lines(["E       assert 'length' == 'stop'", origin, *difference])
