@@ -269,7 +269,7 @@ def test_what_ends_a_run_often_comes_while_something_is_under_way() -> None:
     [
         ({"stages": "async", "grammars": "some"}, 1, lambda one: one.new >= 3 and one.regex is None),
         ({"drafts": "looked-up", "penalties": "presence"}, 1, lambda one: one.new >= 20 and not one.presence),
-        ({"scale": "large", "prompts": "short"}, 2, lambda one: one.prompt > 512 and one.seed == 0),
+        ({"scale": "large", "prompts": "short"}, 2, lambda one: one.prompt > 256 and one.seed == 0),
     ],
 )
 def test_a_setting_that_acts_on_few_requests_has_some(row: Row, count: int, sign: Callable[[Any], bool]) -> None:

@@ -30,7 +30,8 @@ import signal
 import sys
 from pathlib import Path
 from engine import EngineConfig
-from scripted import EngineServer, ScriptOptions
+from scripted import ScriptOptions
+from scripted_lockstep.tiers.server.runner import EngineServer
 from scripted_lockstep.tiers.server import runner
 
 # A server that waits for its frozen scheduler to hear an order waits longer than the test does.
