@@ -235,7 +235,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Forward the script's yields, within its budget of steps."""
         most = script.options.max_steps
         for steps in range(most + 1):
-            context.note_position(script.script)
+            context._note_position(script.script)  # noqa: SLF001 - no verb of scripts, but part of its run
             try:
                 value = script.resume()
             except StopIteration:
