@@ -174,7 +174,7 @@ def test_stages_change_together_or_not_at_all(
     assert [list(runner.model.lora.held) for runner in chain.runners] == [[2], [2]]
     chain.change(LoraChange("b", drop=2))
     assert [runner.model.lora.held for runner in chain.runners] == [{}, {}]
-    with pytest.raises(IntegrityError, match="version 1 of a LoRA"):
+    with pytest.raises(IntegrityError, match="must use a loaded LoRA, got version 1"):
         chain.logits(chain.of(1, range(3)))
 
 

@@ -41,7 +41,7 @@ def test_time_limits_are_numbers_of_seconds(seconds: object) -> None:
 
 @pytest.mark.parametrize("names", ["window", [""], [3]])
 def test_must_reach_is_a_list_of_names(names: object) -> None:
-    with pytest.raises(ScriptDefinitionError, match="must_reach is a list of names"):
+    with pytest.raises(ScriptDefinitionError, match="must_reach is a list of non-empty names"):
         scripted(EngineConfig(), must_reach=names)
 
 
