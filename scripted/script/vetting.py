@@ -6,6 +6,7 @@ the baseline passes: the same requests with nothing else, judged by the oracle a
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Final
 import msgspec
 
 from scripted.core.adapters import adapter_named
+from scripted.core.errors import RequestRefused
 from scripted.core.mutant import HasMutants, MutantDoesNotFit
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
@@ -263,8 +265,11 @@ class _Runs:
 
 
 def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
-    """Run the baseline: these requests to their end."""
-    handles = [t.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens) for prompt_ids, tokens in requests]
+    """Run the baseline: these requests to their end, without those that the engine refuses."""
+    handles = []
+    for prompt_ids, tokens in requests:
+        with contextlib.suppress(RequestRefused):  # a prefill engine generates for no client
+            handles.append(t.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens))
     if handles:
         yield from t.run_until_all_finished(handles)
     else:

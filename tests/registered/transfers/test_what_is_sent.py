@@ -6,7 +6,7 @@ cache, two chunks in flight, a pause between them, and a page that another reque
 stages are counted, and the simulated stages compare what they send with the KV of the prompt. Origin: SGLang pull
 requests 33309, 33970 and 30545; sglang-jax pull request 1523; vLLM pull request 50297; TensorRT-LLM issue 12542.
 Mutants: sent-before-its-result, cached-prefix-is-not-sent, sent-to-the-wrong-place, sent-twice,
-retraction-sends-again, sent-from-a-page-that-is-given-back.
+retraction-sends-again, sent-from-a-page-that-is-given-back, prefill-engine-generates.
 """
 
 import pytest
