@@ -1,0 +1,26 @@
+"""The page of defects is what its tables say; ``python -m benchmarks.defects_page`` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.defects_page import page_of, tables
+
+PAGE = Path(__file__).parents[3] / "docs/tables/defects.md"
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page_of(text) == text, "run python -m benchmarks.defects_page"
+    for table in tables():
+        for defect in table.defect:
+            assert f"### {defect.title}\n" in text
+            assert not defect.schedules or defect.schedules[0].partition(" ")[2] in " ".join(text.split())
+
+
+def test_what_is_written_by_hand_stays() -> None:
+    text = "# Defects\n\n## vLLM\n\nold\n\n## By hand\n\nkept\n"
+    written = page_of(text)
+    assert written.startswith("# Defects\n\n## vLLM\n\n")
+    assert "old" not in written.split("\n")
+    assert "## By hand\n\nkept\n" in written
