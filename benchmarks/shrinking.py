@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.messages import Completion, Generate, GrammarReady

@@ -14,7 +14,7 @@ from typing import Final
 from lockstep.output_files import write_output
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found
-from scripted_lockstep.bugs import ESCAPES, RACES, Mutant
+from scripted_lockstep.mutants import ESCAPES, RACES, Mutant
 
 _HEADING: Final = "### "
 _SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripted_lockstep.bugs import CONTRACTS, MUTANTS, mutant_named
+from scripted_lockstep.mutants import CONTRACTS, MUTANTS, mutant_named
 
 from ci.register import register_cpu_ci
 from scripted import RequestRefused, ScriptedSim, ScriptError

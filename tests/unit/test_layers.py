@@ -81,7 +81,7 @@ ROOMS = (
     "scripted_lockstep.step_words",
     "scripted_lockstep.specification",
     "scripted_lockstep.oracle",
-    "scripted_lockstep.bugs",
+    "scripted_lockstep.mutants",
     "scripted_lockstep.machine",
     "scripted_lockstep.configs",
     "scripted_lockstep.script",

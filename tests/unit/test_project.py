@@ -19,7 +19,7 @@ import typer.main
 from every_case import every_case
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from scripted_lockstep.bugs import ESCAPES, MUTANTS, RACES
+from scripted_lockstep.mutants import ESCAPES, MUTANTS, RACES
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.handle import RequestHandle
 from scripted_lockstep.script.state import EngineState, TreeState

@@ -22,7 +22,7 @@ from scripted.search.covering import Row
 from scripted.search.generated import EVENT, drawn_events
 from scripted_lockstep.actions import HoldTransfers, StartRequest
 from scripted_lockstep.adapter import LockstepAdapter
-from scripted_lockstep.bugs import MUTANTS, mutant_named
+from scripted_lockstep.mutants import MUTANTS, mutant_named
 from scripted_lockstep.space.targets import SPACE
 
 _TRANSFERS: Final = tuple(EVENT + tag for tag in ("hold-transfers", "fail-transfer"))

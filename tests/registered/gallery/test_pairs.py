@@ -6,7 +6,7 @@ search's own measurement, in which no bug of the gallery needs two.
 """
 
 import pytest
-from scripted_lockstep.bugs import PAIRS
+from scripted_lockstep.mutants import PAIRS
 
 from ci.register import register_cpu_ci
 from scripted.core.schedule import Schedule

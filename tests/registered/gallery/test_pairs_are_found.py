@@ -5,7 +5,7 @@ that of the pairs themselves.
 """
 
 import pytest
-from scripted_lockstep.bugs import PAIRS
+from scripted_lockstep.mutants import PAIRS
 
 from ci.register import register_cpu_ci
 from scripted.core.schedule import Schedule

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from base_workloads import WORKLOADS
 from rich.console import Console
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.messages import FlushCache

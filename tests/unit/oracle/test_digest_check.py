@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.oracle import digests
 from scripted_lockstep.oracle.digests import DigestedStep, check_digest, check_digests
 from scripted_lockstep.space.workloads import FLAGSHIP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 
 from engine.server.scheduler_process.gate_context import GateContext
 from engine.server.scheduler_process.live_gate import LiveGate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import scripted_lockstep.adapter
-from scripted_lockstep.bugs import MUTANTS
+from scripted_lockstep.mutants import MUTANTS
 
 from scripted.cli import main
 from scripted.report.trace import read_trace

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants.gallery import switched_on
 from typer.testing import CliRunner
 
 from scripted.cli import app

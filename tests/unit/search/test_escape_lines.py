@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants.gallery import switched_on
 
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.bugs import ESCAPES, RACES
+from scripted_lockstep.mutants import ESCAPES, RACES
 from scripted_lockstep.gallery_page import results_on
 from typer.testing import CliRunner
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 
 from engine.core.memory import KVMemory
 from engine.core.memory.radix import RadixTree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.fleet.adapter import ADAPTER, NAME
 
 from engine.core.config import EngineConfig

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 from base_workloads import WORKLOADS
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, record

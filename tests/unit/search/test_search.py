@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from scripted_lockstep.actions import KillStage
-from scripted_lockstep.bugs import ESCAPES, RACES, UnknownMutant
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants import ESCAPES, RACES, UnknownMutant
+from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.gallery_page import gallery_markdown, results_on
 from scripted_lockstep.space.workloads import FLAGSHIP
 

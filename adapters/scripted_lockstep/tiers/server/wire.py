@@ -18,7 +18,7 @@ from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.server.scheduler_process.gate_context import GateContext
 from scripted.report.frames import Frame
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
-from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.script.execution import ScriptSucceeded
 
 _SERVING_TIMEOUT_S: Final = 120.0

@@ -1,7 +1,7 @@
 """The gallery: real scheduler races of real serving engines, each with a mutant that puts its bug back."""
 
 from scripted.core.mutant import Mutant
-from scripted_lockstep.bugs.mutants import (
+from scripted_lockstep.mutants.gallery import (
     CONTRACTS,
     ESCAPES,
     MUTANTS,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from every_case import every_case
-from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
+from scripted_lockstep.mutants.gallery import switched_on
 
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import read_mutants
@@ -60,7 +60,7 @@ def test_the_races_of_the_gallery_are_there():
 
 
 def test_every_file_of_mutants_is_in_the_table():
-    files = sorted((ROOT / "adapters/scripted_lockstep/bugs").glob("*.toml"))
+    files = sorted((ROOT / "adapters/scripted_lockstep/mutants").glob("*.toml"))
     assert files
     assert {one.name for file in files for one in read_mutants(file)} == {
         one.name for one in (*MUTANTS, *CONTRACTS, *PAIRS)

@@ -11,10 +11,10 @@ import pytest
 
 from scripted.core.mutant import Mutant, MutantDoesNotFit, read_mutants
 from scripted.core.refusals import ScriptDefinitionError
-from tests.unit.bugs import cut_here
-from tests.unit.bugs.cut_here import Kinds, add_two, down
+from tests.unit.mutants import cut_here
+from tests.unit.mutants.cut_here import Kinds, add_two, down
 
-HERE = "tests.unit.bugs.cut_here"
+HERE = "tests.unit.mutants.cut_here"
 
 
 def mutant(place: str, cut: str = "", becomes: str = "", replacement: Any = None) -> Mutant:
@@ -80,7 +80,7 @@ def test_lines_below_a_cut_are_those_of_the_file(becomes: str) -> None:
 @pytest.mark.parametrize(
     ("place", "cut", "becomes", "why"),
     [
-        ("Kinds.gone", "x", "y", "there is no tests.unit.bugs.cut_here:Kinds.gone"),
+        ("Kinds.gone", "x", "y", "there is no tests.unit.mutants.cut_here:Kinds.gone"),
         ("Kinds.size", "return 3", "y", r"must have 'return 3' exactly once, but the function has it 0 times"),
         ("Kinds.raises", "total", "y", r"must have 'total' exactly once, but the function has it 4 times"),
         ("Kinds.fixed", "number: int = 2", "number: int = 3", "once, but .* 1 times, in line 2, before its body"),

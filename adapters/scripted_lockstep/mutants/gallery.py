@@ -17,7 +17,7 @@ from typing import Final
 
 from scripted.core.mutant import Mutant, read_mutants
 from scripted.core.refusals import ScriptDefinitionError
-from scripted_lockstep.bugs.fresh import fresh_mutant
+from scripted_lockstep.mutants.fresh import fresh_mutant
 
 _CHECKS: Final = ("scripted_lockstep.oracle.", "scripted_lockstep.specification.")
 

@@ -6,8 +6,8 @@ import ast
 import textwrap
 
 import pytest
-from scripted_lockstep.bugs import fresh, mutant_named
-from scripted_lockstep.bugs.fresh import fresh_mutant, fresh_sample
+from scripted_lockstep.mutants import fresh, mutant_named
+from scripted_lockstep.mutants.fresh import fresh_mutant, fresh_sample
 
 from engine.core.scheduler.books import Books
 from scripted.core.refusals import ScriptDefinitionError
