@@ -20,7 +20,7 @@ from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--findings", type=int, default=100)
     parser.add_argument("--schedules", type=int, default=400, help="of one search")
     options = parser.parse_args()
-    adapter, rows = adapter_named(OWN), list[Checked]()
+    adapter, rows = adapter_named(DEFAULT_ADAPTER), list[Checked]()
     for mutant in (*adapter.mutant_names, *getattr(adapter, "contract_names", ())):
         if len(rows) == options.findings:
             break

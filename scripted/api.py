@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_for, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_for, adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
@@ -44,7 +44,7 @@ _SECONDS_PER_MINUTE: Final = 60.0
 def explore(
     target: str | Schedule | None = None,
     *,
-    adapter: str = OWN,
+    adapter: str = DEFAULT_ADAPTER,
     corpus: bool = False,
     strategy: str | None = None,
     schedules: int | None = None,
@@ -105,7 +105,7 @@ def explore(
 def replay(
     what: str | Path | Schedule,
     *,
-    adapter: str = OWN,
+    adapter: str = DEFAULT_ADAPTER,
     until: int | None = None,
     mutant: str | None = None,
     last_steps: int | None = None,
@@ -153,7 +153,7 @@ def _replay_trace(path: Path, until: int | None, mutant: str | None) -> Rerun:
 def shrink(
     what: Finding | Schedule | str,
     *,
-    adapter: str = OWN,
+    adapter: str = DEFAULT_ADAPTER,
     mutant: str | None = None,
     budget_s: float = SHRINK_BUDGET_S,
 ) -> Shrunk:
@@ -172,7 +172,7 @@ def write_test(
     what: Finding | Schedule | str | Iterable[Schedule],
     *,
     name: str = "found",
-    adapter: str = OWN,
+    adapter: str = DEFAULT_ADAPTER,
     mutant: str | None = None,
     standalone: bool = False,
 ) -> WrittenTest:

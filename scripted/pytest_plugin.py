@@ -423,11 +423,11 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     mutant = _option(config, "mutant")
     if mutant is None:
         return
-    from scripted.core.adapters import OWN, adapter_named
+    from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
     from scripted.core.mutant import refusal_of_mutant
 
     tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
-    adapters = sorted({test.adapter for test in tests} or {OWN})
+    adapters = sorted({test.adapter for test in tests} or {DEFAULT_ADAPTER})
     refusals = [refusal_of_mutant(adapter_named(name), mutant) for name in adapters]
     if None in refusals:
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
@@ -62,7 +62,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
 
 def _adapter_of(path: Path) -> str:
     """Whose steps they are. A file that names no adapter is one of the engine's, or none."""
-    return recorded_adapter(path) or OWN
+    return recorded_adapter(path) or DEFAULT_ADAPTER
 
 
 def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:

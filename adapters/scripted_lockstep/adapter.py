@@ -15,7 +15,7 @@ from engine.core.messages import Event, GetStats
 from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
 from lockstep.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.action import Action, RunLike
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.base_adapter import BaseAdapter, written_call
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.mutant import Mutant
@@ -85,7 +85,7 @@ class LockstepAdapter(
 ):
     """The engine's adapter, with the engine's own configurations."""
 
-    name = OWN
+    name = DEFAULT_ADAPTER
     mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
     states = STATES
     configuration: type = EngineConfig

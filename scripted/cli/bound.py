@@ -9,7 +9,7 @@ import typer
 
 from lockstep.output_files import require_writable, write_output
 from scripted.cli.console import ADAPTER_OPTION, plain_console
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def bound(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="check each row of a page's table and update its numbers")
     ] = None,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Check a few events at every step and in every order.
 

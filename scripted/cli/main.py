@@ -19,7 +19,7 @@ from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.offers import HasDemo, HasExamples, HasGallery
 from scripted.cli.search import add_commands
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
@@ -150,7 +150,7 @@ def new(
     folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
     pp_size: Annotated[int | None, typer.Option(help=_STAGES)] = None,
     setting: Annotated[list[str] | None, SETTING_OPTION] = None,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Write a race test that passes. Prints the command that runs it; change it into your own."""
     from scripted.cli.new import new_test, write_lint_rules
@@ -180,7 +180,7 @@ def shell(
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
     web: Annotated[bool, typer.Option("--web", help="as a page in a browser, beside the timeline")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 chooses a free one")] = 0,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Debug a scheduler by hand, step by step. Also reads a session: scripted shell < session.txt."""
     from scripted.cli.single_run import console
@@ -215,7 +215,7 @@ def shell(
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Show the flush race on four real stage processes. Runs against the bug, and against the engine."""
     known = adapter_named(adapter)
@@ -234,7 +234,7 @@ def gallery(context: typer.Context) -> None:
 
 
 @gallery_app.command("list")
-def list_mutants(adapter: Annotated[str, ADAPTER_OPTION] = OWN) -> None:
+def list_mutants(adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER) -> None:
     """Every mutant, with its bug, its origin and its test."""
     for mutant in _gallery_of(adapter).mutants.values():
         typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
@@ -246,7 +246,7 @@ def run_mutants(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
     from scripted.cli.single_run import show_mutant

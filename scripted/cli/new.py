@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from scripted.cli.offers import HasExamples
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.new_files import render_source, write_new
 from scripted.script.on_adapters import script_runner
@@ -29,7 +29,7 @@ lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
 
 
 def new_test(
-    name: str, *, folder: Path = DEFAULT_FOLDER, settings: Mapping[str, str] | None = None, adapter: str = OWN
+    name: str, *, folder: Path = DEFAULT_FOLDER, settings: Mapping[str, str] | None = None, adapter: str = DEFAULT_ADAPTER
 ) -> Path:
     """Write ``test_<name>.py`` and return its path. ``settings`` are values of the adapter's configuration.
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from lockstep.errors import LockstepError
 from lockstep.output_files import require_writable
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def replay(
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
     ] = False,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Run a schedule, a recording or a trace again.
 

@@ -20,7 +20,7 @@ from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
@@ -81,7 +81,7 @@ def explore(
     ] = DEFAULT_FAILURES,
     keep: Annotated[bool, typer.Option(help="keep failures, and run the kept ones first; never with a mutant")] = True,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
     version_check: Annotated[
         bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
     ] = False,
@@ -263,7 +263,7 @@ def find(
         ),
     ] = 0,
     fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
-    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
 

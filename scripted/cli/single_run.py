@@ -16,7 +16,7 @@ import msgspec
 
 from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import Mutant, switched_on
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -95,7 +95,7 @@ def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def show_mutant(mutant: Mutant, tier: str | None, adapter: str = OWN) -> bool:
+def show_mutant(mutant: Mutant, tier: str | None, adapter: str = DEFAULT_ADAPTER) -> bool:
     """Run a mutant's test without it and with it; True when the first passes and the second fails as the bug did."""
     file = mutant.test.partition("::")[0]
     if not Path(file).is_file():

@@ -20,7 +20,7 @@ from scripted.core.installed import harness_packages, installed_adapters
 from scripted.core.protocol import ADAPTER_API, Adapter, StatesApi
 from scripted.core.refusals import ScriptDefinitionError
 
-OWN: Final = "lockstep"
+DEFAULT_ADAPTER: Final = "lockstep"
 _ATTRIBUTE: Final = "ADAPTER"
 
 

@@ -10,7 +10,7 @@ from typing import Final, Generic
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.machine import ConfigT
 from scripted.core.placed_action import Placed, clauses_of, parse_placed, quoted, words_of_clause
 from scripted.core.protocol import Adapter
@@ -26,15 +26,15 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
 
     config: ConfigT
     placed: tuple[Placed, ...] = ()
-    of: str = OWN
+    of: str = DEFAULT_ADAPTER
 
     def __str__(self) -> str:
-        words = [] if self.of == OWN else [f"{_ADAPTER}={self.of}"]
+        words = [] if self.of == DEFAULT_ADAPTER else [f"{_ADAPTER}={self.of}"]
         words += [f"{name}={quoted(value)}" for name, value in self.adapter.config_words(self.config).items()]
         return f"{_SEPARATOR} ".join([" ".join(words) or _DEFAULT, *map(str, self.placed)])
 
     @classmethod
-    def parse(cls, text: str, *, of: str = OWN) -> Schedule:
+    def parse(cls, text: str, *, of: str = DEFAULT_ADAPTER) -> Schedule:
         """Parse a schedule, the inverse of ``str(schedule)``; ``of`` is the adapter of a text that names none.
 
         Raises ScriptDefinitionError, or what the adapter raises for a bad configuration.

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.report.frames import Frame, where_text, width_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 
@@ -74,7 +74,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     when: str = ""
     inside: tuple[Frame, ...] = ()
     script: str = ""
-    adapter: str = OWN
+    adapter: str = DEFAULT_ADAPTER
     tier: str = ""
     mutant: str | None = None
     config: str = ""

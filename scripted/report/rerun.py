@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.machine import RecordIn
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.translation import Translated
@@ -34,7 +34,7 @@ class Rerun(msgspec.Struct, frozen=True):
     recorded_s: float | None = None
     first_step: int = 1
     broken: str | None = None
-    adapter: str = OWN
+    adapter: str = DEFAULT_ADAPTER
     config: dict[str, str | int | float | bool | None] = {}
     schedule: str = ""
     unreached: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.errors import LockstepError
 from lockstep.output_files import write_output
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, StepLog
 
 _ConfigValue = str | int | float | bool | None
@@ -40,7 +40,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     tier: Literal["sim", "server"] = "sim"
-    adapter: str = OWN
+    adapter: str = DEFAULT_ADAPTER
     config: dict[str, _ConfigValue] = {}
     outcome: str
     mutant: str | None = None

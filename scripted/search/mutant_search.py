@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from lockstep.documents import DocumentError, document
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import MutantDoesNotFit, switched_on
 from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
@@ -120,7 +120,7 @@ def adapter_of(mutant: str, of: str) -> str:
     return adapter.adapter_of(mutant) if isinstance(adapter, HasRoles) else of
 
 
-def find_mutant(name: str, of: str = OWN) -> Found:
+def find_mutant(name: str, of: str = DEFAULT_ADAPTER) -> Found:
     """Sweep the adapter's workloads with a mutant on, from a cold start, up to the first failure.
 
     Raises ValueError for an unknown name.
@@ -206,7 +206,7 @@ def measure(
     *,
     schedules: int,
     cpu_seconds: float | None = None,
-    of: str = OWN,
+    of: str = DEFAULT_ADAPTER,
     watch: Callable[[TimedSearch], None] = lambda _: None,
 ) -> list[TimedSearch]:
     """Search for each mutant with each strategy and seed, seeds outside; what the file has is not searched again."""

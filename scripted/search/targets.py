@@ -10,7 +10,7 @@ import runpy
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
@@ -58,7 +58,7 @@ class HasScriptTargets(Protocol):
         ...
 
 
-def target_named(target: str, of: str = OWN, *, is_copied: bool = True) -> Target:
+def target_named(target: str, of: str = DEFAULT_ADAPTER, *, is_copied: bool = True) -> Target:
     """The target of a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or Schedule.
 
     ``of`` is the adapter that is searched; ``is_copied``: many runs are to begin like it.
@@ -83,14 +83,14 @@ def target_named(target: str, of: str = OWN, *, is_copied: bool = True) -> Targe
     )
 
 
-def schedule_of(target: str, of: str = OWN) -> Schedule | None:
+def schedule_of(target: str, of: str = DEFAULT_ADAPTER) -> Schedule | None:
     """The schedule of a target, which is not run; None for a script. Raises ScriptDefinitionError."""
     if "::" in target:
         return _schedule_in(target)
     return workload_named(target, of) if is_one_word(target, of) else Schedule.parse(target, of=of)
 
 
-def workload_named(name: str, of: str = OWN) -> Schedule:
+def workload_named(name: str, of: str = DEFAULT_ADAPTER) -> Schedule:
     """The adapter's base workload of this name, or its generated one. Raises ScriptDefinitionError with all names."""
     number = number_of(name)
     if number is not None:
@@ -105,7 +105,7 @@ def workload_named(name: str, of: str = OWN) -> Schedule:
         raise ScriptDefinitionError(f"the workload {name!r} of {of} cannot be read: {exc}") from exc
 
 
-def is_one_word(target: str, of: str = OWN) -> bool:
+def is_one_word(target: str, of: str = DEFAULT_ADAPTER) -> bool:
     """Whether a target is the name of something, and no schedule. Raises ScriptDefinitionError for a missing file."""
     if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
         return False

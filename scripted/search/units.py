@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
@@ -80,7 +80,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     ray: str | None = None
     mutant: str | None = None
     stop_at_first: bool = False
-    adapter: str = OWN
+    adapter: str = DEFAULT_ADAPTER
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class Finding(msgspec.Struct, frozen=True):
     target: str
     extra: tuple[Placed, ...]
     failure: Failure
-    adapter: str = OWN
+    adapter: str = DEFAULT_ADAPTER
     mutant: str | None = None
 
     @property

@@ -20,7 +20,7 @@ from scripted_lockstep.mutants import CONTRACTS, MUTANTS, mutant_named
 from ci.register import register_cpu_ci
 from scripted import RequestRefused, ScriptedSim, ScriptError
 from scripted.cli.single_run import show_mutant
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.script.loader import find_test, load_test, scripts_in
 from scripted.script.options import ScriptOptions
 
@@ -321,7 +321,7 @@ def _failure(test, arguments, mutant):
     assert inspect.isgeneratorfunction(test.script)
     options = msgspec.structs.replace(test.options, check_every_step=False, max_steps=MUTANT_MAX_STEPS)
     try:
-        if test.adapter != OWN:
+        if test.adapter != DEFAULT_ADAPTER:
             adapter = adapter_named(test.adapter)
             adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
         else:

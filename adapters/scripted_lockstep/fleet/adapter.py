@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from engine.core.config import EngineConfig
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.fleets.adapter import FleetAdapter
@@ -48,7 +48,7 @@ class LockstepFleets(FleetAdapter):
     """Fleets of engines of this project."""
 
     name = NAME
-    of = OWN
+    of = DEFAULT_ADAPTER
     inner_actions = tuple(kind for kind in all_actions() if kind not in _NOT_HERE)
     space = FleetSpace(
         NAME,
@@ -72,7 +72,7 @@ class LockstepFleets(FleetAdapter):
         return config.engine.model_copy(update={"role": role_of(name)})
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedEngine:
-        run = MemberRun(self.config_of(config, name), OWN, machine.clock, record=record)
+        run = MemberRun(self.config_of(config, name), DEFAULT_ADAPTER, machine.clock, record=record)
         return SearchedEngine(name, run, config.names)
 
     def run_script(
@@ -87,7 +87,7 @@ class LockstepFleets(FleetAdapter):
         """Refuse: a script of several engines is a script of one engine. Raises ScriptDefinitionError."""
         del script, arguments, options, mutant
         raise ScriptDefinitionError(
-            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter {OWN}, and "
+            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter {DEFAULT_ADAPTER}, and "
             f"t.engines({', '.join(map(repr, config.names))})"
         )
 

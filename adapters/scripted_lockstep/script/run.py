@@ -33,7 +33,7 @@ from engine.core.plan import ForwardMode
 from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
 from engine.core.scheduler.deadlines import earliest
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.clock import VirtualClock
 from scripted.core.errors import BadCall, NotIdle, Overdue, RequestRefused
 from scripted.core.violation import Violation
@@ -82,7 +82,7 @@ class EngineRun(ScriptedRun):
 
     def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource | None) -> None:
         machine = EngineMachine(scheduler.limits, digests=True, scheduler=scheduler)
-        super().__init__(None, OWN, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
+        super().__init__(None, DEFAULT_ADAPTER, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
         self.world, self.tier = world, world.tier
         self.handles: EngineHandles = EngineHandles()
         self.grammars = world.grammars = HeldGrammars()

@@ -12,7 +12,7 @@ from engine.core.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConf
 from engine.core.errors import ConfigError
 from engine.core.limits import Limits
 from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
@@ -251,7 +251,7 @@ class EngineSpace:
             elif "loras" in row and (index == 0 or rng.random() < 0.8):
                 fields["lora"] = rng.choice(("x", "x", "y")) if index else "x"
             placed.append(Placed(first + step, StartRequest(**fields)))
-        schedule = Schedule(config, (), OWN).with_placed(placed)
+        schedule = Schedule(config, (), DEFAULT_ADAPTER).with_placed(placed)
         schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
         schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
         return schedule.with_placed(list(twisted(row[TWIST], rng, schedule, limits))) if TWIST in row else schedule
@@ -434,4 +434,4 @@ def _with_everything() -> Schedule:
     """Make a schedule whose requests have all kinds, so that each kind of event can be added."""
     config = EngineConfig(model=EMBEDDED_WINDOW_MODEL, max_loras=1, waiting_timeout_s=1.0, max_total_tokens=1024)
     start = StartRequest(rid="a", prompt=9, regex="[a-c]{2}", lora="x", timeout_s=1.0)
-    return Schedule(config, (Placed(1, start),), OWN)
+    return Schedule(config, (Placed(1, start),), DEFAULT_ADAPTER)

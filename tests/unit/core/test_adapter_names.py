@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 
@@ -27,7 +27,7 @@ def test_a_adapter_is_found_once_and_keeps_the_name_it_was_found_by() -> None:
 
 
 def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
-    assert adapter_named("scripted_lockstep.adapter:ADAPTER").workloads == adapter_named(OWN).workloads
+    assert adapter_named("scripted_lockstep.adapter:ADAPTER").workloads == adapter_named(DEFAULT_ADAPTER).workloads
 
 
 @pytest.mark.parametrize(

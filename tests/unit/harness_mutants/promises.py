@@ -27,7 +27,7 @@ from engine import EngineConfig
 from engine.core.messages import Generate, SamplingParams
 from scripted import BadCall, ScriptFailed, ScriptOptions
 from scripted.core.account import Account
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.forks import Copier, Frozen
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.schedule import Schedule
@@ -405,10 +405,10 @@ def shrinking_keeps_the_failure_and_nothing_else() -> None:
 
 def isolated(script: Any) -> dict[str, int]:
     options = ScriptOptions(must_assert=True, timeout_s=20.0)
-    test = ScriptedTest(config=EngineConfig(), adapter=OWN, tiers=("sim",), options=options, script=script)
+    test = ScriptedTest(config=EngineConfig(), adapter=DEFAULT_ADAPTER, tiers=("sim",), options=options, script=script)
 
     def run() -> Any:
-        return script_runner(OWN).run_script(script, {}, config=test.config, options=options, mutant=None)
+        return script_runner(DEFAULT_ADAPTER).run_script(script, {}, config=test.config, options=options, mutant=None)
 
     return run_isolated(test, options, run)
 
@@ -489,9 +489,9 @@ def scripts_that_ask_nothing_are_told() -> None:
     with pytest.raises(BadCall, match="never ran"):
         made.check_made()
     options = ScriptOptions(must_assert=True, must_step=True)
-    test = ScriptedTest(config=EngineConfig(), adapter=OWN, tiers=("sim",), options=options, script=asserts_nothing)
+    test = ScriptedTest(config=EngineConfig(), adapter=DEFAULT_ADAPTER, tiers=("sim",), options=options, script=asserts_nothing)
     with pytest.raises(ScriptFailed, match="without one assertion"):
-        script_runner(OWN).run_script(asserts_nothing, {}, config=test.config, options=options, mutant=None)
+        script_runner(DEFAULT_ADAPTER).run_script(asserts_nothing, {}, config=test.config, options=options, mutant=None)
 
 
 def weak(t: Any, tokens: int) -> Iterator[None]:

@@ -14,7 +14,7 @@ from every_case import every_case
 from scripted_lockstep.mutants import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
 from scripted_lockstep.mutants.gallery import switched_on
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import read_mutants
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -50,7 +50,7 @@ def test_a_mutant_names_a_test_that_exists(mutant):
     assert mutant.bug
     assert mutant.origin
     assert mutant.signature
-    assert adapter_named(mutant.adapter or OWN).workloads
+    assert adapter_named(mutant.adapter or DEFAULT_ADAPTER).workloads
 
 
 def test_the_races_of_the_gallery_are_there():

@@ -39,7 +39,7 @@ from engine import EngineConfig
 from engine.core.messages import FinishReason
 from engine.core.scheduler import Books, Scheduler, policy
 from scripted import ScriptOptions
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.script.isolation import run_isolated
 from scripted.script.on_adapters import script_runner
 from scripted.script.scripted_test import ScriptedTest
@@ -176,6 +176,6 @@ def isolated(script: Any, config: Any = None, **options: Any) -> dict[str, int]:
     )
 
     def run() -> Any:
-        return script_runner(OWN).run_script(script, {}, config=test.config, options=given, mutant=None)
+        return script_runner(DEFAULT_ADAPTER).run_script(script, {}, config=test.config, options=given, mutant=None)
 
     return run_isolated(test, given, run)

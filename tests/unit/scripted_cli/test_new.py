@@ -14,7 +14,7 @@ from engine import EngineConfig
 from engine.core.errors import ConfigError
 from scripted.cli import app
 from scripted.cli.new import new_test, write_lint_rules
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.failure import ServerDied
@@ -65,7 +65,7 @@ def test_a_project_without_suites_gets_tests_without_a_registration(tmp_path, mo
     written = [new_test("mine").read_text()]
     config = EngineConfig(pp_size=2)
     typed: list[Statement] = [VerbCall('t.start_req(rid="r1", prompt_len=4)', "r1", "r1"), StepOn(1)]
-    save_session(tmp_path / "test_saved.py", adapter_named(OWN), config, typed)
+    save_session(tmp_path / "test_saved.py", adapter_named(DEFAULT_ADAPTER), config, typed)
     written.append((tmp_path / "test_saved.py").read_text())
     written.append(script_text(Draft(Schedule.parse("default; 1 start a prompt=3"), ()), name="found"))
     for text in written:

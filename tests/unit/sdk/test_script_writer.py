@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripted import ScriptDefinitionError, ScriptFailed
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.schedule import Schedule
 from scripted.script.loader import load_test
 from scripted.search.execution import execute, record
@@ -211,4 +211,4 @@ def test_a_script_of_a_adapter_is_no_target_of_the_engine(tmp_path: Path) -> Non
     path = tmp_path / "test_written.py"
     path.write_text(text_of(schedule_of(FOUND, FIXED)), encoding="ascii")
     with pytest.raises(ScriptDefinitionError, match=r"is a script of the adapter .*fixed.py; run it with pytest"):
-        adapter_named(OWN).script_target(f"{path}::test_written")
+        adapter_named(DEFAULT_ADAPTER).script_target(f"{path}::test_written")

@@ -17,7 +17,7 @@ import pytest
 from scripted_lockstep.space.targets import SPACE
 
 from scripted import api
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -47,7 +47,7 @@ def space_of(of: str) -> Space:
 
 
 @pytest.mark.parametrize(
-    ("of", "first", "targets"), [(OWN, 0, 250), (OWN, 7000, 250), (OUTSIDE, 0, 60), (EXAMPLE, 0, 40)]
+    ("of", "first", "targets"), [(DEFAULT_ADAPTER, 0, 250), (DEFAULT_ADAPTER, 7000, 250), (OUTSIDE, 0, 60), (EXAMPLE, 0, 40)]
 )
 def test_every_pair_of_features_meets_in_the_first_targets(of: str, first: int, targets: int) -> None:
     space = space_of(of)
@@ -63,7 +63,7 @@ def test_every_feature_is_in_one_of_the_first_targets() -> None:
     """A short search meets each at least once: of equal levels a row takes the one that the fewest rows have."""
     levels = {(feature, level) for feature, levels in SPACE.features.items() for level in levels}
     for first in (0, 1000, 2000):
-        assert levels == {level for number in range(first, first + 20) for level in row_of(number, OWN).items()}
+        assert levels == {level for number in range(first, first + 20) for level in row_of(number, DEFAULT_ADAPTER).items()}
 
 
 def test_only_what_the_configuration_refuses_does_not_meet() -> None:
@@ -101,8 +101,8 @@ def test_what_is_on_is_in_the_schedule() -> None:
     }
     met = set()
     for number in range(120):
-        line = str(generated_schedule(number, OWN))
-        for feature in row_of(number, OWN).items():
+        line = str(generated_schedule(number, DEFAULT_ADAPTER))
+        for feature in row_of(number, DEFAULT_ADAPTER).items():
             if feature in signs:
                 met.add(feature)
                 assert signs[feature] in line, (feature, line)
@@ -113,10 +113,10 @@ def test_a_number_is_one_schedule_in_every_process() -> None:
     numbers = (0, 17, 3017)
     code = (
         "from scripted.search.generated import generated_schedule\n"
-        f"for n in {numbers}: print(generated_schedule(n, {OWN!r}))\n"
+        f"for n in {numbers}: print(generated_schedule(n, {DEFAULT_ADAPTER!r}))\n"
         f"print(generated_schedule(5, {OUTSIDE!r}))"
     )
-    expected = [str(generated_schedule(number, OWN)) for number in numbers] + [str(generated_schedule(5, OUTSIDE))]
+    expected = [str(generated_schedule(number, DEFAULT_ADAPTER)) for number in numbers] + [str(generated_schedule(5, OUTSIDE))]
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
@@ -126,7 +126,7 @@ def test_a_number_is_one_schedule_in_every_process() -> None:
 
 def test_a_generated_schedule_is_read_back_from_its_line() -> None:
     for number in range(60):
-        schedule = generated_schedule(number, OWN)
+        schedule = generated_schedule(number, DEFAULT_ADAPTER)
         assert Schedule.parse(str(schedule)) == schedule
 
 
@@ -136,7 +136,7 @@ def test_equal_blocks_stand_behind_different_prefixes() -> None:
     for number in range(40):
         prompts = []
         for _, fields in drawn_requests({"sharing": "blocks"}, random.Random(number), marks):
-            start = adapter_named(OWN).actions
+            start = adapter_named(DEFAULT_ADAPTER).actions
             kind = next(action for action in start if action.is_start)
             prompts.append(kind(**fields).prompt_ids)  # type: ignore[attr-defined]
         blocks = {(at, prompt[at : at + 4]): prompt[:at] for prompt in prompts for at in range(0, len(prompt) - 3, 4)}
@@ -159,11 +159,11 @@ class _Stubborn:
 
 
 def test_numbers_that_are_refused_are_drawn_again_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = adapter_named(OWN)
+    adapter = adapter_named(DEFAULT_ADAPTER)
     stubborn, draws = _Stubborn(), []
     monkeypatch.setattr(type(adapter), "space", stubborn)
     with pytest.raises(HarnessError, match=r"makes no configuration in 1000 draws of .*: a must not be b"):
-        generated_schedule(987_000, OWN)
+        generated_schedule(987_000, DEFAULT_ADAPTER)
 
     def seldom(row: Row, rng: random.Random) -> Schedule:
         draws.append(row)
@@ -172,7 +172,7 @@ def test_numbers_that_are_refused_are_drawn_again_and_never_left_out(monkeypatch
         return Schedule.parse("default; 1 start a prompt=3")
 
     monkeypatch.setattr(stubborn, "draw", seldom, raising=False)
-    assert str(generated_schedule(987_001, OWN)) == "default; 1 start a prompt=3"
+    assert str(generated_schedule(987_001, DEFAULT_ADAPTER)) == "default; 1 start a prompt=3"
 
 
 def test_rows_never_end_and_stay_within_what_is_allowed() -> None:
@@ -307,7 +307,7 @@ def test_large_targets_have_prompts_that_are_worth_waiting_for() -> None:
 
 def test_seeds_search_other_targets() -> None:
     assert first_of(0) == 0
-    assert {str(generated_schedule(first_of(seed), OWN)) for seed in range(5)}.__len__() == 5
+    assert {str(generated_schedule(first_of(seed), DEFAULT_ADAPTER)) for seed in range(5)}.__len__() == 5
 
 
 @pytest.mark.parametrize("text", ["generated:", "generated:x", "generated:-1", "generated:12345678901"])
@@ -319,15 +319,15 @@ def test_a_target_needs_its_number(text: str) -> None:
 
 
 def test_an_adapter_without_a_space_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(type(adapter_named(OWN)), "space")
+    monkeypatch.delattr(type(adapter_named(DEFAULT_ADAPTER)), "space")
     with pytest.raises(ScriptDefinitionError, match=r"declares no space .* --corpus"):
-        generated_schedule(986_000, OWN)
+        generated_schedule(986_000, DEFAULT_ADAPTER)
 
 
 # -- searched --
 
 
-@pytest.mark.parametrize("of", [OWN, OUTSIDE, EXAMPLE])
+@pytest.mark.parametrize("of", [DEFAULT_ADAPTER, OUTSIDE, EXAMPLE])
 def test_a_healthy_scheduler_keeps_its_promises_under_generated_targets(of: str) -> None:
     for number in range(first_of(41), first_of(41) + 40):
         schedule = generated_schedule(number, of)
@@ -356,7 +356,7 @@ def test_a_search_without_a_target_generates_them() -> None:
 
 def test_the_corpus_is_searched_apart() -> None:
     report = api.explore(corpus=True, schedules=3)
-    assert list(report.by_target) == list(adapter_named(OWN).workloads)[:3]
+    assert list(report.by_target) == list(adapter_named(DEFAULT_ADAPTER).workloads)[:3]
 
 
 def test_every_event_is_added_to_a_generated_target_by_a_complete_strategy() -> None:
@@ -371,7 +371,7 @@ def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
     assert number_of(finding.target) is not None
     shrunk = api.shrink(finding)
     assert shrunk.fails
-    with adapter_named(OWN).switched_on(finding.mutant):
+    with adapter_named(DEFAULT_ADAPTER).switched_on(finding.mutant):
         failure = execute(Schedule.parse(str(shrunk.schedule))).failure
     assert failure is not None
     assert failure.signature == finding.failure.signature
@@ -384,7 +384,7 @@ def test_one_generated_target_in_21_shows_that_the_machine_is_deterministic(
     monkeypatch.setattr(Prefixes, "_check_determinism", lambda prefixes: twice.append(prefixes.base))
     for number in range(20, 23):
         target_named(generated_target(number), is_copied=False)
-    assert twice == [generated_schedule(21, OWN)]
+    assert twice == [generated_schedule(21, DEFAULT_ADAPTER)]
 
 
 class _Windowed(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search import mutant_search
 from scripted.search.execution import Outcome, execute
@@ -127,7 +127,7 @@ def test_what_fails_without_the_mutant_too_does_not_count(tmp_path: Path, monkey
 
     def execute_on_a_sick_scheduler(schedule: Schedule) -> Outcome:
         asked.append(schedule)
-        with adapter_named(OWN).switched_on(FOUND_SOON if len(asked) == 1 else None):
+        with adapter_named(DEFAULT_ADAPTER).switched_on(FOUND_SOON if len(asked) == 1 else None):
             return execute(schedule)
 
     monkeypatch.setattr(mutant_search, "execute", execute_on_a_sick_scheduler)

@@ -15,7 +15,7 @@ from scripted_lockstep.space.rare_scenarios import SCENES, TWISTS, twisted
 from scripted_lockstep.space.targets import SPACE
 
 from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
-from scripted.core.adapters import OWN
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
@@ -36,7 +36,7 @@ def _drawn(row: Row, number: int) -> Schedule:
 
 
 def _twist_of(twist: str, number: int) -> list[Placed]:
-    schedule = Schedule.parse(_BASE, of=OWN)
+    schedule = Schedule.parse(_BASE, of=DEFAULT_ADAPTER)
     return list(twisted(twist, random.Random(number), schedule, limits_of(schedule.config)))
 
 
@@ -45,7 +45,7 @@ def test_a_twist_only_adds(twist: str) -> None:
     """Everything in a target without the twist is still there."""
     added = 0
     for number in range(20):
-        row = row_of(number, OWN)
+        row = row_of(number, DEFAULT_ADAPTER)
         plain, more = _drawn(row, number), _drawn({**row, TWIST: twist}, number)
         assert not Counter(plain.placed) - Counter(more.placed)
         added += plain != more
@@ -53,7 +53,7 @@ def test_a_twist_only_adds(twist: str) -> None:
 
 
 def test_the_first_targets_have_no_twist_and_of_the_others_half() -> None:
-    twists = [row_of(number, OWN).get(TWIST) for number in range(1000, 1116)]
+    twists = [row_of(number, DEFAULT_ADAPTER).get(TWIST) for number in range(1000, 1116)]
     assert twists[:20] == [None] * 20
     drawn = Counter(str(twist) for twist in twists[20:])
     added = {"caught": 12, "pressed-again": 8, "crowd": 4}
@@ -62,7 +62,7 @@ def test_the_first_targets_have_no_twist_and_of_the_others_half() -> None:
 
 def test_a_scene_takes_no_row_from_the_array() -> None:
     """Every two features meet as soon as without it."""
-    rows = [row_of(number, OWN) for number in range(24, 28)]
+    rows = [row_of(number, DEFAULT_ADAPTER) for number in range(24, 28)]
     array = list(itertools.islice(covering_rows(SPACE.features, SPACE.allows, 0, triples=SPACE.triples), 27))
     assert [{key: row[key] for key in row if key != TWIST} for row in rows[:3]] == array[23:26]
     assert rows[3][TWIST] == "loads"

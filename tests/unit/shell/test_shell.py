@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from engine.core.config import EngineConfig
 from scripted.cli import app
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.refusals import BadCommand
 from scripted.report.failure import ServerDied
 from scripted.script.loader import load_test
@@ -32,9 +32,9 @@ AT_THE_END = ScriptOptions(check_every_step=False)
 class Typed:
     """A session that was fed with these lines, and what it showed."""
 
-    def __init__(self, *lines: str, config: Any = None, adapter: str = OWN, mutant: str | None = None) -> None:
+    def __init__(self, *lines: str, config: Any = None, adapter: str = DEFAULT_ADAPTER, mutant: str | None = None) -> None:
         known = adapter_named(adapter)
-        config = config or (PP4 if adapter == OWN else known.read_config({}))
+        config = config or (PP4 if adapter == DEFAULT_ADAPTER else known.read_config({}))
         out = io.StringIO()
         console = Console(file=out, width=120)
         prompt = FilePrompt(io.StringIO("\n".join(lines) + "\n"), console.print)
@@ -256,7 +256,7 @@ def test_an_undo_shows_the_state_that_it_leads_back_to():
 )
 def test_a_clause_that_is_none_is_refused_in_words(line, why):
     with pytest.raises(BadCommand) as refusal:
-        read_command(line, [], WORDS, adapter_named(OWN).actions)
+        read_command(line, [], WORDS, adapter_named(DEFAULT_ADAPTER).actions)
     assert why in str(refusal.value)
 
 

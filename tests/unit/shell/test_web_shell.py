@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.shell import DebugSession, WebPrompt, WebShell
 
 YOURS = str(Path(__file__).parents[3] / "examples/your_scheduler/adapter.py")
@@ -49,10 +49,10 @@ class Browser:
         return dict(json.loads(text))
 
 
-def browse(visit: Callable[[Browser], None], adapter: str = OWN, mutant: str | None = None) -> bool:
+def browse(visit: Callable[[Browser], None], adapter: str = DEFAULT_ADAPTER, mutant: str | None = None) -> bool:
     """Run a session in this thread while the visit goes on in another; what the session ended with."""
     known, prompt, errors = adapter_named(adapter), WebPrompt(), list[BaseException]()
-    fields = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"} if adapter == OWN else {}
+    fields = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"} if adapter == DEFAULT_ADAPTER else {}
     session = DebugSession(known, known.read_config(fields), prompt, prompt.console, mutant=mutant)
 
     def client(browser: Browser) -> None:
