@@ -6,7 +6,7 @@ in the order in which these modules define them.
 
 # isort: off
 from scripted_lockstep.actions.action import (
-    AdministrativeCall,
+    EngineCall,
     EngineAction,
     Intervention,
     all_actions,
@@ -40,7 +40,7 @@ __all__ = [
     "PAUSE_MODES",
     "AbortEverything",
     "AbortRequest",
-    "AdministrativeCall",
+    "EngineCall",
     "BeginProfile",
     "DisconnectClient",
     "EndProfile",

@@ -59,7 +59,7 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         return super().reaches(run) if by_itself else run.machine.scheduler.failure is None
 
 
-class AdministrativeCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True):
+class EngineCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True):
     """A call with a body, which the server's front end turns into its message."""
 
     @property

@@ -22,7 +22,7 @@ from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.script.clients import Call
 from scripted.sdk.action_bases import PauseCall, ResumeCall
-from scripted_lockstep.actions.action import AdministrativeCall
+from scripted_lockstep.actions.action import EngineCall
 
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
@@ -43,7 +43,7 @@ def check_timeout(call: str, timeout_s: Any) -> None:
         raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")
 
 
-class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
+class Flush(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
     """Flushes the cache; with ``timeout_s`` the flush may be deferred."""
 
     timeout_s: float | None = None
@@ -79,7 +79,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
 
 
-class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
+class AbortEverything(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
     """Aborts everything that is alive. In the shell it is ``abort all``."""
 
     examples: ClassVar = ("abort-all",)
@@ -100,7 +100,7 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
         return {"abort_all": True}
 
 
-class PauseServing(AdministrativeCall, PauseCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
+class PauseServing(EngineCall, PauseCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
     mode: PauseMode = PauseMode.RETRACT
 
     examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
@@ -127,7 +127,7 @@ class PauseServing(AdministrativeCall, PauseCall, frozen=True, kw_only=True, omi
         return [cls(mode=mode) for mode in PauseMode]
 
 
-class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
+class ResumeServing(ResumeCall, EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     event: ClassVar = ContinueGeneration
     # It is worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
@@ -139,7 +139,7 @@ class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, o
         return ResumeServing().post(t)
 
 
-class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
+class SleepServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
     """Releases the memory of the stages."""
 
     level: int = 1
@@ -180,7 +180,7 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         return f"sleep (level={event.level}, {event.mode})"
 
 
-class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
+class WakeServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
     """Restores the memory of the stages."""
 
     examples: ClassVar = ("wake",)
@@ -201,7 +201,7 @@ class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=T
         return super().reaches(run) and not run.machine.scheduler.books.is_awake
 
 
-class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
+class BeginProfile(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
     """Begins a profile of the stages. It takes a place in the pipeline."""
 
     examples: ClassVar = ("profile",)
@@ -225,7 +225,7 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         return isinstance(message, StartProfile)
 
 
-class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
+class EndProfile(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
     examples: ClassVar = ("profile-end",)
     added_beside: ClassVar = "profile"
     event: ClassVar = StopProfile

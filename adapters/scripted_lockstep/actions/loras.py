@@ -12,7 +12,7 @@ from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted.core.verb import Verb
 from scripted.script.clients import Call
-from scripted_lockstep.actions.action import AdministrativeCall, EventReader
+from scripted_lockstep.actions.action import EngineCall, EventReader
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _names_in(base: SearchBase) -> Iterable[str]:
     return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
 
 
-class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
+class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
     """Loads the embedded model's LoRA of ``seed``, or the one in ``path_of_lora``, as ``name``."""
 
     name: str
@@ -85,7 +85,7 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
         return f"load LoRA {printable(event.name)} from {printable(event.path)}"
 
 
-class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
+class LoraUnload(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
     """Unloads a LoRA by its name; with ``timeout_s`` the call waits for the requests that use it."""
 
     name: str

@@ -15,7 +15,7 @@ from scripted.core.phrases import plural, printable
 from scripted.core.verb import Verb
 from scripted.script.clients import Call
 from scripted.sdk.action_bases import as_seconds
-from scripted_lockstep.actions.action import AdministrativeCall, EventReader, Intervention
+from scripted_lockstep.actions.action import EngineCall, EventReader, Intervention
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _seed_of(weights: str | None) -> int | None:
     return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None
 
 
-class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
+class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
     """Replaces the weights by the embedded ones of ``seed``, or by those of ``path_of_weights``.
 
     With ``timeout_s`` the update may be deferred.

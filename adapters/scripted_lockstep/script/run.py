@@ -45,7 +45,7 @@ from scripted.script.run import ScriptedRun
 from scripted.script.state import MicrobatchInFlight, mode_of
 from scripted.script.values import Listed
 from scripted.script.wait import Steps
-from scripted_lockstep.actions import AdministrativeCall
+from scripted_lockstep.actions import EngineCall
 from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.oracle.growth import check_growth, check_sizes, check_stages
 from scripted_lockstep.oracle.step_checks import EngineOracle
@@ -273,7 +273,7 @@ class EngineRun(ScriptedRun):
             self.world.wait()
         return True
 
-    def call(self, action: AdministrativeCall) -> Call:
+    def call(self, action: EngineCall) -> Call:
         """Make an administrative call; returns when its message is here. Raises RequestRefused."""
         for name, value in (action.body or {}).items():
             as_json(f"POST {action.route}", name, value)

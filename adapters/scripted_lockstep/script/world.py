@@ -17,7 +17,7 @@ from engine.frontend.text.answer import Decoder
 from engine.pipeline.wire import StageView
 from scripted.core.errors import BadCall
 from scripted.script.clients import Call, ClientView
-from scripted_lockstep.actions import AdministrativeCall
+from scripted_lockstep.actions import EngineCall
 from scripted_lockstep.simulated.grammar import HeldGrammars
 from scripted_lockstep.simulated.transfers import SimulatedTransfers
 
@@ -42,7 +42,7 @@ class Clients(Protocol):
         """POST ``body`` to ``/generate``, or with a ``first_page`` to ``/prefill``."""
         ...
 
-    def call(self, action: AdministrativeCall) -> Call: ...
+    def call(self, action: EngineCall) -> Call: ...
 
     def disconnect(self, view: ClientView) -> None: ...
 

@@ -16,7 +16,7 @@ import pytest
 from base_workloads import WORKLOADS
 from every_case import every_case
 from scripted_lockstep.actions import (
-    AdministrativeCall,
+    EngineCall,
     FailGrammar,
     FailTransfer,
     HoldGrammars,
@@ -317,7 +317,7 @@ def test_a_report_has_words_for_it(action: Action) -> None:
     _, records = record(scheduled(action))
     for event in events_of(action, records):
         assert event_text(event) not in ("", type(event).__name__)
-    if isinstance(action, AdministrativeCall):
+    if isinstance(action, EngineCall):
         names = call_names(records)
         assert all(names[event.call_id] not in ("", type(event).__name__) for event in events_of(action, records))
 
@@ -382,7 +382,7 @@ def test_an_update_to_a_folder_is_read_back_as_one_to_embedded_weights() -> None
 
 def test_a_call_knows_its_own_message_from_another_ones() -> None:
     first, second = (kind for kind in ALL if kind.__name__ in ("Flush", "ResumeServing"))
-    assert isinstance(call := first(), AdministrativeCall)
-    assert isinstance(other := second(), AdministrativeCall)
+    assert isinstance(call := first(), EngineCall)
+    assert isinstance(other := second(), EngineCall)
     assert call.is_sent_as(call.message("any id"))
     assert not call.is_sent_as(other.message("any id"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_lockstep.actions import AdministrativeCall, BeginProfile, all_actions
+from scripted_lockstep.actions import EngineCall, BeginProfile, all_actions
 
 from engine.core.messages import (
     Abort,
@@ -386,8 +386,8 @@ def test_a_refused_call_names_the_field(play, path: str, body: Any, fault: str, 
 CALLS = [parse_placed(f"1 {text}", all_actions()).action for kind in all_actions() for text in kind.examples]
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if isinstance(call, AdministrativeCall)], ids=str)
-def test_a_scripts_call_arrives_as_its_message(play, call: AdministrativeCall) -> None:
+@pytest.mark.parametrize("call", [call for call in CALLS if isinstance(call, EngineCall)], ids=str)
+def test_a_scripts_call_arrives_as_its_message(play, call: EngineCall) -> None:
     """D09: what the sim tier makes of a verb is what the route makes of its HTTP call."""
 
     async def scene(stage) -> None:

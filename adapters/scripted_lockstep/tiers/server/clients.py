@@ -19,7 +19,7 @@ from engine.frontend.sessions.prefill_bodies import PREFILL as PREFILL_PATH
 from scripted.core.errors import BadCall, NoAnswer
 from scripted.script.clients import Call, Chunk, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
-from scripted_lockstep.actions import AdministrativeCall
+from scripted_lockstep.actions import EngineCall
 from scripted_lockstep.actions.bodies import view_of
 from scripted_lockstep.tiers.server.loop_thread import LoopThread
 
@@ -58,7 +58,7 @@ class HttpClients(LoopThread):
         self._open[id(view)] = self._spawn(self._generate(path, view, body))
         return view
 
-    def call(self, action: AdministrativeCall) -> Call:
+    def call(self, action: EngineCall) -> Call:
         call = Call(action.path)
         self._spawn(self._call(call, action))
         return call
@@ -146,7 +146,7 @@ class HttpClients(LoopThread):
         if not all(choice.terminal_answers for choice in view.choices):
             view.fail("the stream ended without a terminal answer")
 
-    async def _call(self, call: Call, action: AdministrativeCall) -> None:
+    async def _call(self, call: Call, action: EngineCall) -> None:
         try:
             response = await self._http.post(action.path, json=action.body)
             call.answer(response.status_code, response.text if response.is_success else _error_text(response.content))

@@ -27,7 +27,7 @@ from engine.frontend.sessions.sessions import NativeShape, Session, Sessions, fi
 from engine.frontend.text.tokenizer import ChatTemplate
 from engine.grammar.source import fault_of
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
-from scripted_lockstep.actions import AdministrativeCall, LoraLoad
+from scripted_lockstep.actions import EngineCall, LoraLoad
 from scripted_lockstep.actions.bodies import view_of
 from scripted_lockstep.actions.client_requests import PREFILL_ENGINE, of_role
 from scripted_lockstep.script.followed_answers import ByteDecoder
@@ -94,7 +94,7 @@ class SimClients:
             self._open[id(view)] = session
         return view
 
-    def call(self, action: AdministrativeCall) -> Call:
+    def call(self, action: EngineCall) -> Call:
         call = Call(action.path)
         try:
             self._require_life()
@@ -177,7 +177,7 @@ class SimClients:
             raise refusal_of(grammar, fault, field)
 
 
-def _check_call(action: AdministrativeCall, model_name: str) -> None:
+def _check_call(action: EngineCall, model_name: str) -> None:
     """Raise ApiError for a call that its route refuses."""
     if (body := OPERATOR_ROUTES[action.route].body) is not None:
         parse_body(body, msgspec.json.encode(action.body))
