@@ -19,7 +19,7 @@ from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
 from scripted.search.covering import Row
-from scripted.search.generated import EVENT, REQUEST_FEATURES, TWIST, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import EVENT, REQUEST_FEATURES, SCENARIO, Marks, drawn_events, drawn_requests, event_kinds
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 _OTHER: Final = "other"
@@ -65,7 +65,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
         self._needed |= needed
         self._is_crowded = bool(crowded)
-        self._needed[TWIST] = crowded
+        self._needed[SCENARIO] = crowded
         self._is_possible: Callable[[_SettingsT | None], bool] = functools.lru_cache(maxsize=4096)(
             self._makes_a_machine
         )

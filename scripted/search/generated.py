@@ -27,14 +27,14 @@ _NAME: Final = re.compile(r"generated:(\d{1,10})")
 # Targets of one covering array; the next ones have an array of their own, so that a large number costs no more.
 _BLOCK: Final = 1000
 _SEARCHES: Final = 1_000_000
-# So many targets of an array have every feature by itself, without a twist.
+# The first targets of an array have every feature by itself, without a scenario.
 _PLAIN_TARGETS: Final = 20
-# Of the others in each group of so many the first has one, which may hide what is in the rest of it; the last is a
-# scene, which has no row of the array.
+# In each later group of targets the first has a rare scenario, which may hide the rest of its events; the last is a
+# scene and takes no row of the array.
 _GROUP_TARGETS: Final = 4
 # The share of a row's features that a scene has: most would keep it from happening.
 _KEPT: Final = 0.3
-TWIST: Final = "twist"
+SCENARIO: Final = "scenario"
 # The numbers of a row are drawn again as often as this, when together they make no configuration. Of rows with many
 # settings of vLLM's two draws of a hundred make one.
 _DRAWS: Final = 1000
@@ -71,16 +71,16 @@ class Space(Protocol):
 
 
 @runtime_checkable
-class HasTwists(Protocol):
-    """A space whose rows may have a twist beside their features: one of these names, by turns."""
+class HasRareScenarios(Protocol):
+    """A space whose rows may have a rare scenario beside their features: one of these names, in turn."""
 
     @property
-    def twists(self) -> Sequence[str]: ...
+    def rare_scenarios(self) -> Sequence[str]: ...
 
 
 @runtime_checkable
 class HasScenes(Protocol):
-    """A space with scenes: twists that need features, each with the levels that it needs."""
+    """A space with scenes: scenarios that need features, each with the levels that it needs."""
 
     @property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]: ...
@@ -114,14 +114,14 @@ def number_of(target: str) -> int | None:
 def row_of(number: int, of: str) -> Row:
     """The features of the target of this number."""
     space, rows, place = space_of(of), _rows(number // _BLOCK, of), number % _BLOCK
-    twists = space.twists if isinstance(space, HasTwists) else ()
+    rare_scenarios = space.rare_scenarios if isinstance(space, HasRareScenarios) else ()
     scenes = space.scenes if isinstance(space, HasScenes) else {}
     turn, member = divmod(place - _PLAIN_TARGETS, _GROUP_TARGETS)
     if turn < 0:
         return rows[place]
     row = rows[place - turn - (member == _GROUP_TARGETS - 1) if scenes else place]
-    if member == 0 and twists:
-        return {**row, TWIST: twists[turn % len(twists)]}
+    if member == 0 and rare_scenarios:
+        return {**row, SCENARIO: rare_scenarios[turn % len(rare_scenarios)]}
     if member == _GROUP_TARGETS - 1 and scenes:
         name = list(scenes)[turn % len(scenes)]
         return _scene(space, row, name, scenes[name], random.Random(number))  # noqa: S311 - the same
@@ -129,7 +129,7 @@ def row_of(number: int, of: str) -> Row:
 
 
 def _scene(space: Space, row: Row, name: str, needed: Mapping[str, tuple[str, ...]], rng: random.Random) -> Row:
-    needs = {**{feature: rng.choice(levels) for feature, levels in needed.items()}, TWIST: name}
+    needs = {**{feature: rng.choice(levels) for feature, levels in needed.items()}, SCENARIO: name}
     wanted = {**{feature: level for feature, level in row.items() if rng.random() < _KEPT}, **needs}
     return wanted if space.allows(wanted) else needs
 

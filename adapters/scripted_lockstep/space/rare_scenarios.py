@@ -46,7 +46,7 @@ PASSED: Final = "passed-over"
 OFTEN: Final = "used-often"
 LORAS: Final = "stream-of-loras"
 # Scenarios that only add to a target, each as often as it is drawn.
-TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
+RARE_SCENARIOS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
 # Scenarios with targets of their own: the features that they need, with the levels to draw from.
 SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     # Several microbatches, each or some with room for a whole prompt.
@@ -77,23 +77,23 @@ _ROWS: Final = 3
 _STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
 
 
-def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
     """Yield the additions to a schedule. Where a crowd would take long, a request is caught instead."""
-    if twist == PRESSED:
+    if scenario == PRESSED:
         return _pressed_again(rng, schedule, limits)
-    if twist == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
+    if scenario == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
         return _equals(rng, schedule, limits)
-    if twist == LOADS and limits.host_pages:
+    if scenario == LOADS and limits.host_pages:
         return _loads(rng, limits)
-    if twist == OFTEN:
+    if scenario == OFTEN:
         return _used_often(rng, limits)
-    if twist in (STREAM, LORAS, SHORT):
+    if scenario in (STREAM, LORAS, SHORT):
         return iter(())
-    tokens = (rng.choice((7, 8, 9)) if twist == PASSED else 6) * limits.total_pages * limits.page_size // 10
+    tokens = (rng.choice((7, 8, 9)) if scenario == PASSED else 6) * limits.total_pages * limits.page_size // 10
     tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
-    if twist == PASSED:
+    if scenario == PASSED:
         return _passed_over(rng, tokens, limits)
-    if twist == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
+    if scenario == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
     return _caught(rng, schedule)
 

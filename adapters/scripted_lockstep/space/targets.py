@@ -17,7 +17,7 @@ from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.covering import Row
-from scripted.search.generated import REQUEST_FEATURES, TWIST, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import REQUEST_FEATURES, SCENARIO, Marks, drawn_events, drawn_requests, event_kinds
 from scripted_lockstep.actions import (
     BeginProfile,
     EndProfile,
@@ -28,7 +28,7 @@ from scripted_lockstep.actions import (
     StartRequest,
 )
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.space.rare_scenarios import MOST_PARTS, SCENES, TWISTS, twisted
+from scripted_lockstep.space.rare_scenarios import MOST_PARTS, SCENES, RARE_SCENARIOS, scenario_additions
 
 _Drawn = dict[str, Any]
 
@@ -204,9 +204,9 @@ class EngineSpace:
         return _TRIPLES
 
     @property
-    def twists(self) -> tuple[str, ...]:
+    def rare_scenarios(self) -> tuple[str, ...]:
         """Scenarios that only add to a target."""
-        return TWISTS
+        return RARE_SCENARIOS
 
     @property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
@@ -254,7 +254,9 @@ class EngineSpace:
         schedule = Schedule(config, (), DEFAULT_ADAPTER).with_placed(placed)
         schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
         schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
-        return schedule.with_placed(list(twisted(row[TWIST], rng, schedule, limits))) if TWIST in row else schedule
+        if SCENARIO in row:
+            schedule = schedule.with_placed(list(scenario_additions(row[SCENARIO], rng, schedule, limits)))
+        return schedule
 
 
 SPACE: Final = EngineSpace()

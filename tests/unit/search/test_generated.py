@@ -25,7 +25,7 @@ from scripted.sdk import Capabilities, Limits, SchedulerAdapter
 from scripted.search.covering import Row, covering_rows, pairs_of
 from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import (
-    TWIST,
+    SCENARIO,
     Marks,
     Space,
     drawn_requests,
@@ -433,7 +433,7 @@ def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
     )
     assert crowded.space.scenes["sessions"] == {"sessions": ("some",)}
     assert list(crowded.space.scenes) == ["sessions", "sessions-alike"]
-    row = {"sessions": "some", TWIST: "sessions"}
+    row = {"sessions": "some", SCENARIO: "sessions"}
     drawn = [crowded.space.draw(row, random.Random(seed)) for seed in range(20)]
     assert {one.config.blocks for one in drawn} == {9, 10}
     assert any(getattr(placed.action, "session", 0) for one in drawn for placed in one.placed)
