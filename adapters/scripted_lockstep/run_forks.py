@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from engine.core.routing.cache_index import CachePicture
+from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Launched, Scheduler
 from engine.core.scheduler.counters import Counters
 from scripted.core.account import Account
@@ -43,7 +43,7 @@ COPIER: Final = Copier(
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls",),
-    CachePicture: ("next", "newest"),
+    CacheMirror: ("next", "newest"),
     Conformance: ("_load_at",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent", "conformance"),

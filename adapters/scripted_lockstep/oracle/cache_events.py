@@ -1,4 +1,4 @@
-"""Checks that KV events tell the truth: a picture made from them alone equals the prefix cache and the host tier."""
+"""Checks that KV events tell the truth: a mirror made from them alone equals the prefix cache and the host tier."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 from engine.core.memory import KVMemory
 from engine.core.memory.node import KvKey, page_keys
-from engine.core.routing.cache_index import CachePicture
+from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import StepResult
 from scripted.core.violation import Violation
 
@@ -16,9 +16,9 @@ def _keys_of(tokens: tuple[int, ...], size: int, kv_key: KvKey, after: bytes | N
     return tuple(page_keys(tokens, size, kv_key, after=after))
 
 
-def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -> None:
-    """Update the picture with one step, and compare. Raises Violation."""
-    picture.take(picture.next, float(result.step), result.cache_events)
+def check_mirror(mirror: CacheMirror, result: StepResult, memory: KVMemory) -> None:
+    """Update the mirror with one step, and compare. Raises Violation."""
+    mirror.take(mirror.next, float(result.step), result.cache_events)
     size = memory.pages.page_size
     last: dict[int, bytes | None] = {memory.tree.root.id: None}
     keys: set[bytes] = set()
@@ -28,7 +28,7 @@ def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -
         last[node.id] = own[-1]
         keys.update(own)
     on_host = {page.key for page in memory.host.kept.values() if page.is_ready} if memory.host is not None else set()
-    for where, told, there in (("pool", picture.pool, keys), ("host", picture.host, on_host)):
+    for where, told, there in (("pool", mirror.pool, keys), ("host", mirror.host, on_host)):
         if told != there:
             raise Violation(
                 f"step {result.step}: of the cached pages in the {where} the KV events tell {len(told)}, there are "

@@ -34,11 +34,11 @@ from engine.core.messages import (
     ended_by,
 )
 from engine.core.plan import Microbatch, SendPages
-from engine.core.routing.cache_index import CachePicture
+from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
-from scripted_lockstep.oracle.cache_events import check_picture
+from scripted_lockstep.oracle.cache_events import check_mirror
 from scripted_lockstep.oracle.growth import check_growth
 from scripted_lockstep.oracle.pages import Pages
 from scripted_lockstep.oracle.restoring import check_checkpoint
@@ -69,7 +69,7 @@ class EngineOracle(Oracle):
         self._pages = Pages(limits) if pages else None
         # This engine's outgoing transfers: where they go, and their numbers at the receiving engine.
         self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
-        self._picture = CachePicture(limits.page_size) if limits.kv_events else None
+        self._mirror = CacheMirror(limits.page_size) if limits.kv_events else None
         self._sent: Sequence[Reply] = ()
 
     def send(self, replies: Sequence[Reply]) -> None:
@@ -132,8 +132,8 @@ class EngineOracle(Oracle):
             self.conformance.check(events, scheduler.now, result, scheduler)
             if self._pages is not None:
                 self._pages.follow(events, result, self.conformance.specification)
-        if self._picture is not None:
-            check_picture(self._picture, result, scheduler.memory)
+        if self._mirror is not None:
+            check_mirror(self._mirror, result, scheduler.memory)
         if corruptions:
             raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
 

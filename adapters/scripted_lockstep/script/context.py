@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from engine.core.routing.cache_index import CachePicture
+from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Request
 from engine.core.stats import EngineStats
 from engine.pipeline.wire import StageView
@@ -92,9 +92,9 @@ class ScriptContext(BaseContext):
         limits = self.scheduler.limits
         if not limits.kv_events:
             raise BadCall("t.told_tokens(prompt_ids) needs KV events; write EngineConfig(kv_events=True)")
-        picture: CachePicture = self._run.picture
+        mirror: CacheMirror = self._run.mirror
         page_size: int = limits.page_size
-        return picture.cached_pages(_token_ids("told_tokens", prompt_ids)) * page_size
+        return mirror.cached_pages(_token_ids("told_tokens", prompt_ids)) * page_size
 
     def stage(self, i: int) -> StageView:
         """Return a stage's own view: last microbatch, counts, a digest of its KV slots."""

@@ -30,7 +30,7 @@ from engine.core.messages import (
     ended_by,
 )
 from engine.core.plan import ForwardMode
-from engine.core.routing.cache_index import CachePicture
+from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
 from engine.core.scheduler.deadlines import earliest
 from scripted.core.adapters import DEFAULT_ADAPTER
@@ -98,7 +98,7 @@ class EngineRun(ScriptedRun):
         # The sizes of the stages before the first script.
         self._stage_sizes: Mapping[str, int] | None = None
         # The cache as a router knows it, from the engine's KV events.
-        self.picture = CachePicture(scheduler.limits.page_size)
+        self.mirror = CacheMirror(scheduler.limits.page_size)
         # Prompts whose KV other engines of a fleet want.
         self.deliveries: list[Generate] = []
         # Makes a fleet of these names with this clock; None where a script has no other engines.
@@ -472,7 +472,7 @@ class EngineRun(ScriptedRun):
         if stepped.microbatch is not None:
             self.results.launched(stepped.microbatch.id, stepped.step)
             self.launches += 1
-        self.picture.take(self.picture.next, self._composed.now, stepped.cache_events)
+        self.mirror.take(self.mirror.next, self._composed.now, stepped.cache_events)
         self.grammars.ordered(stepped.grammars)
         self.last_replies = stepped.replies
         self._alone.note(self._composed.events, stepped.replies)

@@ -253,7 +253,7 @@ class RouterPages:
             why_not=engine.why_not or None,
             requests=fleet.in_flight(name) if fleet.is_known(name) else 0,
             cache=known,
-            cached_pages=self._engines.placement.index.size(name) if cache is None else len(cache.picture.pool),
+            cached_pages=self._engines.placement.index.size(name) if cache is None else len(cache.mirror.pool),
         )
 
 
@@ -269,9 +269,9 @@ class _RouterCollector(Collector):
         flying = {name: float(fleet.in_flight(name)) for name in engines if fleet.is_known(name)}
         yield _gauge("requests_in_flight", "Requests that this router has sent and not seen end.", flying)
         right = {name: float(one.cache.is_right) for name, one in engines.items() if one.cache is not None}
-        yield _gauge("cache_picture_right", "1 while it is known what the engine has cached.", right)
-        pages = {name: float(len(one.cache.picture.pool)) for name, one in engines.items() if one.cache is not None}
-        yield _gauge("cache_picture_pages", "Pages that the engine has cached, as it tells.", pages)
+        yield _gauge("cache_mirror_right", "1 while it is known what the engine has cached.", right)
+        pages = {name: float(len(one.cache.mirror.pool)) for name, one in engines.items() if one.cache is not None}
+        yield _gauge("cache_mirror_pages", "Pages that the engine has cached, as it tells.", pages)
         for name, help_text, counted in (
             ("requests", "Requests sent, second tries too.", counts.requests),
             ("engine_lost", "Requests that found the engine gone.", counts.lost),

@@ -1,7 +1,7 @@
 """The watch over one engine: whether it takes requests, its model, its load, and the contents of its cache.
 
-Owns the order of these questions: an engine gets requests once it was met, and its picture counts while it is right.
-Also owns the sockets for KV events; the picture interprets the batches.
+Owns the order of these questions: an engine gets requests once it was met, and its mirror is used while it is right.
+Also owns the sockets for KV events; the mirror interprets the batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.process.links.endpoint import parse_engine_url
 from engine.process.settings import ServerSettings
 
 ANSWER_S: Final = 5.0
-# What an engine keeps, and what goes with each batch.
+# All batches that an engine keeps, and their frames.
 MOST_ANSWER_BYTES: Final = 2 * MAX_KEPT_BYTES
-# One answer makes a picture right, two after a restart of the engine. The engine goes on publishing meanwhile.
+# One answer makes a mirror right, two after a restart of the engine. The engine goes on publishing meanwhile.
 MOST_QUESTIONS: Final = 4
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Subscription:
     """Keeps ``cache`` right. ``gaps`` counts the times that batches were missing.
 
-    Never raises because of what an engine sends: at worst its picture is in doubt.
+    Never raises because of what an engine sends: at worst its mirror is not used.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, cache: FollowedCache) -> None:
@@ -51,24 +51,24 @@ class Subscription:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until this is cancelled. Where that cannot be done, questions are asked all the same."""
+        """Listen until this is cancelled. If the endpoint cannot be listened to, `ask` still works."""
         with self._context:
             try:
                 await self._listen()
-            except Exception as exc:  # noqa: BLE001 - of what an engine names as its endpoint there is no list
+            except Exception as exc:  # noqa: BLE001 - an engine may name anything as its endpoint
                 logger.warning("%s cannot be listened to: %s", shown(self._endpoint), shown(repr(exc)))
                 self.cache.doubt()
             await asyncio.get_running_loop().create_future()
 
     async def ask(self) -> None:
-        """Ask for the batches since the last one. Asking a right picture too bounds how late a lost batch shows."""
+        """Request the batches since the last one. Doing so for a right mirror too bounds how late a lost batch shows."""
         async with self._asking:
             for _ in range(MOST_QUESTIONS):
                 first = self.cache.wanted
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         batches = await self._answer(first)
-                except Exception as exc:  # noqa: BLE001 - of what an engine sends there is no list
+                except Exception as exc:  # noqa: BLE001 - an engine may send anything
                     why = f"within {ANSWER_S:g} s" if isinstance(exc, TimeoutError) else f"with KV events: {exc}"
                     logger.warning("%s did not answer %s", shown(self._replay_endpoint), shown(why))
                     self.cache.doubt()
@@ -122,7 +122,7 @@ class Subscription:
                     raise BadFrameError(f"more than {MAX_KEPT_BATCHES} batches or {MOST_ANSWER_BYTES} bytes")
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        """Doubt the picture when the connection ends: later batches may come from a restarted engine."""
+        """Doubt the mirror when the connection ends: later batches may come from a restarted engine."""
         while True:
             parse_monitor_message(await monitor.recv_multipart())
             self.cache.doubt()

@@ -1,6 +1,6 @@
-"""The cache of one engine, as its KV events tell: exact while none is missing, and never more than there is.
+"""A mirror of one engine's prefix cache, made from its KV events: exact while no batch is missing, never too large.
 
-Pure: the caller receives the batches, and asks for those again that are missing.
+Pure: the caller receives the batches and requests missing ones again.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final, NamedTuple
 from engine.core.memory.node import PLAIN, KvKey, page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 
-# Known of one engine at most, 64 million tokens in pages of 16: an engine that tells of more is forgotten.
+# 64 million tokens in pages of 16. The mirror of an engine that publishes more starts over.
 MAX_KNOWN_PAGES: Final = 2**22
 MAX_KNOWN_LORAS: Final = 4096
 
 
 class Batch(NamedTuple):
-    """The changes of one step, as they were published: their number, and when they were sent, in seconds."""
+    """The published changes of one step: the batch's number, and the time in seconds at which it was sent."""
 
     number: int
     sent: float
     events: Sequence[CacheEvent]
 
 
-class CachePicture:
-    """``pool`` and ``host`` have the keys of the pages that are cached there; ``next`` is the batch that comes next,
-    ``newest`` the time of the one before.
+class CacheMirror:
+    """The keys of the pages cached in the ``pool`` and on the ``host``.
 
-    After a restart, or where batches are lost for good, it knows what has entered since.
+    ``next`` is the number of the next batch, ``newest`` the time of the last one. After a restart or a permanent loss
+    of batches the mirror has only the pages that entered the cache since.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -40,10 +40,9 @@ class CachePicture:
         self.newest = 0.0
 
     def take(self, number: int, sent: float, events: Sequence[CacheEvent]) -> range:
-        """Take one batch, sent at a time in seconds. Returns the numbers that must come before it; none if it is taken.
+        """Take one batch, ``sent`` in seconds. Returns the numbers of the batches missing before it; none if it is taken.
 
-        A batch that was taken before changes nothing. A lower number that was sent later is of an engine that was
-        started again.
+        A batch that was taken before changes nothing. A lower number with a later time comes from a restarted engine.
         """
         if number < self.next and sent > self.newest:
             self.start_over()
@@ -58,13 +57,13 @@ class CachePicture:
         return range(0)
 
     def start_over(self, number: int = 0) -> None:
-        """Know nothing before this batch: the engine was started again, or those before it are lost."""
+        """Forget everything before this batch: the engine restarted, or the earlier batches are lost."""
         self.pool.clear()
         self.host.clear()
         self.next = number
 
     def cached_pages(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> int:
-        """How many full pages of a prompt the engine would find, in the pool and after them on the host."""
+        """Count the full pages of a prompt that the engine would find in the pool and, following them, on the host."""
         keys = list(page_keys(tokens, self._page_size, kv_key))
         in_pool = len([*takewhile(self.pool.__contains__, keys)])
         return in_pool + len([*takewhile(self.host.__contains__, keys[in_pool:])])
@@ -81,31 +80,31 @@ class CachePicture:
 
 
 class FollowedCache:
-    """The picture of an engine that may die, come back, and be heard with gaps: used while ``is_right``.
+    """The mirror of an engine that may restart and whose batches may be lost; usable while ``is_right``.
 
-    Batches that come live are taken while none is missing. After a gap or a loss of contact an answer to a question is
-    needed: the batches from ``wanted`` on, where an engine that was started again gives itself away. ``versions`` are
-    the engine's own of the LoRAs, by name.
+    Live batches are taken while none is missing. After a gap or a lost connection the caller requests the batches from
+    ``wanted`` on, whose first one shows whether the engine restarted. ``versions`` has the engine's version of each
+    LoRA, by name.
     """
 
     def __init__(self, page_size: int) -> None:
-        self.picture = CachePicture(page_size)
+        self.mirror = CacheMirror(page_size)
         self.versions: dict[str, int] = {}
         self.is_right = False
-        # The newest batch that came while the picture was not right.
+        # The number of the newest live batch that came while the mirror was not right.
         self._passed_by = -1
 
     @property
     def wanted(self) -> int:
-        """The first batch to ask for: the newest that was taken, which the engine that sent it sends again alike."""
-        return max(0, self.picture.next - 1)
+        """The first batch to request: the newest one taken, which the same engine repeats unchanged."""
+        return max(0, self.mirror.next - 1)
 
     def doubt(self) -> None:
-        """Use nothing until the next answer: contact was lost, and the engine may have been started again."""
+        """Do not use the mirror until the next answer: the connection was lost, and the engine may have restarted."""
         self.is_right = False
 
     def live(self, batch: Batch) -> bool:
-        """Take a batch as it is published, unless one before it is missing. Returns ``is_right``."""
+        """Take a published batch unless an earlier one is missing. Returns ``is_right``."""
         if self.is_right:
             self.is_right = not self._take(batch)
         if not self.is_right:
@@ -113,39 +112,39 @@ class FollowedCache:
         return self.is_right
 
     def answered(self, first: int, batches: Sequence[Batch]) -> bool:
-        """Take all that the engine keeps from ``first`` on, which was ``wanted``. Returns ``is_right``.
+        """Take the batches that the engine still keeps from ``first`` on. Returns ``is_right``.
 
-        If that is false, ask again, from ``wanted``: the engine is another one than before, or went on meanwhile.
+        If that is false, request again from ``wanted``: the engine restarted, or published more meanwhile.
         """
-        had = self.picture.next > first
+        had = self.mirror.next > first
         if had and (not batches or (batches[0].number == first and not self._is_of_this_life(batches[0]))):
             self._start_over(0)
             if first:
                 self.is_right = False
                 return False
         for batch in batches:
-            if self._take(batch):  # Those before it are kept no more.
+            if self._take(batch):  # The engine no longer keeps the batches before it.
                 self._start_over(batch.number)
                 self._take(batch)
-        self.is_right = self._passed_by < self.picture.next
+        self.is_right = self._passed_by < self.mirror.next
         self._passed_by = -1
         return self.is_right
 
     def cached_pages(self, tokens: Sequence[int], lora: str = "", salt: int = 0) -> int:
-        """How many full pages of a prompt the engine would find; none while that is not known."""
+        """Count the full pages of a prompt that the engine would find; 0 while the mirror is not right."""
         version = self.versions.get(lora) if lora else 0
-        return self.picture.cached_pages(tokens, (version, salt)) if self.is_right and version is not None else 0
+        return self.mirror.cached_pages(tokens, (version, salt)) if self.is_right and version is not None else 0
 
     def _is_of_this_life(self, batch: Batch) -> bool:
-        """Whether it is a batch that the picture has taken. Only the newest one tells: of others no time is kept."""
-        return batch.number != self.picture.next - 1 or batch.sent == self.picture.newest
+        """Whether the mirror has taken this very batch. Only the newest one can tell: older times are not kept."""
+        return batch.number != self.mirror.next - 1 or batch.sent == self.mirror.newest
 
     def _start_over(self, number: int) -> None:
-        self.picture.start_over(number)
+        self.mirror.start_over(number)
         self.versions.clear()
 
     def _take(self, batch: Batch) -> range:
-        missing = self.picture.take(*batch)
+        missing = self.mirror.take(*batch)
         for event in () if missing else batch.events:
             if isinstance(event, PagesStored) and event.lora_name:
                 self.versions[event.lora_name] = event.kv_key[0]

@@ -1,7 +1,7 @@
 """KV events: what an engine tells of its prefix cache is what is there, in the pool and on the host, after every step.
 
 Goal: a router that follows them finds what it was promised. Method: prompts that share prefixes, then what takes pages
-away: evictions, a flush, a host that is too small, a failed copy. The oracle keeps a picture made of the events beside
+away: evictions, a flush, a host that is too small, a failed copy. The oracle keeps a mirror made of the events beside
 the tree. Origin: vLLM's KV events; Dynamo pull request 12643. Mutants: an-eviction-is-not-told, a-flush-is-not-told,
 a-page-is-told-of-another-prefix, a-copy-is-told-before-it-is-there, a-host-page-goes-without-a-word.
 """

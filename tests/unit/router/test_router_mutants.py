@@ -12,7 +12,7 @@ from tests.unit.routing import test_operators as operators
 from tests.unit.routing import test_placement as placement
 
 OPERATORS = "engine.core.routing.operators:Operators"
-PICTURE = "engine.core.routing.cache_index:FollowedCache"
+CACHE = "engine.core.routing.cache_index:FollowedCache"
 
 
 def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: str, becomes: str) -> Mutant:
@@ -24,11 +24,11 @@ def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: st
 MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     (
         mutant(
-            "a-picture-outlives-its-engine",
-            "Dynamo pull request 14796 (a router with a stale picture)",
-            "an engine that was started again has told less than the life before, and its picture keeps those pages",
-            "a picture of an earlier life is used",
-            f"{PICTURE}.answered",
+            "a-mirror-outlives-its-engine",
+            "Dynamo pull request 14796 (a router with a stale mirror)",
+            "an engine that was started again has told less than the life before, and its mirror keeps those pages",
+            "a mirror of an earlier life is used",
+            f"{CACHE}.answered",
             "if had and (",
             "if had and batches and (",
         ),
@@ -36,11 +36,11 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     ),
     (
         mutant(
-            "a-loss-of-contact-leaves-the-picture",
+            "a-loss-of-contact-leaves-the-mirror",
             "Dynamo pull request 13898",
             "prompts go to an engine for what it had before its connection broke",
-            "a picture of an earlier life is used",
-            f"{PICTURE}.doubt",
+            "a mirror of an earlier life is used",
+            f"{CACHE}.doubt",
             "self.is_right = False",
             "pass",
         ),
@@ -50,9 +50,9 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         mutant(
             "a-gap-is-passed-over",
             "Dynamo pull request 11984",
-            "a batch is missing, and the picture that lacks it is used",
-            "a picture behind a gap is used",
-            f"{PICTURE}.live",
+            "a batch is missing, and the mirror that lacks it is used",
+            "a mirror behind a gap is used",
+            f"{CACHE}.live",
             "self.is_right = not self._take(batch)",
             "self._take(batch)",
         ),

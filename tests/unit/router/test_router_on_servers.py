@@ -161,5 +161,5 @@ def test_two_engines_and_a_kill(routed: Routed) -> None:
     number = 1 + [*routed.engines].index(first)
     routed.start(number, port=int(first.rpartition(":")[2]))
     until(lambda: routed.health()[first]["why_not"] is None and routed.health()[first]["cache"] == "right")
-    assert routed.health()[first]["cached_pages"] == 0, "a picture of an earlier life is used"
+    assert routed.health()[first]["cached_pages"] == 0, "a mirror of an earlier life is used"
     assert routed.asked()[0] == other

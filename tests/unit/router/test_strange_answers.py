@@ -21,7 +21,7 @@ from engine.core.frames import BadFrameError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.memory.node import page_keys
 from engine.core.messages import PagesStored
-from engine.core.routing.cache_index import MAX_KNOWN_PAGES, Batch, CachePicture, FollowedCache
+from engine.core.routing.cache_index import MAX_KNOWN_PAGES, Batch, CacheMirror, FollowedCache
 from engine.core.routing.placement import Placement, Prompt, Rules
 from engine.frontend.http.kv_events import EventBatch, _told, batch_in
 from engine.frontend.http.peers import (
@@ -79,12 +79,12 @@ def test_ten_thousand_damaged_answers_are_a_value_within_bounds_or_a_fault(name:
     assert read_right > COUNT // 100, "the damage leaves next to nothing to read"
 
 
-def test_ten_thousand_damaged_batches_of_events_leave_a_picture_that_can_be_used() -> None:
+def test_ten_thousand_damaged_batches_of_events_leave_a_mirror_that_can_be_used() -> None:
     right = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.0, [_told(EVENT), _told(EVENT)])))
     cache = FollowedCache(SIZE)
     taken = 0
     for number, payload in enumerate(damaged(right, msgspec.msgpack.encode, COUNT)):
-        written = [cache.picture.next.to_bytes(8, "big"), number.to_bytes(8, "big"), payload[:8], b""][number % 4]
+        written = [cache.mirror.next.to_bytes(8, "big"), number.to_bytes(8, "big"), payload[:8], b""][number % 4]
         try:
             batch = batch_in((b"", written, payload)[number % 3 :])
         except BadFrameError:
@@ -216,7 +216,7 @@ def test_an_event_without_end_ends_its_stream_and_takes_no_memory(monkeypatch: p
     play(scene)
 
 
-def test_a_picture_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_KNOWN_PAGES > 10**6
     monkeypatch.setattr("engine.core.routing.cache_index.MAX_KNOWN_PAGES", 100)
     monkeypatch.setattr("engine.core.routing.cache_index.MAX_KNOWN_LORAS", 10)
@@ -225,9 +225,9 @@ def test_a_picture_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         stored = PagesStored(parent=None, keys=(number.to_bytes(16, "big"),), kv_key=(1, 0), lora_name=str(number))
         cache.live(Batch(number, float(number), [stored]))
-        assert len(cache.picture.pool) <= 100
+        assert len(cache.mirror.pool) <= 100
         assert len(cache.versions) <= 10
-    assert isinstance(cache.picture, CachePicture)
+    assert isinstance(cache.mirror, CacheMirror)
 
 
 ODD_MESSAGES: tuple[tuple[bytes, ...], ...] = (

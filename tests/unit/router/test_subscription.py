@@ -1,4 +1,4 @@
-"""KV events over ZMQ, from the publisher of an engine to the picture of a router: gaps and restarts included."""
+"""KV events over ZMQ, from the publisher of an engine to the mirror of a router: gaps and restarts included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
+def test_a_mirror_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
     live, again = f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/again"
 
     async def scene() -> None:
@@ -45,21 +45,21 @@ def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
             assert not cache.cached_pages(IDS)
             await subscription.ask()
             assert cache.cached_pages(IDS) == 3
-            assert (cache.versions, cache.picture.host) == ({"x": 3}, {KEYS[0]})
+            assert (cache.versions, cache.mirror.host) == ({"x": 3}, {KEYS[0]})
             # A subscriber is one when the publisher has heard of it; what was not heard is asked for.
-            await until(lambda: bool(events.publish([PagesRemoved(keys=KEYS[2:])]) or cache.picture.next > 2))
+            await until(lambda: bool(events.publish([PagesRemoved(keys=KEYS[2:])]) or cache.mirror.next > 2))
             await until(lambda: cache.cached_pages(IDS) == 2)
             loop.remove_reader(events._replay.getsockopt(zmq.FD))
             events.close()
             await until(lambda: not cache.is_right)
-            assert not cache.cached_pages(IDS), "a picture of an earlier life is used"
+            assert not cache.cached_pages(IDS), "a mirror of an earlier life is used"
             events = KvEvents(live, again)
             events.listen(loop)
             for _ in range(5):
                 events.publish([CacheCleared()])
             await subscription.ask()
             assert cache.is_right
-            assert not cache.cached_pages(IDS), "a picture of an earlier life is used"
+            assert not cache.cached_pages(IDS), "a mirror of an earlier life is used"
             events.publish([STORED])
             await subscription.ask()
             assert cache.cached_pages(IDS) == 3
@@ -76,7 +76,7 @@ def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
     asyncio.run(bounded())
 
 
-def test_what_is_no_batch_leaves_the_picture_in_doubt(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_batch_leaves_the_mirror_in_doubt(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         subscription = Subscription("ipc:///none", "ipc:///none", FollowedCache(SIZE))
         subscription.cache.answered(0, [])

@@ -43,7 +43,7 @@ class Engines:
             first = self.caches[name].wanted
             if self.caches[name].answered(first, self.told[name][first:]):
                 return
-        raise AssertionError(f"three answers of {name} did not make its picture right")
+        raise AssertionError(f"three answers of {name} did not make its mirror right")
 
     def restart(self, name: str) -> None:
         """Its process is another one; what was sent there has ended."""
@@ -80,7 +80,7 @@ def test_pages_behind_a_gap_are_not_counted_on() -> None:
     engines.tell("b", stored())
     engines.tell("b", CacheCleared(), arrives=False)
     engines.tell("b", stored(IDS[:4]))
-    assert engines.visit()[1] == 0, "a picture behind a gap is used"
+    assert engines.visit()[1] == 0, "a mirror behind a gap is used"
     engines.answer("b")
     assert engines.visit() == ("b", 1)
 
@@ -92,12 +92,12 @@ def test_pages_of_an_earlier_life_are_not_counted_on(before: int) -> None:
     for _ in range(before):
         engines.tell("b", stored())
     engines.restart("b")
-    assert engines.visit()[1] == 0, "a picture of an earlier life is used"
+    assert engines.visit()[1] == 0, "a mirror of an earlier life is used"
     for _ in range(2):
         engines.tell("b", stored((7,) * 8))
-    assert engines.visit()[1] == 0, "a picture of an earlier life is used"
+    assert engines.visit()[1] == 0, "a mirror of an earlier life is used"
     engines.answer("b")
-    assert engines.visit()[1] == 0, "a picture of an earlier life is used"
+    assert engines.visit()[1] == 0, "a mirror of an earlier life is used"
     assert engines.visit((7,) * 8) == ("b", 2)
 
 

@@ -125,7 +125,7 @@ def test_a_bug_of_one_engine_is_found_and_names_the_engine() -> None:
 
 
 @pytest.mark.parametrize("method", ["answered", "heard"])
-def test_a_picture_of_prefill_engines_that_is_wrong_in_the_end_is_found(
+def test_a_mirror_of_prefill_engines_that_is_wrong_in_the_end_is_found(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Prefills, method, lambda *_: None)

@@ -1,4 +1,4 @@
-"""A picture of a cache made of its KV events: right after gaps and restarts, and never too large."""
+"""A mirror of a cache made of its KV events: right after gaps and restarts, and never too large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.core.memory import KVMemory
 from engine.core.memory.cache_log import CacheLog
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.core.routing.cache_index import Batch, CachePicture, FollowedCache
+from engine.core.routing.cache_index import Batch, CacheMirror, FollowedCache
 
 SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 
@@ -57,7 +57,7 @@ class Engine:
 
 
 def test_ten_thousand_batches_with_gaps_late_answers_and_restarts() -> None:
-    """While it is used the picture is a part of the cache; all of it, unless what is missing can no longer be had.
+    """While it is used the mirror is a part of the cache; all of it, unless what is missing can no longer be had.
 
     A restart is seen as a loss of contact, after which the numbers of the new life may be those of the old one.
     """
@@ -92,39 +92,39 @@ def test_ten_thousand_batches_with_gaps_late_answers_and_restarts() -> None:
             if rng.random() < 0.1:
                 followed.live(step(now + 0.8))
                 seen["passed by"] += 1
-            life = followed.picture.next > first > 0 and first < len(times)
-            seen["same number"] += life and times[first] != followed.picture.newest
+            life = followed.mirror.next > first > 0 and first < len(times)
+            seen["same number"] += life and times[first] != followed.mirror.newest
             if followed.answered(first, answer):
                 whole = (whole or first == 0) and kept.start == first
                 seen["lost"] += kept.start > first
-        if followed.is_right and followed.picture.next == len(times):
+        if followed.is_right and followed.mirror.next == len(times):
             whole = whole or isinstance(engine.sent[-1][-1], CacheCleared)
             if now % 4:
                 continue
-            assert followed.picture.pool <= engine.keys, f"batch {now}: a page is told that is not there"
-            assert not whole or followed.picture.pool == engine.keys, f"batch {now}: a page is there and not told"
+            assert followed.mirror.pool <= engine.keys, f"batch {now}: a page is told that is not there"
+            assert not whole or followed.mirror.pool == engine.keys, f"batch {now}: a page is there and not told"
             seen["quiet"] += 1
     assert min(seen.values()) > 5, seen
 
 
 def test_a_batch_that_comes_again_changes_nothing() -> None:
-    picture, ids = CachePicture(SIZE), list(range(8))
+    mirror, ids = CacheMirror(SIZE), list(range(8))
     stored = PagesStored(parent=None, keys=tuple(page_keys(ids, SIZE, (0, 0))), tokens=tuple(ids))
-    picture.take(0, 1.0, [stored])
-    picture.take(1, 2.0, [CacheCleared()])
-    assert not picture.take(0, 1.0, [stored])
-    assert not picture.pool
+    mirror.take(0, 1.0, [stored])
+    mirror.take(1, 2.0, [CacheCleared()])
+    assert not mirror.take(0, 1.0, [stored])
+    assert not mirror.pool
     # A lower number that was sent later is of an engine that was started again.
-    assert not picture.take(0, 3.0, [stored])
-    assert picture.next == 1
+    assert not mirror.take(0, 3.0, [stored])
+    assert mirror.next == 1
 
 
 def test_a_prompt_is_found_in_the_pool_and_after_it_on_the_host() -> None:
-    picture, ids = CachePicture(SIZE), list(range(14))
+    mirror, ids = CacheMirror(SIZE), list(range(14))
     keys = tuple(page_keys(ids, SIZE, (0, 0)))
     stored = PagesStored(parent=None, keys=keys[:1], tokens=tuple(ids[:4]))
-    assert not picture.take(0, 1.0, [stored, PagesStored(parent=None, keys=keys[1:], on_host=True)])
-    assert [picture.cached_pages(ids), picture.cached_pages(ids, (1, 0)), picture.cached_pages(ids[:7])] == [3, 0, 1]
-    picture.take(1, 2.0, [PagesRemoved(keys=keys[1:2], on_host=True)])
-    assert picture.cached_pages(ids) == 1
-    assert picture.take(5, 3.0, []) == range(2, 5)
+    assert not mirror.take(0, 1.0, [stored, PagesStored(parent=None, keys=keys[1:], on_host=True)])
+    assert [mirror.cached_pages(ids), mirror.cached_pages(ids, (1, 0)), mirror.cached_pages(ids[:7])] == [3, 0, 1]
+    mirror.take(1, 2.0, [PagesRemoved(keys=keys[1:2], on_host=True)])
+    assert mirror.cached_pages(ids) == 1
+    assert mirror.take(5, 3.0, []) == range(2, 5)
