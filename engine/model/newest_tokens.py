@@ -101,7 +101,7 @@ class NewestTokens:
     def note(self, segments: Sequence[Segment], completion: Completion, *, on_device: bool) -> None:
         """Note the next result, of a microbatch without drafts. ``on_device``: the device has its tokens already.
 
-        Drops the rows' earlier tokens in any case: a row may have a new tenant.
+        Drops the rows' earlier tokens in any case: a row may have a new request.
         """
         chosen = _chosen(segments, completion)
         for segment in segments:

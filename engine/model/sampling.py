@@ -65,7 +65,7 @@ class Sampler:
         self._any_never = bool(never)
 
     def adopt(self, segment: Segment) -> None:
-        """Note the sampling spec of a row's new tenant. Its history determines its place in its grammar."""
+        """Note the sampling spec of a row's new request. Its history determines its place in its grammar."""
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
             self._matchers.pop(segment.row, None)
@@ -194,7 +194,7 @@ class Sampler:
         return masked
 
     def _matcher_of(self, row: int, spec: SamplingSpec) -> Matcher:
-        """Return a row's matcher; a new tenant gets a new one, which catches up from the request's history."""
+        """Return a row's matcher; a new request gets a new one, which catches up from the request's history."""
         matcher = self._matchers.get(row)
         if matcher is None:
             assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"

@@ -92,7 +92,7 @@ class SlotRecord:
                 part[:] = kept[host]
 
     def abandon(self, segments: Sequence[Segment]) -> None:
-        """Stop checking the rows of a microbatch that was not computed, each until its next tenant.
+        """Stop checking the rows of a microbatch that was not computed, each until its next request.
 
         Later parts of the same prompts may be on their way already. They will read what was never written, but their
         requests have ended: no client sees the result.

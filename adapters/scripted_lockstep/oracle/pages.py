@@ -1,8 +1,7 @@
 """The account of rows and pages as the stages learn of them: who may write where, and what is read.
 
 For stages that do not report their reads. Page numbers come from plans and completions alone; owners and tokens come
-from the specification. A request's stay in a row is a tenancy, from the segment that opens it to the last microbatch
-with it.
+from the specification. A request holds its row from the segment with its sampling to its last microbatch.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from scripted_lockstep.specification.specification import Specification
 from scripted_lockstep.specification.transfers import SpecifiedTransfer
 
 
-class Tenancy:
-    """One stay in a row. ``pages`` is the row of the stages' page tables.
+class RowHolder:
+    """A request that holds a row. ``pages`` is that row of the stages' page tables.
 
-    ``lost`` are the indices of pages that were given to another request since the stages learned of them. ``kv_key`` is
-    the version of its LoRA with its cache salt.
+    ``lost`` has the indices of pages that another request got after the stages learned of them. ``kv_key`` is the
+    version of the LoRA with the cache salt.
     """
 
     __slots__ = ("chain", "in_flight", "kv_key", "lost", "pages", "request", "row")
@@ -49,13 +48,13 @@ class Tenancy:
 
 
 class Pages:
-    """Follows the pages of one engine; ``rows`` are the tenancies by row."""
+    """Follows the pages of one engine; ``rows`` has the holder of each row."""
 
     def __init__(self, limits: Limits) -> None:
-        self.rows: dict[int, Tenancy] = {}
+        self.rows: dict[int, RowHolder] = {}
         self._size = limits.page_size
-        self._flights: deque[tuple[Microbatch, list[Tenancy]]] = deque()
-        # The number of tenancies that use each page.
+        self._flights: deque[tuple[Microbatch, list[RowHolder]]] = deque()
+        # The number of holders that use each page.
         self._users: dict[int, int] = {}
         # A hash over all tokens up to the end of each full and confirmed page, wherever it was written.
         self._content: dict[int, int] = {}
@@ -85,8 +84,8 @@ class Pages:
             self._on_host.clear()
             self._to_host.clear()
         owners = {id(owner) for owner in memory.owners}
-        for tenancy in [one for one in self.rows.values() if id(one.request) not in owners]:
-            self._close(tenancy)
+        for holder in [one for one in self.rows.values() if id(one.request) not in owners]:
+            self._close(holder)
         for order in result.transfers:
             if isinstance(order, ReceivePages):
                 self._expect(order, specification.transfers.open[order.transfer])
@@ -97,76 +96,76 @@ class Pages:
         """Expect arriving KV in these pages: nothing may use them from now on."""
         for page in order.pages:
             self._content.pop(page, None)
-            for tenancy in self.rows.values():
-                if tenancy.in_flight and tenancy.uses_of(page):
-                    raise Violation(f"page {page} is to be received while {tenancy} uses it in flight")
+            for holder in self.rows.values():
+                if holder.in_flight and holder.uses_of(page):
+                    raise Violation(f"page {page} is to be received while {holder} uses it in flight")
         self._receiving[order.transfer] = order.pages, transfer
 
     def _receive(self, event: PagesReceived) -> None:
         """Take the pages that came, which hold the prompt that was asked for."""
         pages, transfer = self._receiving.pop(event.transfer, ((), None))
         if transfer is not None:
-            receiver = Tenancy(transfer.request, -1, 0)
+            receiver = RowHolder(transfer.request, -1, 0)
             for index, page in enumerate(pages[: event.pages], transfer.first):
                 self._content[page] = self._hash_of(receiver, index)
 
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
         """Follow a launch: its copies, then every page table, then its writes and reads."""
         loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
-        # Tenancies that begin again in this step leave first: two may take each other's rows.
+        # Holders that begin again in this step leave first: two may swap rows.
         begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
-        for tenancy in [one for one in self.rows.values() if one.request in begun]:
-            self._close(tenancy)
-        tenancies = [self._tenancy_of(segment, specification) for segment in microbatch.segments]
-        self._flights.append((microbatch, tenancies))
-        fresh: list[tuple[int, Tenancy]] = []
-        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
-            tenancy.in_flight += 1
+        for holder in [one for one in self.rows.values() if one.request in begun]:
+            self._close(holder)
+        holders = [self._holder_of(segment, specification) for segment in microbatch.segments]
+        self._flights.append((microbatch, holders))
+        fresh: list[tuple[int, RowHolder]] = []
+        for segment, holder in zip(microbatch.segments, holders, strict=True):
+            holder.in_flight += 1
             if segment.pages:
-                fresh += [(page, tenancy) for page in self._tell(segment, tenancy, loaded)]
-        for page, tenancy in fresh:
-            self._give(page, tenancy)
+                fresh += [(page, holder) for page in self._tell(segment, holder, loaded)]
+        for page, holder in fresh:
+            self._give(page, holder)
         self._content.update(loaded)
         if loaded and (strange := loaded.keys() - {page for page, _ in fresh}):
             raise Violation(f"pages {sorted(strange)} are loaded from the host for no request of the microbatch")
-        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
+        for segment, holder in zip(microbatch.segments, holders, strict=True):
             end = segment.start + len(segment.token_ids)
-            if tenancy.lost and min(tenancy.lost) * self._size < end:
-                index = min(tenancy.lost)
-                raise Violation(f"{tenancy} reads page {tenancy.pages[index]}, which was given to another request")
-            if len(tenancy.pages) != -(-end // self._size):
-                raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
+            if holder.lost and min(holder.lost) * self._size < end:
+                index = min(holder.lost)
+                raise Violation(f"{holder} reads page {holder.pages[index]}, which was given to another request")
+            if len(holder.pages) != -(-end // self._size):
+                raise Violation(f"{holder} needs {-(-end // self._size)} pages, its table is {holder.pages}")
 
-    def _tenancy_of(self, segment: Segment, specification: Specification) -> Tenancy:
-        """Return a request's stay in a row; a new one when the segment brings sampling."""
-        request, tenancy = specification.live[segment.rid], self.rows.get(segment.row)
+    def _holder_of(self, segment: Segment, specification: Specification) -> RowHolder:
+        """Return the holder of a segment's row; a new one when the segment brings sampling."""
+        request, holder = specification.live[segment.rid], self.rows.get(segment.row)
         if segment.sampling is None:
-            if tenancy is None or tenancy.request is not request:
-                raise Violation(f"{segment.rid} goes on in row {segment.row}, in which is {tenancy}")
-            return tenancy
+            if holder is None or holder.request is not request:
+                raise Violation(f"{segment.rid} goes on in row {segment.row}, in which is {holder}")
+            return holder
         if self.rows.get(segment.row) is not None:
-            raise Violation(f"row {segment.row} is given to {segment.rid} while {tenancy} is in it")
-        self.rows[segment.row] = tenancy = Tenancy(request, segment.row, segment.lora)
-        return tenancy
+            raise Violation(f"row {segment.row} is given to {segment.rid} while {holder} is in it")
+        self.rows[segment.row] = holder = RowHolder(request, segment.row, segment.lora)
+        return holder
 
     def _land(self, completion: Completion) -> None:
         """Take a microbatch's result. The pages that it filled without an error may be shared from now on."""
-        microbatch, tenancies = self._flights.popleft()
+        microbatch, holders = self._flights.popleft()
         failed, accepted = completion.error is not None, iter(completion.accepted)
         if microbatch.copies is not None:
             self._land_copies(microbatch.copies, failed=failed)
-        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
-            tenancy.in_flight -= 1
+        for segment, holder in zip(microbatch.segments, holders, strict=True):
+            holder.in_flight -= 1
             if failed:
                 continue
             rejected = segment.drafts - next(accepted) if segment.drafts else 0
             end = segment.start + len(segment.token_ids) - rejected
             # With drafts a request may have ended before the last accepted token.
-            for index in range(segment.start // self._size, min(end, len(tenancy.request.ids)) // self._size):
-                self._content[tenancy.pages[index]] = self._hash_of(tenancy, index)
+            for index in range(segment.start // self._size, min(end, len(holder.request.ids)) // self._size):
+                self._content[holder.pages[index]] = self._hash_of(holder, index)
             if rejected:
-                # Pages of rejected drafts no longer belong to the tenant.
-                self._trim(tenancy, -(-end // self._size))
+                # The holder loses the pages of rejected drafts.
+                self._trim(holder, -(-end // self._size))
 
     def _carry_out(self, copies: Copies) -> dict[int, int]:
         """Note the new content of the host. Returns the content of the pages that are loaded from it."""
@@ -189,37 +188,37 @@ class Pages:
         for _, page in copies.into if failed else ():
             self._content.pop(page, None)
 
-    def _trim(self, tenancy: Tenancy, kept: int) -> None:
-        for index, page in enumerate(tenancy.pages[kept:], kept):
-            if index not in tenancy.lost:
+    def _trim(self, holder: RowHolder, kept: int) -> None:
+        for index, page in enumerate(holder.pages[kept:], kept):
+            if index not in holder.lost:
                 self._forget_user(page)
-        del tenancy.pages[kept:]
-        tenancy.lost = frozenset(index for index in tenancy.lost if index < kept)
+        del holder.pages[kept:]
+        holder.lost = frozenset(index for index in holder.lost if index < kept)
 
-    def _close(self, tenancy: Tenancy) -> None:
-        """End a tenancy: its row and its pages may be given to others."""
-        del self.rows[tenancy.row]
-        for index, page in enumerate(tenancy.pages):
-            if index not in tenancy.lost:
+    def _close(self, holder: RowHolder) -> None:
+        """Release a row: others may get it and its pages."""
+        del self.rows[holder.row]
+        for index, page in enumerate(holder.pages):
+            if index not in holder.lost:
                 self._forget_user(page)
 
-    def _tell(self, segment: Segment, tenancy: Tenancy, loaded: Mapping[int, int]) -> list[int]:
-        """Bring a page table up to date. Returns the pages that the tenancy will write."""
+    def _tell(self, segment: Segment, holder: RowHolder, loaded: Mapping[int, int]) -> list[int]:
+        """Update a page table. Returns the pages that the holder will write."""
         first, size = segment.page_start, self._size
-        if first > len(tenancy.pages):
-            raise Violation(f"{tenancy} has {len(tenancy.pages)} pages and is told of the one at {first}")
-        before, tenancy.pages[first:] = tenancy.pages[first:], segment.pages
+        if first > len(holder.pages):
+            raise Violation(f"{holder} has {len(holder.pages)} pages and is told of the one at {first}")
+        before, holder.pages[first:] = holder.pages[first:], segment.pages
         for index, page in enumerate(before, first):
-            if index in tenancy.lost:
-                tenancy.lost -= {index}
+            if index in holder.lost:
+                holder.lost -= {index}
             else:
                 self._forget_user(page)
         fresh = []
-        own = {page for index, page in enumerate(tenancy.pages[:first]) if index not in tenancy.lost}
+        own = {page for index, page in enumerate(holder.pages[:first]) if index not in holder.lost}
         for index, page in enumerate(segment.pages, first):
             self._users[page] = self._users.get(page, 0) + 1
             if page in own:
-                raise Violation(f"{tenancy} has page {page} twice in its table {tenancy.pages}")
+                raise Violation(f"{holder} has page {page} twice in its table {holder.pages}")
             own.add(page)
             if index - first < len(before) and before[index - first] == page:
                 continue
@@ -227,23 +226,23 @@ class Pages:
                 fresh.append(page)
             elif page in loaded:
                 fresh.append(page)
-                if loaded[page] != self._hash_of(tenancy, index):
-                    raise Violation(f"{tenancy} loads page {page} at index {index}, which does not hold its tokens")
-            elif self._content.get(page) != self._hash_of(tenancy, index):
-                raise Violation(f"{tenancy} shares page {page} at index {index}, which does not hold its tokens")
+                if loaded[page] != self._hash_of(holder, index):
+                    raise Violation(f"{holder} loads page {page} at index {index}, which does not hold its tokens")
+            elif self._content.get(page) != self._hash_of(holder, index):
+                raise Violation(f"{holder} shares page {page} at index {index}, which does not hold its tokens")
         return fresh
 
-    def _give(self, page: int, tenancy: Tenancy) -> None:
-        """Take a page from all other tenancies: they may not use it until they are sent a new one."""
+    def _give(self, page: int, holder: RowHolder) -> None:
+        """Take a page from all other holders: they may not use it until they get a new one."""
         self._content.pop(page, None)
         if self._users[page] == 1:
             return
         for other in self.rows.values():
             uses = other.uses_of(page)
-            if other is tenancy or not uses:
+            if other is holder or not uses:
                 continue
             if other.in_flight:
-                raise Violation(f"page {page} is given to {tenancy} while {other} uses it in flight")
+                raise Violation(f"page {page} is given to {holder} while {other} uses it in flight")
             other.lost |= uses
             self._users[page] -= len(uses)
 
@@ -252,10 +251,10 @@ class Pages:
         if not self._users[page]:
             del self._users[page]
 
-    def _hash_of(self, tenancy: Tenancy, index: int) -> int:
+    def _hash_of(self, holder: RowHolder, index: int) -> int:
         """Return the hash over a request's tokens up to the end of its page at ``index``, and over its KV key."""
-        chain, size = tenancy.chain, self._size
+        chain, size = holder.chain, self._size
         while len(chain) <= index:
             start = len(chain) * size
-            chain.append(hash((chain[-1] if chain else tenancy.kv_key, *tenancy.request.ids[start : start + size])))
+            chain.append(hash((chain[-1] if chain else holder.kv_key, *holder.request.ids[start : start + size])))
         return chain[index]

@@ -64,9 +64,9 @@ _MISTAKE: Final = 0x5EED
 
 
 class _Row:
-    """A stage's page table row: its tenant's pages, and the write counts of those pages when it last looked.
+    """A stage's page table row: its request's pages, and the write counts of those pages when it last looked.
 
-    ``poisoned`` rows miss the KV of a failed microbatch: later launches for the same tenant, from before the failure
+    ``poisoned`` rows miss the KV of a failed microbatch: later launches for the same request, from before the failure
     was known, compute nothing, and their results are dropped. With ``looks_back`` a token depends on all tokens before
     it. ``newest`` is the token chosen last, from which a segment planned ahead continues.
     """
@@ -422,7 +422,7 @@ class SimulatedPipeline:
         return (row.newest,)
 
     def _take_over(self, segment: Segment) -> _Row:
-        """Bring a row's page table and tenant up to date."""
+        """Update a row's page table and request."""
         if segment.sampling is not None:
             self._rows[segment.row] = _Row(segment.sampling)
         row = self._rows[segment.row]

@@ -390,7 +390,7 @@ class Planner:
             page_start=unsent,
             pages=tuple(lease.pages[unsent:]),
             emits=emits,
-            # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
+            # Only with the first segment of a request: a page swapped for the tree's own is sent again, a spec is not.
             sampling=request.spec if start == request.prefill_start else None,
             drafts=len(drafts),
             **share,

@@ -112,7 +112,7 @@ def test_suppressed_tokens_are_not_said_before_their_time() -> None:
     assert len(completion_of(pipeline, segment((1,), pages=(0,), spec=everything)).token_ids) == 1
 
 
-def test_failed_microbatch_poisons_its_rows_until_their_next_tenant() -> None:
+def test_failed_microbatch_poisons_its_rows_until_their_next_request() -> None:
     """A05: what was launched later for the same request computes nothing, and is no corruption."""
     pipeline = pipeline_of()
     pipeline.fail_next_step(1)

@@ -23,7 +23,7 @@ SPECS = [
 ]
 PROMPTS = [[(row * 31 + place * 7) % 190 for place in range(3 + 5 * row)] for row in range(4)]
 # The rows whose prompts each microbatch has, and those that decode: in changing company and order, beside prompts, and
-# a row with another tenant.
+# a row with another request.
 STEPS: Sequence[tuple[Sequence[int], Sequence[int]]] = [
     ((0, 1, 2), ()),
     ((), (0, 1, 2)),

@@ -34,7 +34,7 @@ def assert_alike(stage: ChainedStages, plain: ChainedStages) -> None:
 def test_a_token_that_is_not_known_is_the_one_that_was_chosen(
     family: str, window: int, early: bool, checkpoint_of: Callable[[str], Path]
 ) -> None:
-    """C02: greedy and sampled, in changing company, beside prompts and in a row with another tenant."""
+    """C02: greedy and sampled, in changing company, beside prompts and in a row with another request."""
     folder = checkpoint_of(family)
     values = {"attention_backend": "sdpa", "window": window}
     stage = stage_of(folder, ahead=True, early=early, **values)
@@ -72,7 +72,7 @@ def test_a_token_that_never_came_harms_no_other_row(early: bool, checkpoint_of: 
         runner.fail_next()
         flight.give(stage.plan(stage.segment(0, lost), stage.segment(1, lost)))
         flight.give(stage.plan(stage.segment(0, lost), stage.segment(2, after[0]), stage.segment(1, lost)))
-        # The next tenant of a row is checked again.
+        # The next request of a row is checked again.
         stage.done.pop(0)
         flight.give(stage.plan(stage.segment(0, PROMPTS[3], spec=SPECS[3]), stage.segment(2, after[1])))
         results.append(flight.rest())

@@ -146,7 +146,7 @@ def test_the_sanitizer_finds_a_page_overwritten_by_a_sibling() -> None:
 
 @pytest.mark.parametrize("failing_stage", [0, 1])
 def test_the_sanitizer_is_blind_to_the_rest_of_a_failed_prompt(failing_stage: int) -> None:
-    """A05: the next chunk of a failed request is on its way already; its row is checked again for its next tenant."""
+    """A05: the next chunk of a failed request is on its way already; its row is checked again for its next request."""
     chain = chain_of(kv_sanitizer=True, pp_size=2)
     chain.runners[failing_stage].fail_next()
     assert "injected" in str(

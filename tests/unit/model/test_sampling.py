@@ -235,7 +235,7 @@ def _no_history(segment: Segment) -> np.ndarray:
 
 
 @pytest.mark.parametrize("start", [0, 1, 64])
-def test_a_row_s_new_tenant_brings_its_own_settings_wherever_it_starts(start: int) -> None:
+def test_a_row_s_new_request_brings_its_own_settings_wherever_it_starts(start: int) -> None:
     """C02: also after a cached prefix, where its first segment does not begin at the first position."""
     sampler = SamplerHere(never=(), vocab_size=VOCAB)
     seeded = SamplingSpec(seed=11, temperature=5.0, return_logprob=True)

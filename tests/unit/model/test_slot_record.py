@@ -131,7 +131,7 @@ def test_a_row_that_leaves_a_token_out_is_found() -> None:
         recorded.write(part(0, (5,), start=2))
 
 
-def test_what_was_abandoned_is_not_checked_until_the_next_tenant() -> None:
+def test_what_was_abandoned_is_not_checked_until_the_next_request() -> None:
     """A05: later parts of a failed prompt read what was never written; no client sees the result."""
     recorded = Recorded()
     failed = part(0, range(4), pages=(0,))
@@ -167,7 +167,7 @@ def test_kv_of_other_weights_is_found(updates: int) -> None:
 
 
 def test_a_row_of_other_weights_begins_anew() -> None:
-    """Where it ended before is forgotten, so that what its next tenant begins with is not taken for its rest."""
+    """Where it ended before is forgotten, so that what its next request begins with is not taken for its rest."""
     recorded = Recorded()
     recorded.write(part(0, range(3), pages=(0,)))
     recorded.record.change_weights()

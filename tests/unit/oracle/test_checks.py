@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Tamper, str]] = {
     "a position is computed twice": (segments(lambda s: with_(start=s.start - 1)(s)), "computes position .* again"),
     "another request's row is used": (segments(lambda s: with_(row=s.row + 3)(s)), "row"),
     "a token comes of nothing": (segments(lambda s: with_(emits=not s.emits)(s)), "rule Chunks"),
-    "a tenant moves in twice": (segments(lambda s: with_(sampling=None)(s)), "rule Sampling"),
+    "a request gets a row twice": (segments(lambda s: with_(sampling=None)(s)), "rule Sampling"),
     "a stranger is computed": (segments(with_(rid="stranger")), "stranger is launched, but never arrived"),
 }
 

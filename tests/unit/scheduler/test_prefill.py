@@ -168,8 +168,8 @@ def test_decodes_are_spread_over_the_stages() -> None:
     assert sum(decodes) == 8 * 7
 
 
-def test_spec_goes_out_once_a_tenancy() -> None:
-    """Also when a page is swapped for the tree's own, so that a stage does not take it for a new tenant."""
+def test_spec_goes_out_once_for_each_stay_in_a_row() -> None:
+    """Also when a page is swapped for the tree's own, so that a stage does not take it for a new request."""
     engine = SimulatedEngine(pp_size=2, page_size=4)
     engine.step(generate("a", prompt(8), 9))
     engine.step(generate("b", prompt(8), 9))
