@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai
 
-from benchmarks.peers.workers.asked import Generate, answer_asked
+from benchmarks.peers.workers.pipes import Generate, serve_batches
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 # 16 bits of weights are kept as 16 bits; the values are random either way.
@@ -64,4 +64,4 @@ def load(folder: Path, dtype: str) -> Generate:
 
 
 if __name__ == "__main__":
-    answer_asked(load)
+    serve_batches(load)

@@ -17,7 +17,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.workers.asked import Generate, answer_asked, model_config
+from benchmarks.peers.workers.pipes import Generate, serve_batches, model_config
 
 _ARCHITECTURE: Final = "qwen3"
 _BATCH_TOKENS: Final = 512
@@ -142,4 +142,4 @@ def load(folder: Path, dtype: str) -> Generate:
 
 
 if __name__ == "__main__":
-    answer_asked(load)
+    serve_batches(load)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.one_process import Engine
-from benchmarks.peers.workers.asked import Generate, answer_asked
+from benchmarks.peers.workers.pipes import Generate, serve_batches
 from engine.core.config import EngineConfig
 from engine.model.backend import with_its_pages
 
@@ -30,4 +30,4 @@ def load(folder: Path, dtype: str) -> Generate:
 
 
 if __name__ == "__main__":
-    answer_asked(load)
+    serve_batches(load)

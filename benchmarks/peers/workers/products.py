@@ -14,7 +14,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from benchmarks.peers.workers.asked import Generate, answer_asked, model_config
+from benchmarks.peers.workers.pipes import Generate, serve_batches, model_config
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 _STORED: Final = {"float32": np.float32, "bfloat16": np.float16}
@@ -77,4 +77,4 @@ def load(folder: Path, dtype: str) -> Generate:
 
 
 if __name__ == "__main__":
-    answer_asked(load)
+    serve_batches(load)

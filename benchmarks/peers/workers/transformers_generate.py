@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks.peers.workers.asked import Generate, answer_asked
+from benchmarks.peers.workers.pipes import Generate, serve_batches
 
 
 def load(folder: Path, dtype: str) -> Generate:
@@ -29,4 +29,4 @@ def load(folder: Path, dtype: str) -> Generate:
 
 
 if __name__ == "__main__":
-    answer_asked(load)
+    serve_batches(load)

@@ -1,6 +1,6 @@
-"""The worker's side of the pipes: a line of JSON is a batch to generate, the answer is how long it took.
+"""The worker's end of the pipes: a line of JSON orders a batch, the answer has its duration.
 
-Needs nothing but the standard library: workers run in environments of other projects.
+Needs only the standard library: workers run in environments of other projects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Generate", "answer_asked", "model_config"]
+__all__ = ["Generate", "serve_batches", "model_config"]
 
 # Prompts as token ids, and how many new tokens each gets.
 Generate = Callable[[list[list[int]], int], None]
@@ -26,10 +26,10 @@ def model_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def answer_asked(load: Callable[[Path, str], Generate]) -> None:
-    """Be the program ``FOLDER DTYPE``: load, say so, and generate what is asked until the pipe is closed.
+def serve_batches(load: Callable[[Path, str], Generate]) -> None:
+    """Run the program ``FOLDER DTYPE``: load, report it, and generate batches until the pipe closes.
 
-    Prompts come from the asked seed.
+    Prompts are drawn from the order's seed.
     """
     folder, dtype = Path(sys.argv[1]), sys.argv[2]
     vocabulary = model_config(folder)["vocab_size"]
@@ -39,11 +39,11 @@ def answer_asked(load: Callable[[Path, str], Generate]) -> None:
     generate = load(folder, dtype)
     answers.write("{}\n")
     for line in sys.stdin:
-        asked = json.loads(line)
-        numbers = random.Random(asked["seed"])  # noqa: S311 - a workload, no secret
+        order = json.loads(line)
+        numbers = random.Random(order["seed"])  # noqa: S311 - a workload, no secret
         prompts = [
-            [numbers.randrange(vocabulary - 2) for _ in range(asked["prompt_tokens"])] for _ in range(asked["rows"])
+            [numbers.randrange(vocabulary - 2) for _ in range(order["prompt_tokens"])] for _ in range(order["rows"])
         ]
         began = time.monotonic()
-        generate(prompts, asked["new_tokens"])
+        generate(prompts, order["new_tokens"])
         answers.write(json.dumps({"seconds": time.monotonic() - began}) + "\n")
