@@ -12,11 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
-from engine.frontend.text.tools.call_parser import PYTHON_WORDS, SPACE, CallParts, escaped, is_text, refuse_constant
+from engine.frontend.text.tools.call_parser import (
+    PYTHON_WORDS,
+    SPACE,
+    CallParts,
+    Properties,
+    escaped,
+    is_text,
+    refuse_constant,
+)
 from engine.frontend.text.tools.closing_tags import is_closer
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
-_BEFORE_TAG = re.compile(r"[^<]*")
+BEFORE_TAG = re.compile(r"[^<]*")
 
 
 class WrittenArguments:
@@ -37,6 +45,16 @@ class WrittenArguments:
     def end(self) -> None:
         self._parts.argue("}" if self.keys else "{}")
         self._parts.end()
+
+
+def may_follow(key: str, arguments: WrittenArguments, properties: Properties, at_line_start: bool) -> bool:
+    """Return whether an opening tag inside a value begins the next argument: an argument of the tool not given yet.
+
+    If the tool's arguments are unknown, the tag must be at the start of a line.
+    """
+    if not key or key in arguments.keys:
+        return False
+    return key in properties if properties else at_line_start
 
 
 def json_of(written: str, schema: Mapping[str, Any]) -> str:
@@ -106,7 +124,7 @@ class TaggedValues:
     def _until_closed(self, emit: Emit, key: str) -> Reading[bool]:
         text, value = self._text, _Value(emit, lines=self._lines)
         while True:
-            yield from text.run(_BEFORE_TAG, value.add)
+            yield from text.run(BEFORE_TAG, value.add)
             if not (yield from text.peek()):
                 value.end(1 + self._lines if text.has_stopped else int(self._lines))
                 return text.has_stopped

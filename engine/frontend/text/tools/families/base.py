@@ -1,0 +1,110 @@
+"""The base of the parsers of tool calls: one class for each family of models.
+
+A class has the family's name, markers, grammar form, call ids and reader. Text that only looks like a call is emitted
+as content.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.reasoning import Part, PartReader
+from engine.frontend.text.tools.call_grammar import CallForm
+from engine.frontend.text.tools.call_parser import SPACE, CallObject, CallParts, Properties
+from engine.frontend.text.tools.closing_tags import is_closer
+
+
+# Around each call of Hermes, Qwen3-Coder and GLM.
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+# The separators between calls, and a brace too many, which models often write.
+_BETWEEN = re.compile(r"[\s,;}]*")
+
+
+class CallParser(PartReader):
+    """Finds the calls in one answer's text.
+
+    ``tools`` are the names of the tools that the model was given, ``properties`` the argument schemas of each.
+    """
+
+    name: ClassVar[str]
+    form: ClassVar[CallForm]
+    """The form of the family's calls, for grammars."""
+    markers: ClassVar[tuple[str, ...]]
+    """Markers around the family's calls; a tokenizer may have them as special tokens."""
+    separators: ClassVar[tuple[str, ...]] = ()
+    """Text after a call's object that never occurs in JSON outside strings."""
+    closes: ClassVar[bool] = False
+    """Whether a marker closes each call."""
+    typed: ClassVar[bool] = False
+    """Whether the reader needs the argument schemas."""
+
+    def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
+        super().__init__()
+        self._tools = frozenset(tools)
+        self._properties = properties or {}
+        self._parts = CallParts(self._found)
+
+    @classmethod
+    def form_of(cls, template: str) -> CallForm:  # noqa: ARG003 - some families have an older and a newer way
+        """Return the form of calls for models with this chat template."""
+        return cls.form
+
+    @staticmethod
+    def new_id() -> str:
+        """Make an id for a call to which the model gave none."""
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def flush(self, *, stopped: bool = False) -> list[Part]:
+        """End the text; return the remaining parts. ``stopped``: the model ended it, rather than a limit."""
+        self._text.end(stopped=stopped)
+        next(self._reader, None)
+        self._parts.close()
+        return self._advance()
+
+    def _read_objects(self, *, bare: bool = False) -> Reading[None]:
+        """Read calls that are objects: one, several, or a list. Give the marked text back if there is none.
+
+        ``bare``: no marker announced them.
+        """
+        text = self._text
+        yield from text.run(SPACE)
+        listed = (yield from text.peek()) == "[" and (yield from text.sees(self.markers)) is None
+        if listed:
+            text.take(1)
+            yield from text.run(SPACE)
+        found = False
+        while (yield from text.peek()) == "{":
+            stops = self.markers + self.separators
+            if not (yield from CallObject(text, self._parts, stops, self._tools if bare else None).read()):
+                break
+            found = True
+            yield from self._read_between()
+            text.mark()
+        if listed and found and (yield from text.peek()) == "]":
+            text.take(1)
+            text.unmark()
+            yield from self._read_between()
+        self._give_back()
+
+    def _read_between(self) -> Reading[None]:
+        """Read the separator between calls. Its whitespace may be content if no marker closes a call."""
+        between = yield from self._text.word(_BETWEEN)
+        if not self.closes:
+            self._parts.say("".join(character for character in between if character.isspace()))
+
+    def _skip_closer(self, closer: str) -> Reading[bool]:
+        """Read a closing tag at this position, intact or damaged, if there is one."""
+        tag = yield from self._text.tag()
+        if not is_closer(tag, closer, self.markers):
+            return False
+        self._text.take(len(tag))
+        return True
+
+    def _give_back(self) -> None:
+        """Emit the held text as content: it is not a call."""
+        self._parts.say(self._text.unmark())

@@ -1,0 +1,96 @@
+"""The calls of DeepSeek."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import CallForm
+from engine.frontend.text.tools.call_parser import SPACE, read_arguments
+from engine.frontend.text.tools.families.base import CallParser
+
+
+def _marker(*words: str) -> str:
+    """A marker of DeepSeek: a wide bar at both ends, a low block between words."""
+    return "<\uff5c" + "\u2581".join(words) + "\uff5c>"
+
+
+CALLS: Final = _marker("tool", "calls", "begin")
+END_CALLS: Final = _marker("tool", "calls", "end")
+CALL: Final = _marker("tool", "call", "begin")
+END_CALL: Final = _marker("tool", "call", "end")
+SEPARATOR: Final = _marker("tool", "sep")
+FENCE: Final = "```json"
+FENCE_END: Final = "```"
+DEEPSEEK_FENCED_FORM: Final = CallForm(
+    opening=(CALLS,),
+    before=(CALL, "function", SEPARATOR),
+    quoted=False,
+    between=(f"\n{FENCE}\n",),
+    after=(f"\n{FENCE_END}", END_CALL),
+    separator=("\n",),
+    closing=(END_CALLS,),
+)
+_FENCED_NAME = re.compile(r"[^\s<>{}`]*")
+_REST = re.compile(r"[\s`}]*")
+
+
+class DeepSeekParser(CallParser):
+    """DeepSeek V3.1: the name, a separator, JSON. V3 and R1: a type, the separator, the name, JSON in a fenced block.
+
+    Each call stands between two markers, all calls between two more. What stands before the separator is the name,
+    unless the arguments do not come right after it.
+    """
+
+    name = "deepseek"
+    markers = (CALLS, END_CALLS, CALL, END_CALL, SEPARATOR)
+    separators = (FENCE_END,)
+    closes = True
+    form = CallForm(
+        opening=(CALLS,), before=(CALL,), quoted=False, between=(SEPARATOR,), after=(END_CALL,), closing=(END_CALLS,)
+    )
+
+    @classmethod
+    def form_of(cls, template: str) -> CallForm:
+        return DEEPSEEK_FENCED_FORM if FENCE in template else cls.form
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (found := (yield from text.until((CALLS, CALL), self._parts.say))) is not None:
+            text.mark(back=len(found))
+            if found == CALLS:
+                yield from text.run(SPACE)
+                if (yield from text.marker((CALL,))) is None:
+                    self._give_back()
+                    continue
+            while (yield from self._read_call()):
+                text.mark(back=len(CALL))
+            yield from self._skip_closer(END_CALLS)
+
+    def _read_call(self) -> Reading[bool]:
+        """Read one call; True if the opening of another was read after it."""
+        text = self._text
+        name = yield from self._read_name()
+        separated = (yield from text.marker((SEPARATOR,))) is not None
+        yield from text.run(SPACE)
+        if separated and (yield from text.peek()) != "{":
+            name = yield from self._read_name()
+            yield from text.marker((FENCE,))
+            yield from text.run(SPACE)
+        if not (separated and name) or (yield from text.peek()) != "{":
+            self._give_back()
+            return False
+        text.unmark()
+        self._parts.begin(name)
+        yield from read_arguments(text, self._parts, self.markers + self.separators)
+        yield from text.run(_REST)
+        yield from self._skip_closer(END_CALL)
+        yield from text.run(SPACE)
+        return (yield from text.marker((CALL,))) is not None
+
+    def _read_name(self) -> Reading[str]:
+        yield from self._text.run(SPACE)
+        name = yield from self._text.word(_FENCED_NAME)
+        yield from self._text.run(SPACE)
+        return name

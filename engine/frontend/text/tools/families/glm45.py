@@ -1,0 +1,136 @@
+"""The calls of GLM-4.5 and later."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
+from engine.frontend.text.tools.call_parser import SPACE
+from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
+
+
+KEY: Final = "<arg_key>"
+END_KEY: Final = "</arg_key>"
+VALUE: Final = "<arg_value>"
+END_VALUE: Final = "</arg_value>"
+# Neither crosses a tag: a stray one would be read as a part of a key.
+_BARE_NAME = re.compile(r"[^<>\s{}]*")
+_KEY = re.compile(r"[^<]*")
+
+
+class Glm45Parser(CallParser):
+    """GLM-4.5 and later: ``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>``.
+
+    The tags stand in lines or in one line. A call without arguments is a name alone.
+    """
+
+    name = "glm45"
+    markers = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
+    closes = True
+    typed = True
+    form = CallForm(
+        before=(OPEN,),
+        quoted=False,
+        between=("\n",),
+        after=(CLOSE,),
+        separator=("\n",),
+        arguments=ArgumentForm(before=(KEY,), between=(END_KEY, "\n", VALUE), after=(END_VALUE, "\n"), raw=True),
+    )
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (yield from text.until((OPEN,), self._parts.say)) is not None:
+            text.mark(back=len(OPEN))
+            yield from text.run(SPACE)
+            name = yield from text.word(_BARE_NAME)
+            yield from text.run(SPACE)
+            if not name or not (yield from self._is_call(name)):
+                self._give_back()
+                continue
+            text.unmark()
+            self._parts.begin(name)
+            yield from self._read_arguments(name)
+
+    def _is_call(self, name: str) -> Reading[bool]:
+        """Return whether a name is followed by its call; a call of a tool may end here without its closing tag."""
+        tag = yield from self._text.tag()
+        if tag in (KEY, CLOSE) or (name in self._tools and (tag == OPEN or is_closer(tag, CLOSE, self.markers))):
+            return True
+        return name in self._tools and self._text.has_stopped and not (yield from self._text.peek())
+
+    def _read_arguments(self, name: str) -> Reading[None]:
+        """Read up to the end of the call; a truncated call gets no end."""
+        text, arguments, properties = self._text, WrittenArguments(self._parts), self._properties.get(name, {})
+
+        def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
+            del at_line_start
+            text.take(len(tag))
+            if tag == KEY:
+                key = (yield from text.word(_KEY)).strip()
+                opens = (yield from text.sees((END_KEY, VALUE))) is not None
+                return opens and may_follow(key, arguments, properties, at_line_start=True)
+            yield from text.run(SPACE)
+            after = yield from text.tag()
+            if tag == OPEN:
+                return (yield from text.word(_BARE_NAME)) in self._tools
+            follows = after.startswith(OPEN) or not (yield from text.peek())
+            return follows and is_closer(tag, CLOSE, self.markers)
+
+        values = TaggedValues(
+            text, close=END_VALUE, followers=(KEY, OPEN), closers=(CLOSE,), forgotten=forgotten, lines=False
+        )
+        while (yield from self._next_argument()):
+            key = yield from self._read_key()
+            if not (yield from text.peek()):
+                return
+            if not key or key in arguments.keys:
+                whole = yield from values.skip()
+            else:
+                whole = yield from values.read(properties.get(key, {}), arguments, key)
+            if not whole:
+                return
+        if (yield from self._skip_closer(CLOSE)) or text.has_stopped or (yield from text.peek()):
+            arguments.end()
+
+    def _next_argument(self) -> Reading[bool]:
+        """Read through the opening of the next argument; False at the end of the call."""
+        text = self._text
+        while True:
+            yield from text.run(BEFORE_TAG)
+            tag = yield from text.tag()
+            if tag == KEY:
+                text.take(len(tag))
+                return True
+            if not tag or tag == OPEN or is_closer(tag, CLOSE, self.markers):
+                return False
+            # Not part of a call.
+            text.take(len(tag))
+
+    def _read_key(self) -> Reading[str]:
+        """Read a key and the tags around it, which models sometimes double, damage or forget."""
+        text = self._text
+        while (yield from text.marker((KEY,))) is not None:
+            pass
+        key = yield from text.word(_KEY)
+        while (yield from self._skip_closer(END_KEY)) or (yield from self._skip_damaged()):
+            yield from text.run(SPACE)
+        yield from text.marker((VALUE,))
+        return key.strip()
+
+    def _skip_damaged(self) -> Reading[bool]:
+        """Read any other tag between a key and the tag of its value."""
+        text = self._text
+        text.mark()
+        tag = yield from text.tag()
+        text.take(len(tag))
+        yield from text.run(SPACE)
+        is_before_value = bool(tag) and tag not in self.markers and (yield from text.sees((VALUE,))) is not None
+        if is_before_value:
+            text.unmark()
+        else:
+            text.rewind()
+        return is_before_value

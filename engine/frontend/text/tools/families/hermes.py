@@ -1,0 +1,26 @@
+"""The calls of Hermes and Qwen."""
+
+from __future__ import annotations
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import CallForm
+from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+
+
+class HermesParser(CallParser):
+    """Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once for each call.
+
+    The objects end where their braces close, so that a string may name the markers.
+    """
+
+    name = "hermes"
+    markers = (OPEN, CLOSE)
+    closes = True
+    form = CallForm(before=(OPEN, '\n{"name": '), between=(', "arguments": ',), after=("}\n", CLOSE), separator=("\n",))
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (yield from text.until((OPEN,), self._parts.say)) is not None:
+            text.mark(back=len(OPEN))
+            yield from self._read_objects()
+            yield from self._skip_closer(CLOSE)

@@ -1,0 +1,138 @@
+"""The calls of Llama 4, which are Python's."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
+from engine.frontend.text.tools.call_parser import SPACE, read_python_value
+from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.families.base import CallParser
+from engine.frontend.text.tools.tagged_values import WrittenArguments
+
+
+START: Final = "<|python_start|>"
+END: Final = "<|python_end|>"
+_PYTHON_NAME = re.compile(r"[\w.-]*")
+_OPENING = frozenset("[({'\"")
+_NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<'\"]*")
+_PYTHON_KEY = re.compile(r"[^\s=,()\[\]{}\"']*")
+_COMMAS = re.compile(r"[\s,]*")
+
+
+class Llama4Parser(CallParser):
+    """Llama 4: ``[name(key=value), ...]``, calls as Python writes them, as they are or between two markers.
+
+    A list that nothing announces is one of calls if it begins with the name of a tool. After the marker JSON, which the
+    models of this family write too, is read as Llama 3 writes it.
+    """
+
+    name = "llama4"
+    markers = (START, END)
+    # Between the markers, though these models may leave them out: a bracket alone is no sign of calls.
+    form = CallForm(
+        opening=(START, "["),
+        before=(),
+        quoted=False,
+        between=("(",),
+        after=(")",),
+        separator=(", ",),
+        closing=("]", END),
+        arguments=ArgumentForm(between=("=",), separator=(", ",), raw=False),
+    )
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (found := (yield from text.until((START, "["), self._parts.say))) is not None:
+            text.mark(back=len(found))
+            bare = found == "["
+            if not bare:
+                yield from text.run(SPACE)
+                character = yield from text.peek()
+                if character == "{":
+                    yield from self._read_objects()
+                    yield from text.marker((END,))
+                    continue
+                if character != "[":
+                    self._give_back()
+                    continue
+                text.take(1)
+            yield from self._read_list(bare=bare)
+
+    def _read_list(self, *, bare: bool) -> Reading[None]:
+        """Read calls up to the end of their list. Give the marked text back if there is none."""
+        text, found = self._text, False
+        while True:
+            yield from text.run(SPACE)
+            name = yield from text.word(_PYTHON_NAME)
+            if not name or (bare and name not in self._tools) or (yield from text.peek()) != "(":
+                break
+            text.take(1)
+            if not (yield from self._read_call(name)):
+                return
+            found = True
+            yield from text.run(_COMMAS)
+            text.mark()
+            if (yield from text.peek()) == "]":
+                text.take(1)
+                text.unmark()
+                break
+        self._give_back()
+        if found:
+            yield from text.run(SPACE)
+            yield from self._skip_closer(END)
+
+    def _read_call(self, name: str) -> Reading[bool]:
+        """Read the arguments of a call; False if it is truncated or not a call, because arguments have names."""
+        text, arguments = self._text, WrittenArguments(self._parts)
+        yield from text.run(SPACE)
+        begun = False
+        while True:
+            if (yield from text.peek()) == ")" or (begun and (yield from self._lacks_closer())):
+                break
+            key = yield from text.word(_PYTHON_KEY)
+            yield from text.run(SPACE)
+            if not key or (yield from text.peek()) != "=":
+                self._give_back()
+                return False
+            text.take(1)
+            if not begun:
+                begun = True
+                self._begin(name)
+            yield from text.run(SPACE)
+            arguments.key(key)
+            first = yield from text.peek()
+            if not (yield from read_python_value(text, arguments.add)):
+                return False
+            if first in _OPENING and not (yield from self._lacks_closer()):
+                yield from text.run(_NEVER_AFTER_A_CLOSER)
+            yield from text.run(SPACE)
+            if (yield from text.peek()) == ",":
+                text.take(1)
+                yield from text.run(SPACE)
+        if (yield from text.peek()) == ")":
+            text.take(1)
+        if not begun:
+            self._begin(name)
+        arguments.end()
+        return True
+
+    def _begin(self, name: str) -> None:
+        self._text.unmark()
+        self._parts.begin(name)
+
+    def _lacks_closer(self) -> Reading[bool]:
+        """Return whether a call ends here without its bracket: with the list or the text, or before the next call."""
+        text = self._text
+        character = yield from text.peek()
+        if not character:
+            return text.has_stopped
+        if character in "]}<":
+            return character != "<" or is_closer((yield from text.tag()), END, (START,))
+        text.mark()
+        name = yield from text.word(_PYTHON_NAME)
+        follows = name in self._tools and (yield from text.peek()) == "("
+        text.rewind()
+        return follows

@@ -1,0 +1,80 @@
+"""The calls of Mistral."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import CallForm
+from engine.frontend.text.tools.call_parser import SPACE, read_arguments
+from engine.frontend.text.tools.families.base import CallParser
+
+
+TOOL_CALLS: Final = "[TOOL_CALLS]"
+CALL_ID: Final = "[CALL_ID]"
+ARGS: Final = "[ARGS]"
+MISTRAL_NAMED_FORM: Final = CallForm(before=(TOOL_CALLS,), quoted=False, between=(ARGS,))
+# Mistral's templates refuse ids of any other length.
+MISTRAL_ID_CHARS = 9
+_PLAIN_NAME = re.compile(r"[^\s\[\]{}]*")
+
+
+class MistralParser(CallParser):
+    """Mistral: ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` for each call.
+
+    Newer models give each call an id between name and arguments; some leave ``[ARGS]`` out.
+    """
+
+    name = "mistral"
+    markers = (TOOL_CALLS, CALL_ID, ARGS)
+    form = CallForm(
+        opening=(TOOL_CALLS, "["),
+        before=('{"name": ',),
+        between=(', "arguments": ',),
+        after=("}",),
+        separator=(", ",),
+        closing=("]",),
+    )
+
+    @classmethod
+    def form_of(cls, template: str) -> CallForm:
+        return MISTRAL_NAMED_FORM if ARGS in template else cls.form
+
+    @staticmethod
+    def new_id() -> str:
+        return uuid.uuid4().hex[:MISTRAL_ID_CHARS]
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (yield from text.until((TOOL_CALLS,), self._parts.say)) is not None:
+            text.mark(back=len(TOOL_CALLS))
+            yield from text.run(SPACE)
+            first = yield from text.peek()
+            if first and first in "[{":
+                yield from self._read_objects()
+            else:
+                yield from self._read_named()
+
+    def _read_named(self) -> Reading[None]:
+        """Read one call whose name precedes its arguments."""
+        text = self._text
+        name = yield from self._read_name()
+        call_id = None
+        if (yield from text.marker((CALL_ID,))) is not None:
+            call_id = (yield from self._read_name()) or None
+        yield from text.marker((ARGS,))
+        yield from text.run(SPACE)
+        if not name or (yield from text.peek()) != "{":
+            self._give_back()
+            return
+        text.unmark()
+        self._parts.begin(name, call_id)
+        yield from read_arguments(text, self._parts, self.markers)
+        yield from self._read_between()
+
+    def _read_name(self) -> Reading[str]:
+        name = yield from self._text.word(_PLAIN_NAME)
+        yield from self._text.run(SPACE)
+        return name

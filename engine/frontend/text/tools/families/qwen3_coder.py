@@ -1,0 +1,134 @@
+"""The calls of Qwen3-Coder."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
+from engine.frontend.text.tools.call_parser import SPACE, Properties
+from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
+
+
+FUNCTION: Final = "<function="
+END_FUNCTION: Final = "</function>"
+PARAMETER: Final = "<parameter="
+END_PARAMETER: Final = "</parameter>"
+_TAG_NAME = re.compile(r"[^<>\n]*")
+
+
+class Qwen3CoderParser(CallParser):
+    """Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``, in lines.
+
+    Models leave the outer tag out at times: a function that is one of the tools is a call without it.
+    """
+
+    name = "qwen3_coder"
+    markers = (OPEN, CLOSE)
+    closes = True
+    typed = True
+    form = CallForm(
+        before=(OPEN, "\n" + FUNCTION),
+        quoted=False,
+        between=(">\n",),
+        after=(END_FUNCTION + "\n", CLOSE),
+        separator=("\n",),
+        arguments=ArgumentForm(before=(PARAMETER,), between=(">\n",), after=(f"\n{END_PARAMETER}\n",), raw=True),
+    )
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (found := (yield from text.until((OPEN, FUNCTION), self._parts.say))) is not None:
+            text.mark(back=len(found))
+            if found == OPEN:
+                yield from text.run(SPACE)
+            if found == OPEN and (yield from text.marker((FUNCTION,))) is None:
+                self._give_back()
+                continue
+            yield from self._read_function(bare=found == FUNCTION)
+
+    def _read_function(self, *, bare: bool) -> Reading[None]:
+        text = self._text
+        name = yield from self._read_name()
+        # Without its bracket the tag is a call's all the same where it names a tool.
+        closed = (yield from text.peek()) == ">"
+        if not name or ((bare or not closed) and name not in self._tools):
+            self._give_back()
+            return
+        text.take(int(closed))
+        text.unmark()
+        self._parts.begin(name)
+        arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
+        values = self._values_of(arguments, properties)
+        while (yield from self._next_parameter()):
+            key = yield from self._read_name()
+            closed = (yield from text.peek()) == ">"
+            text.take(int(closed))
+            if not key or key in arguments.keys or not (closed or key in properties or not properties):
+                whole = yield from values.skip()
+            else:
+                whole = yield from values.read(properties.get(key, {}), arguments, key)
+            if not whole:
+                return
+        yield from text.run(SPACE)
+        closed = yield from self._skip_closer(END_FUNCTION)
+        yield from text.run(SPACE)
+        closed = (yield from self._skip_closer(CLOSE)) or closed
+        if closed or text.has_stopped or (yield from text.peek()):
+            arguments.end()
+
+    def _values_of(self, arguments: WrittenArguments, properties: Properties) -> TaggedValues:
+        """Make the reader of the call's values."""
+
+        def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
+            if tag.startswith(PARAMETER):
+                key = tag.removeprefix(PARAMETER).removesuffix(">").strip()
+                return may_follow(key, arguments, properties, at_line_start)
+            return (yield from self._ends_call(tag))
+
+        return TaggedValues(
+            self._text,
+            close=END_PARAMETER,
+            followers=(PARAMETER, OPEN, FUNCTION),
+            closers=(END_FUNCTION, CLOSE),
+            forgotten=forgotten,
+            lines=True,
+        )
+
+    def _next_parameter(self) -> Reading[bool]:
+        """Read through the opening of the next parameter; False at the end of the call."""
+        text = self._text
+        while True:
+            yield from text.run(BEFORE_TAG)
+            tag = yield from text.tag()
+            if tag.startswith(PARAMETER):
+                text.take(len(PARAMETER))
+                return True
+            if not tag or tag.startswith((OPEN, FUNCTION)) or self._is_end(tag):
+                return False
+            # Not part of a call.
+            text.take(len(tag))
+
+    def _is_end(self, tag: str) -> bool:
+        return any(is_closer(tag, closer, (*self.markers, FUNCTION)) for closer in (END_FUNCTION, CLOSE))
+
+    def _ends_call(self, tag: str) -> Reading[bool]:
+        """Return whether a tag ends a call whose last value has no closing tag."""
+        text = self._text
+        text.take(len(tag))
+        yield from text.run(SPACE)
+        after = yield from text.tag()
+        follows = after.startswith((OPEN, FUNCTION)) or not (yield from text.peek())
+        if tag == OPEN:
+            return after.startswith(FUNCTION)
+        if tag.startswith(FUNCTION):
+            return tag.removeprefix(FUNCTION).removesuffix(">").strip() in self._tools
+        if is_closer(tag, CLOSE, (*self.markers, FUNCTION)):
+            return follows
+        return self._is_end(tag) and (follows or self._is_end(after))
+
+    def _read_name(self) -> Reading[str]:
+        return (yield from self._text.word(_TAG_NAME)).strip()
