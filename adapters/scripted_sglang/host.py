@@ -86,10 +86,22 @@ class Storage(hicache_storage.HiCacheStorage):
 class NoHost:
     """A scheduler without a host tier: nothing is carried."""
 
-    holds = False
-    goes_on = False
-    is_quiet = True
     is_known = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether transfers are held."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a transfer ends in the next step."""
+        return False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no transfer is under way, known to the scheduler or not."""
+        return True
 
     def begin(self, launched: int, events: Iterable[Any]) -> None:
         """A step begins, before which so many batches were launched."""
@@ -127,18 +139,16 @@ class HostTier(NoHost):
         pool.device_k_buffers = pool.device_v_buffers = pool._buffer_infos = ()  # noqa: SLF001 - where it keeps them
 
     @property
-    def holds(self) -> bool:  # type: ignore[override]
+    def holds(self) -> bool:
         return bool(self._held)
 
     @property
-    def goes_on(self) -> bool:  # type: ignore[override]
-        """Something is over in the next step."""
+    def goes_on(self) -> bool:
         is_carried = not (self._to_host.is_quiet and self._to_device.is_quiet)
         return (is_carried and _HOST not in self._held) or (self._is_stored and _STORAGE not in self._held)
 
     @property
-    def is_quiet(self) -> bool:  # type: ignore[override]
-        """Nothing is under way, whether or not anybody knows it."""
+    def is_quiet(self) -> bool:
         return self._to_host.is_quiet and self._to_device.is_quiet and not self._is_stored
 
     @property

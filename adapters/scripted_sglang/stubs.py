@@ -5,6 +5,7 @@ Kernels, pictures, shells: each of them is large, and most of them cannot be ins
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -62,8 +63,8 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-class _Finder:
-    """Finds the stubs and whatever is said to be inside them."""
+class _Finder(importlib.abc.Loader):
+    """Finds the stubs and every module inside them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -72,7 +73,7 @@ class _Finder:
         del path, target
         if name.partition(".")[0] not in self._names:
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> types.ModuleType:
         return _Module(spec.name)

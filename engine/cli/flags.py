@@ -62,7 +62,7 @@ def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
         *(_flag(name, field) for name, field in ServerSettings.model_fields.items()),
     ]
     run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 

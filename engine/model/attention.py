@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from engine.core.errors import StepFailedError
 from engine.model.batch import AttentionGroup, LayersBatch, LayersView
 from engine.model.kv_pool import KVPool
+from engine.model.stage_slice import attached
 
 IMPLEMENTATION = "lockstep_paged"
 
@@ -144,7 +145,7 @@ def _paged_attention(
         raise StepFailedError("attention sinks are not supported by paged attention")
     if attention_mask is not None:
         raise StepFailedError("a mask of the architecture's own is not supported by paged attention")
-    layer: PagedAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
+    layer: PagedAttention = attached(module)
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     return layer.attend(query, key, value, scoring)[None], None

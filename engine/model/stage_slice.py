@@ -41,6 +41,7 @@ _Transformer = Any
 # A stage computes this many tokens when it starts, in pages that no request owns yet.
 PROBED_TOKENS = 5
 _PROBE_TOKENS = 3
+_ATTACHED = "paged_attention"
 
 
 def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
@@ -51,10 +52,16 @@ def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
 
 
 def attach(layer: nn.Module, attention: object) -> None:
-    """Set ``paged_attention`` on every module of a layer that may call attention: each one with a ``layer_idx``."""
+    """Give ``attention`` to every module of a layer that may call attention: each one with a ``layer_idx``."""
     for module in chain([layer], layer.modules()):
         if hasattr(module, "layer_idx"):
-            module.paged_attention = attention  # type: ignore[assignment]  # a plain attribute, no submodule
+            # Not by setattr, which torch types for tensors and submodules alone.
+            vars(module)[_ATTACHED] = attention
+
+
+def attached(module: nn.Module) -> Any:
+    """Return the attention that a module was given."""
+    return vars(module)[_ATTACHED]
 
 
 def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:

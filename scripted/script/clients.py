@@ -35,6 +35,15 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     input_logprobs: tuple[float | None, ...] = ()
 
 
+class _Connection(msgspec.Struct):
+    """The client's connection for one answer, which the choices of the answer share."""
+
+    status: Status | None = None
+    error: str | None = None
+    closed: bool = False
+    dropped: bool = False
+
+
 class ClientView(Nameless):
     """The answer to one request, as far as its client received it.
 
@@ -47,19 +56,42 @@ class ClientView(Nameless):
     def __init__(self, rid: str, *, streams: bool = True) -> None:
         self.rid = rid
         self.streams = streams
-        self._status: Status | None = None
-        self.error: str | None = None
-        self.closed = False
-        self.dropped = False
+        self._connection = _Connection()
         self._chunks: list[Chunk] = []
 
     @property
+    def _has_ended(self) -> bool:
+        """Whether this answer ended before its connection."""
+        return False
+
+    @property
     def status(self) -> int | None:
-        return self._status
+        return self._connection.status
 
     @status.setter
     def status(self, status: int | None) -> None:
-        self._status = None if status is None else Status(status)
+        self._connection.status = None if status is None else Status(status)
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended the answer; None for a choice that had ended before."""
+        return None if self._has_ended else self._connection.error
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed or self._has_ended
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._connection.closed = closed
+
+    @property
+    def dropped(self) -> bool:
+        return self._connection.dropped
+
+    @dropped.setter
+    def dropped(self, dropped: bool) -> None:
+        self._connection.dropped = dropped
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -111,8 +143,9 @@ class ClientView(Nameless):
         self._chunks.append(chunk)
 
     def fail(self, error: str, status: int | None = None) -> None:
-        self.status = self.status if status is None else status
-        self.error = error
+        if status is not None:
+            self.status = status
+        self._connection.error = error
         self.closed = True
 
     def __repr__(self) -> str:
@@ -149,35 +182,17 @@ class ChoiceView(ClientView):
     """One of several choices of an answer: it has chunks of its own and shares the connection."""
 
     def __init__(self, rid: str, answer: ClientView) -> None:
-        self.rid = rid
-        self.streams = answer.streams
+        super().__init__(rid, streams=answer.streams)
         self._answer = answer
-        self._chunks = []
+        self._connection = answer._connection  # noqa: SLF001 - the answer's own choice
 
     @property
     def answer(self) -> ClientView:
         return self._answer
 
-    @property  # type: ignore[misc]
-    def status(self) -> int | None:
-        return self._answer.status
-
     @property
     def _has_ended(self) -> bool:
         return any(chunk.finish_reason for chunk in self._chunks)
-
-    @property
-    def error(self) -> str | None:  # type: ignore[override]
-        """The error of the answer, unless this choice had ended before."""
-        return None if self._has_ended else self._answer.error
-
-    @property
-    def closed(self) -> bool:  # type: ignore[override]
-        return self._answer.closed or self._has_ended
-
-    @property
-    def dropped(self) -> bool:  # type: ignore[override]
-        return self._answer.dropped
 
 
 class ChoicesView(ClientView):

@@ -61,9 +61,10 @@ def counted(
 
         rewrite_asserts(tree, source, file)
     tree = _Calls().visit(tree)
-    for node in ast.walk(tree):  # a rewritten node ends where it begins, and not where the node around it ends
-        if hasattr(node, "lineno") and getattr(node, "end_lineno", None) is None:
-            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
+        # A rewritten node ends where it begins, not where the node around it ends.
+        if isinstance(node, ast.stmt | ast.expr) and hasattr(node, "lineno") and node.end_lineno is None:
+            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset
     ast.fix_missing_locations(tree)
     return compile(tree, file, "exec", dont_inherit=True), imported
 

@@ -19,7 +19,7 @@ from scripted.core.adapters import adapter_for, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.harness import PLACEMENTS, TIERS, default_tiers, sims_of
-from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
+from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions, windows_of
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of, file_of, idle_statements
 
@@ -76,7 +76,7 @@ def scripted(
         timeout_s=timeout_s,
         max_steps=max_steps,
         oracle=oracle,
-        must_reach=must_reach if isinstance(must_reach, str) else tuple(must_reach),  # type: ignore[arg-type]
+        must_reach=windows_of(must_reach),
         must_step=True,
         must_assert=True,
     )
@@ -115,8 +115,7 @@ def scripted(
 
         tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
         keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        test.__signature__ = inspect.Signature([*instance, *keyword_only, tier])  # type: ignore[attr-defined]
-        test.scripted = made  # type: ignore[attr-defined]
+        test.__dict__.update(__signature__=inspect.Signature([*instance, *keyword_only, tier]), scripted=made)
         return test if instance or "." not in function.__qualname__ else _static(test)
 
     return decorate

@@ -259,10 +259,12 @@ def _helpers_named_by(function: Callable[..., object]) -> Iterator[list[types.Co
 
 
 def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.FunctionType]:
-    is_function = (
-        isinstance(value, types.FunctionType) and value.__code__ is not caller and not hasattr(value, "scripted")
+    return (
+        isinstance(value, types.FunctionType)
+        and value.__code__ is not caller
+        and "scripted" not in vars(value)
+        and _is_of_the_project(value.__code__.co_filename)
     )
-    return is_function and _is_of_the_project(value.__code__.co_filename)  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,9 +38,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type that would be taken for something else."""
-        names = self.must_reach
-        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-            raise ScriptDefinitionError(f"must_reach is a list of non-empty names, got {names!r}{_as_list(names)}")
+        names = windows_of(self.must_reach)
         if len(set(names)) != len(names):
             raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
         for name, seconds in (("timeout_s", self.timeout_s), ("result_timeout_s", self.result_timeout_s)):
@@ -51,8 +50,13 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ScriptDefinitionError(f"oracle must be True or False, got {self.oracle!r}")
 
 
-def _as_list(names: object) -> str:
-    return f"; write must_reach=[{names!r}]" if isinstance(names, str) and names else ""
+def windows_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of windows. Raises ScriptDefinitionError for a string, or names that are empty or no strings."""
+    given = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in given):
+        remedy = f"; write must_reach=[{names!r}]" if isinstance(names, str) and names else ""
+        raise ScriptDefinitionError(f"must_reach is a list of non-empty names, got {names!r}{remedy}")
+    return given
 
 
 def _is_number(value: object) -> bool:

@@ -34,7 +34,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     """
 
     tier: str = "sim"
-    context_type: ClassVar[type[BaseContext]]
+    context_type: type[BaseContext]
     is_dead: bool = False
     records: list[RecordT]
 

@@ -30,10 +30,7 @@ class Method(Nameless):
         self.__wrapped__, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
         self._name = name
         self._function = function
-
-    @property
-    def _ask(self) -> str:  # type: ignore[override]
-        return f"what it returns: {self._name}(...)"
+        self._ask = f"what it returns: {name}(...)"
 
     def __eq__(self, other: object) -> bool:
         if other is None:

@@ -145,8 +145,8 @@ class Word(str):
         self._what, self._known = what, known
         return self
 
-    def __getnewargs__(self) -> tuple[str, str, frozenset[str]]:  # type: ignore[override]
-        return self.value, self._what, self._known
+    def __reduce__(self) -> tuple[type[Word], tuple[str, str, frozenset[str]]]:
+        return type(self), (self.value, self._what, self._known)
 
     @property
     def value(self) -> str:

@@ -103,7 +103,7 @@ class RoutedEngines:
         self.sent += 1
         try:
             answer = self.engines[name].proxy.answer(request)
-            async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, typed as what it is used for
+            async with contextlib.aclosing(answer):
                 async for part in answer:
                     if isinstance(part, Head):
                         yield replace(part, headers=(*part.headers, (ENGINE_HEADER, name)))

@@ -7,7 +7,7 @@ belong to one connection. Leaving an answer closes its connection, which ends th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -102,8 +102,8 @@ class EngineProxy:
         self._replica = replica
         self._peer = Peer(base_url, settings, PATIENCE_S, transport)
 
-    async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
-        """The engine's answer.
+    async def answer(self, request: PassedRequest) -> AsyncGenerator[Head | bytes, None]:
+        """Pass a request on: yield the head of the engine's answer, then its bytes.
 
         Raises ApiError for a request that cannot be sent, and ReplicaLostError when the engine is gone, before the head
         or in the middle.

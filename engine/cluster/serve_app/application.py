@@ -104,7 +104,7 @@ class EngineReplica:
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """Pass a request to the engine. Serve cancels this when the client leaves, which aborts the request."""
         answer = self._proxy.answer(request)
-        async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, but typed as an iterator
+        async with contextlib.aclosing(answer):
             async for part in answer:
                 yield part
 

@@ -27,7 +27,7 @@ from engine.core.errors import OpenVINOError, StepFailedError
 from engine.model.dequantization import Integers
 from engine.model.fused_decoder import why_not_lean
 from engine.model.openvino.paging import Place, StageGraph, mark
-from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
+from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach, attached
 from engine.model.weights import WeightFiles
 
 IMPLEMENTATION: Final = "lockstep_openvino"
@@ -221,7 +221,7 @@ def _traced_attention(
         raise StepFailedError("OpenVINO's paged attention has no capped scores and no sinks; use backend='torch'")
     heads, size = query.shape[1], query.shape[3]
     flat = [states.transpose(1, 2).reshape(-1, states.shape[1] * size) for states in (query, key, value)]
-    layer: int = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set by attach
+    layer: int = attached(module)
     scale = scaling if scaling is not None else size**-0.5
     attended = torch.ops.lockstep.paged_attention(*flat, layer, scale, sliding_window or 0, size, heads * size)
     return attended.reshape(1, -1, heads, size), None

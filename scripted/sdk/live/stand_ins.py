@@ -105,4 +105,4 @@ class LiveRun(SdkRun):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.context_type = self.context_with(UpdateWeights)  # type: ignore[misc]
+        self.context_type = self.context_with(UpdateWeights)

@@ -69,7 +69,7 @@ class SdkRun(ScriptedRun):
     ) -> None:
         super().__init__(config, of, source, parts=parts)
         self._limits, self._can = self.adapter.limits_of(config)
-        self.context_type = self.context_with()  # type: ignore[misc]
+        self.context_type = self.context_with()
         self.plans: dict[int, Batch] = {}
         self.launched_at: dict[int, int] = {}
         self._is_over = False
