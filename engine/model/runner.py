@@ -124,12 +124,15 @@ class StageRunner:
         self._vectors = PromptVectors(pooling) if pooling is not None and self.facts.is_last else None
         self._draft_model = self._new_draft_model()
         self._fail_next = False
-        self._newest: NewestTokens | None = None
-        self._on_device: DeviceTokens | None = None
-        if limits.async_scheduling:
-            if self.model.backend == "torch" and (self.model.device.type == "cuda" if early is None else early):
-                self._on_device = DeviceTokens(limits.rows, self.model.device)
-            self._newest = NewestTokens(self._on_device)
+        self._on_device = self._new_device_tokens(early)
+        self._newest = NewestTokens(self._on_device) if limits.async_scheduling else None
+
+    def _new_device_tokens(self, early: bool | None) -> DeviceTokens | None:
+        """Make the tokens that stay on the device, where microbatches are launched before the host knows them."""
+        is_early = self.model.device.type == "cuda" if early is None else early
+        if not self._limits.async_scheduling or self.model.backend != "torch" or not is_early:
+            return None
+        return DeviceTokens(self._limits.rows, self.model.device)
 
     @property
     def slots_written(self) -> int:

@@ -67,8 +67,6 @@ class StageModel:
         self.dtype = facts.dtype
         self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
         self._vocab_size = int(facts.model_config.vocab_size)
-        model_config, windowed = facts.model_config, facts.windowed
-        kv_heads, head_dim = heads_of(model_config, facts.folder)
         attention.register()
         held = StageSlice(
             facts,
@@ -81,6 +79,27 @@ class StageModel:
         # Architectures share no type that declares their parts (layers, norm, embed_tokens).
         self._model: Any = held.model
         self._decoder: Any = held.decoder
+        self._attach_attention(config, limits)
+        self.lora: StageLoras | None = None
+        if limits.max_loras:
+            first, total, max_rank = facts.layers.start, facts.total_layers, config.max_lora_rank
+            self.lora = StageLoras(self._model, first=first, total=total, max_rank=max_rank, dtype=self.dtype)
+        self._lean: LeanDecoder | None = None
+        self._graphs: DecodeGraphs | None = None
+        if on_load is not None:
+            on_load(told(facts, str(self.device), "trying it out"))
+        self._warm_up()
+        if lean:
+            self._become_lean(self._paged)
+        # A pooling model decodes only prompts of one token.
+        self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
+        if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
+            raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
+
+    def _attach_attention(self, config: EngineConfig, limits: Limits) -> None:
+        """Make the KV pool, and attach each layer's attention over it."""
+        model_config, windowed = self.facts.model_config, self.facts.windowed
+        kv_heads, head_dim = heads_of(model_config, self.facts.folder)
         varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
         pool_of = partial(
             KVPool,
@@ -100,26 +119,6 @@ class StageModel:
         ]
         for layer, paged in zip(self._decoder.layers, self._paged, strict=True):
             attach(layer, paged)
-        self.lora: StageLoras | None = None
-        if limits.max_loras:
-            self.lora = StageLoras(
-                self._model,
-                first=self.facts.layers.start,
-                total=facts.total_layers,
-                max_rank=config.max_lora_rank,
-                dtype=self.dtype,
-            )
-        self._lean: LeanDecoder | None = None
-        self._graphs: DecodeGraphs | None = None
-        if on_load is not None:
-            on_load(told(facts, str(self.device), "trying it out"))
-        self._warm_up()
-        if lean:
-            self._become_lean(self._paged)
-        # A pooling model decodes only prompts of one token.
-        self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
-        if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
-            raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
     def _new_pool(
         self, limits: Limits, pool_of: Callable[..., KVPool], windowed: Sequence[bool], *, scratch: bool
