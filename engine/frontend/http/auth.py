@@ -1,7 +1,7 @@
-"""Who may use which routes: clients and operators, by bearer keys that are compared in constant time.
+"""Admits clients and operators to their routes, by bearer keys compared in constant time.
 
-Owns the rule when no key is needed, and what a browser may send for the pages that it shows: which of them may operate
-this server, and the names under which a server on loopback answers. Keys are never written anywhere.
+Owns the rule for servers without keys, the origins whose pages may operate this server, and the host names to which a
+server on loopback answers. Keys are never written anywhere.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+
 
 
 class Access:
-    """Which keys one server asks for.
+    """The keys that one server requires.
 
     Clients need the API key if there is one. Operators need the admin key if there is one; without it their routes are
-    open to clients on loopback and closed elsewhere. The admin key is good for all routes.
-
-    ``loopback`` says that the server listens there.
+    open to clients on loopback and closed elsewhere. The admin key opens all routes. ``loopback``: the server listens
+    on loopback.
     """
 
     def __init__(self, settings: ServerSettings, address: str) -> None:
-        """The rules of a server that listens on an IP address."""
+        """Take the keys of a server that listens on this IP address."""
         self._api_key = settings.api_key
         self._admin_key = settings.admin_key
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
         self.loopback = _is_loopback(address)
 
     async def admit_client(self, request: Request) -> None:
-        """Let a client in. Raises ApiError (401)."""
+        """Admit a client. Raises ApiError (401)."""
         if self._api_key is not None:
             _require_key(request, self._api_key, self._admin_key)
 
     async def admit_operation(self, request: Request) -> None:
-        """Let an operator's request in. Raises ApiError: 401, 403, 415.
+        """Admit an operator's request. Raises ApiError: 401, 403, 415.
 
-        A browser on this machine sends any page's requests. What other programs send passes these rules: 403 for a page
-        of an origin that is neither ours nor allowed, 415 for what a page may send without a preflight: all but JSON.
-        One without a body need not be declared as anything.
+        A browser on this machine sends requests for any page. A page is refused with 403 unless its origin is this
+        server's or allowed, and with 415 for a body that a page may send without a preflight: all but JSON. Other
+        programs pass both rules. A request without a body needs no content type.
         """
         origin = request.headers.get("origin")
         is_allowed = origin is None or origin.lower() in self._origins
@@ -67,7 +66,7 @@ class Access:
             require_json(request)
 
     async def admit_operator(self, request: Request) -> None:
-        """Let an operator in. Raises ApiError: 401 for the key, 403 where there is none."""
+        """Admit an operator. Raises ApiError: 401 for a wrong key, 403 on a closed server without one."""
         if self._admin_key is not None:
             _require_key(request, self._admin_key)
         elif not self.loopback:
@@ -83,14 +82,14 @@ class Access:
 def _require_key(request: Request, *keys: SecretStr | None) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != SCHEME:
-        # As clients of the Anthropic protocol send it.
+        # Clients of the Anthropic protocol send this header.
         given = request.headers.get("x-api-key", "")
     if not given:
         raise ApiError(
             ErrorType.UNAUTHENTICATED,
             "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header",
         )
-    # Every key is compared, so that the time says nothing about which one was nearly right.
+    # Compare every key, so that the time does not tell which one nearly matched.
     sent = given.strip().encode()
     matches = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in keys if key is not None]
     if not any(matches):
@@ -119,14 +118,14 @@ def _netloc_of(origin: str) -> str:
 
 
 class HostCheck:
-    """Refuses, on a server that listens on loopback, requests that name another host.
+    """Refuses requests that name another host, on a server that listens on loopback.
 
-    A page whose name was made to lead to 127.0.0.1 (DNS rebinding) is of one origin with this server, and may read its
-    answers; but its browser says the page's own name. An address cannot be rebound.
+    A page whose host name was rebound to 127.0.0.1 (DNS rebinding) has this server's origin and may read its answers;
+    but its browser sends the page's own host name. An address cannot be rebound.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], *, everywhere: bool = True) -> None:
-        """Without ``everywhere`` clients that have come another way than over loopback are let pass."""
+        """Without ``everywhere`` only clients that came over loopback are checked."""
         self._app = app
         self._everywhere = everywhere
         self._hosts = frozenset(map(str.lower, hosts)) | {"localhost"}
@@ -146,9 +145,9 @@ class HostCheck:
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a Host header, without its port; empty for one that is malformed.
+    """Return the name or address in a Host header without its port; empty for a malformed header.
 
-    Read by its own grammar: to a URL's `localhost#x` and `x@localhost` have a host too, and it is localhost.
+    Parsed by its own grammar: a URL parser finds the host localhost in `localhost#x` and `x@localhost` too.
     """
     found = _HOST.fullmatch(host)
     return (found["address"] or found["name"]).lower().rstrip(".") if found is not None else ""

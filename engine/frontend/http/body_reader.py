@@ -1,6 +1,6 @@
-"""Bodies of requests, read with bounds: on one body, and on what all bodies take while they are read and worked on.
+"""Reads bodies of requests within bounds: on one body, and on all bodies that are read or worked on at a time.
 
-Owns the count of bytes in hand. The connection bounds how long a body may take.
+Owns the count of bytes in hand. The connection bounds the time that a body may take.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.frontend.schema.errors import ApiError, ErrorType, shortened
 
 Result = TypeVar("Result")
 
-# This many bodies of the largest size may be in hand at once, whatever the number of connections.
+# This many bodies of the largest size may be in hand at once, on any number of connections.
 LARGEST_BODIES_IN_HAND = 16
-# What every request may have beyond that: large bodies do not keep small ones out.
+# Not counted for any body, so that large bodies do not keep small ones out.
 SMALL_BODY_BYTES = 32_768
 JSON = "application/json"
 UTF_8 = "utf-8"
@@ -33,7 +33,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, counted as in hand for the length of the block. Raises ApiError: 413, 415, 429."""
+        """Yield the body of a request, counted as in hand until the block ends. Raises ApiError: 413, 415, 429."""
         _require_plain(request)
         counted = 0
         try:
@@ -70,7 +70,7 @@ class BodyReader:
 
 
 def _require_plain(request: Request) -> None:
-    """Raise ApiError (415) for a body that is compressed, or is not in UTF-8: neither is undone here."""
+    """Raise ApiError (415) for a body that is compressed or not in UTF-8."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise ApiError(
@@ -95,7 +95,7 @@ def _require_plain(request: Request) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of work on a request that was read. Cancels it and raises ClientDisconnect when the client leaves."""
+    """Return the result of work on a request. Cancels it and raises ClientDisconnect when the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.create_task(until_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

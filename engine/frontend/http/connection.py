@@ -1,7 +1,7 @@
 """One client's connection: bounds on header, body and answer, in time and in parts, and on the number of connections.
 
-Owns the bounds and the words that go with them; the protocol itself is uvicorn's and h11's. A connection that breaks a
-bound is closed, so that those who keep to them find room; one that is idle or was refused gives way too.
+Owns the bounds and their error texts; the protocol itself is uvicorn's and h11's. A connection that breaks a bound is
+closed, so that other clients find room; an idle or refused connection gives way too.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from engine.frontend.schema.errors import ApiError, ErrorType
 from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 
-# File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
-# files that are opened for a moment, and the connection that is refused for lack of room.
+# File descriptors that connections may not use: sockets to the scheduler and to the processes that read long bodies,
+# files that are open for a moment, and the connection that is refused for lack of room.
 RESERVED_FILES = 32
 FEWEST_CONNECTIONS = 4
-# What one look at a connection reads: all parts of it are parsed in one turn of the event loop.
+# Bytes of one read, which are parsed in one turn of the event loop.
 READ_BYTES = 16_384
-# Of a header, and of what may follow a body in chunks. Browsers send twenty.
+# In a header, and in the trailers of a chunked body. Browsers send twenty.
 MAX_HEADER_LINES = 128
-# A chunk costs the same whatever its size. A body may begin with this many of any size; then they have this many bytes
-# on average.
+# The cost of a chunk does not depend on its size. A body may begin with FREE_CHUNKS of any size; beyond them the average
+# chunk has at least MIN_CHUNK_BYTES.
 FREE_CHUNKS = 512
 MIN_CHUNK_BYTES = 256
-# These answers end a connection: who has no key, or is told to come later, keeps no other client out.
+# These answers end a connection: a client without a key, or told to come later, keeps no other client out.
 CLOSING_STATUSES = frozenset({401, 403, 429, 503})
 # The rest of a body whose request was refused is read for this long, so that the answer is not lost in a reset.
 DRAIN_REFUSED_S = 1.0
-# A connection without a request may be ended for a new one when it has been so for this long.
+# A new connection may replace one that has been without a request for this long.
 IDLE_S = 1.0
 
 _END_OF_HEADER = b"\r\n\r\n"
@@ -54,7 +54,7 @@ _FOLD = re.compile(rb"\n[ \t]")
 _CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
 _VERSIONS = (b"1.0", b"1.1")
-# Fields that a server and what stands before it could each take another one of. Of two hosts h11 knows.
+# Headers of which a proxy and a server could each take another one. h11 refuses two hosts itself.
 _ONCE = (b"content-type", b"content-encoding", b"authorization")
 
 logger = logging.getLogger(__name__)
@@ -68,14 +68,14 @@ class ConnectionBounds:
         self.most = _most_connections(settings.max_connections)
         self.half_closed = _HalfClosed()
         self.buffer = memoryview(bytearray(READ_BYTES))
-        # Connections without a request, each since when, the longest first.
+        # The time since which each connection has no request; the longest idle one comes first.
         self.idle: dict[Connection, float] = {}
 
 
 class _HalfClosed:
-    """Connections whose clients send no more, and may have left: then what is written to them is answered by a reset.
+    """Watches connections whose clients send no more and may have left, to see the reset that answers a write.
 
-    asyncio stops looking at such a connection, so that a reset would show at the second write alone.
+    asyncio stops polling such a connection, so a reset would show only at the second write.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _HalfClosed:
         if not self._open:
             connection.loop.add_reader(self._epoll.fileno(), self._look)
         descriptor = connection.transport.get_extra_info("socket").fileno()
-        # Without a flag, errors and hang-ups alone are told.
+        # Without flags, epoll reports only errors and hang-ups.
         self._epoll.register(descriptor, 0)
         self._open[descriptor] = connection
 
@@ -103,9 +103,9 @@ class _HalfClosed:
 
 
 class _Parser(h11.Connection):
-    """h11, with bounds on the parts of a request, and without what proxies and servers understand differently.
+    """h11 with bounds on the parts of a request; refuses requests that proxies and servers read differently.
 
-    ``broken_rule`` says which one the client broke.
+    ``broken_rule`` is the rule that the client broke.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Parser(h11.Connection):
         self._chunked_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's. Raises RemoteProtocolError for a broken rule too."""
+        """Return h11's next event. Raises RemoteProtocolError for a broken rule too."""
         if self.their_state is h11.IDLE:
             self._look_at_lines(self.trailing_data[0].partition(_END_OF_HEADER)[0])
         try:
@@ -129,7 +129,7 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._count(event)
         elif event is h11.NEED_DATA and self.their_state is h11.SEND_BODY:
-            # h11 keeps less than a line of a body: what it waits for is the end of trailers.
+            # Of a body h11 keeps less than a line, so these are unfinished trailers.
             self._look_at_lines(self.trailing_data[0])
         return event
 
@@ -140,12 +140,12 @@ class _Parser(h11.Connection):
             self._refuse("a line of a header must end with CR LF, but one ends with LF alone; send both")
         if _FOLD.search(lines):
             self._refuse("a line of a header must begin with a name, but one begins with white space; send one line")
-        # h11 makes one of two that are equal.
+        # h11 merges two equal ones.
         if len(_CONTENT_LENGTH.findall(lines)) > 1:
             self._refuse("a request must have one Content-Length, but has more; send one")
 
     def _checked(self, request: h11.Request) -> h11.Request:
-        """The request, with the path alone as its target, and with the host that an absolute target names."""
+        """Return the request with its path as the target and, for an absolute target, the host that it names."""
         if request.http_version not in _VERSIONS:
             version = request.http_version.decode("ascii")
             self._refuse(f"a request must be HTTP/1.1 or HTTP/1.0, got HTTP/{version}; use HTTP/1.1")
@@ -182,9 +182,9 @@ class _Parser(h11.Connection):
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A connection under bounds. It offers streams to write their parts, see ``PartWriter``."""
+    """A connection under bounds. Streams write their parts through it, see ``PartWriter``."""
 
-    # A connection is made for each client, by uvicorn: the bounds are a class attribute of a subclass for each server.
+    # uvicorn makes the connections, so each server's bounds are an attribute of a subclass.
     bounds: ConnectionBounds
 
     @classmethod
@@ -202,7 +202,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._is_half_closed = self._is_chunked = False
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application on one request. Answers of a connection follow each other, so it is what writes them."""
+        """Run the application on one request, with this connection as the writer of its answer."""
         scope["extensions"] = {PART_WRITER: self}
 
         def send_or_close(message: Message) -> Awaitable[None]:
@@ -231,8 +231,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def write_part(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # What h11 would make of it, at a third of the cost of a token's event: a body of no known length goes in chunks
-        # to who speaks HTTP/1.1, and as it is to who does not.
+        # As h11 frames it, at a third of the cost of a token's event: a body of unknown length is chunked for HTTP/1.1
+        # and sent unframed for HTTP/1.0.
         chunked = self.conn.their_http_version == b"1.1"
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
 
@@ -250,9 +250,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._watch()
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
-        """The client sends no more. It has left, or waits for the answer to a request that is whole.
+        """Find out whether a client that sends no more has left, or waits for the answer to a whole request.
 
-        Bytes that mean nothing to who waits ask which: who has left answers with a reset.
+        A waiting client ignores the bytes sent here; the system of one that has left answers with a reset.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
@@ -267,7 +267,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return True
 
     def leave(self) -> None:
-        """The client has left."""
+        """Drop the connection of a client that has left."""
         self.bounds.half_closed.discard(self)
         self.transport.abort()
 
@@ -280,20 +280,20 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Where the next bytes are put. All connections share it: they are taken before another one reads."""
+        """Return the buffer for the next bytes. All connections share it: it is emptied before another one reads."""
         return self.bounds.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self.bounds.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of a refused client are ignored."""
+        """Take bytes; ignore the bytes of a refused client."""
         self.bounds.idle.pop(self, None)
         if not self.transport.is_closing():
             super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn after an answer, before it looks for the next request."""
+        """Note the end of an answer. uvicorn calls this before it looks for the next request."""
         super().on_response_complete()
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()
@@ -306,7 +306,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.bounds.idle.setdefault(self, self.loop.time())
 
     def _end_one_idle(self) -> bool:
-        """Close the connection that has been without a request for longest, if that is long enough."""
+        """Close the longest idle connection if it has been idle for ``IDLE_S``. Returns whether there was one."""
         oldest = next(iter(self.bounds.idle), None)
         if oldest is None or self.loop.time() - self.bounds.idle[oldest] < IDLE_S:
             return False
@@ -316,14 +316,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return True
 
     def handle_events(self) -> None:
-        """Act on what arrived; then wait for the rest of it, for as long as its kind may take."""
+        """Act on the bytes that arrived; then start the deadline of the next part."""
         super().handle_events()
         if not self.transport.is_closing():
             self._note_idle()
             self._watch()
 
     def pause_writing(self) -> None:
-        """The client takes nothing: wait for it, for a while."""
+        """Start the deadline of a client that reads nothing."""
         super().pause_writing()
         self._end_sending()
         self._sending = self.loop.call_later(self.bounds.settings.send_timeout_s, self.transport.abort)
@@ -333,14 +333,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().resume_writing()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing is upgraded here, and what to install for it is no operator's concern."""
+        """Log nothing: this server upgrades no connection, and installing a library would not help."""
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, in the shape of every error."""
+        """Refuse a request that is not HTTP, with the body of every other error."""
         self._refuse(ApiError.invalid(self._parser.broken_rule or msg))
 
     def _watch(self) -> None:
-        """Begin the deadline of what is awaited now; the one that runs already goes on."""
+        """Begin the deadline of the part awaited now, unless it runs already."""
         awaited = self._now_awaited()
         if awaited is self._awaited:
             return
@@ -359,7 +359,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return state
-        # Before the first request a client may take no longer than for a header. Between two it is kept alive.
+        # The first request must begin within the header's time. Between two requests the connection is kept alive.
         begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return state if state is h11.IDLE and begun else None
 
@@ -368,7 +368,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             return
         silent = self.cycle is None and not self.conn.trailing_data[0]
         if silent or (part == "body" and self.cycle.response_started):
-            self.transport.close()  # It asked for nothing, or has its answer.
+            self.transport.close()  # There was no request, or it has its answer.
             return
         self._refuse(
             ApiError(
@@ -377,7 +377,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """Say why and close, unless an answer is under way: then close."""
+        """Close the connection, with the reason unless an answer is under way."""
         self._end_deadline()
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(_plain_answer(error))
@@ -395,7 +395,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """An exception handler for an event loop: it reports a lack of file descriptors once a minute."""
+    """Make an exception handler for an event loop that reports a lack of file descriptors once a minute."""
     lines = OncePerMinute([logger.name])
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -422,7 +422,7 @@ def _plain_answer(error: ApiError) -> bytes:
 
 
 def _most_connections(wanted: int | None) -> int:
-    """The configured limit, or what this process's file descriptors allow; never more than that."""
+    """Return the configured limit, or as many as this process's file descriptors allow, whichever is less."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - len(list(Path("/proc/self/fd").iterdir())) - RESERVED_FILES
     if room < FEWEST_CONNECTIONS:

@@ -1,7 +1,7 @@
-"""The OpenAPI description of the routes: bodies and answers by the types that the code itself uses.
+"""The OpenAPI description of the routes, made from the types of bodies and answers that the code uses.
 
-Owns how types become schemas. The routes read their bodies themselves, within a bound and with errors of their own, so
-the framework cannot see these types by itself.
+Owns the schemas of types. Routes read their bodies themselves, within bounds and with their own errors, so the
+framework does not see these types.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ ERRORS = {
 
 
 class Description:
+    """Collects the types of bodies and answers while routes are added."""
+
     def __init__(self) -> None:
         self._bodies: set[type[BaseModel]] = set()
         self._answers: set[type[msgspec.Struct]] = {ErrorBody}
@@ -56,21 +58,13 @@ class Description:
         failure: type[msgspec.Struct] = ErrorBody,
         tag: str,
     ) -> dict[str, Any]:
-        """Keyword arguments for the framework's route decorator.
+        """Return keyword arguments for the framework's route decorator.
 
-        ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it, or with ``may_be_list``
-        one or the other; ``events`` are those of the server-sent events of a stream; ``query`` are optional parameters
-        from 0 as (name, maximum, description); ``errors`` are the statuses beyond those that any route may have, and
-        ``failure`` is the body of them.
+        ``answer`` is the body of a 200 (None: plain text), with ``is_list`` each item of it, with ``may_be_list`` either
+        of both. ``events`` are the server-sent events of a stream. ``query`` has optional parameters from 0 as (name,
+        maximum, description). ``errors`` are the statuses besides those of every route, with the body ``failure``.
         """
-        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
-        if answer is not None:
-            one = self._answer(answer)
-            several = {"type": "array", "items": one}
-            shown = several if is_list else one
-            if may_be_list and not is_list:
-                shown = {"anyOf": [one, several]}
-            content["application/json"] = {"schema": shown}
+        content = self._content(answer, is_list=is_list, may_be_list=may_be_list)
         if events:
             content["text/event-stream"] = {"schema": self._event(events)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
@@ -81,30 +75,27 @@ class Description:
         if body is not None:
             self._bodies.add(body)
             schema = {"$ref": SCHEMAS + body.__name__}
-            operation["requestBody"] = {
-                "required": body_required,
-                "content": {"application/json": {"schema": schema}},
-            }
+            operation["requestBody"] = {"required": body_required, "content": {"application/json": {"schema": schema}}}
         if query:
-            operation["parameters"] = [
-                {
-                    "name": name,
-                    "in": "query",
-                    "required": False,
-                    "description": text,
-                    "schema": {"type": "number", "minimum": 0, "maximum": maximum},
-                }
-                for name, maximum, text in query
-            ]
+            operation["parameters"] = [_parameter(*one) for one in query]
         return {"openapi_extra": operation, "response_class": Response, "tags": [tag]}
 
-    def install(self, app: FastAPI) -> None:
-        """Have an application describe itself, once all its routes are there.
+    def _content(self, answer: type[msgspec.Struct] | None, *, is_list: bool, may_be_list: bool) -> dict[str, Any]:
+        if answer is None:
+            return {"text/plain": {"schema": {"type": "string"}}}
+        one = self._answer(answer)
+        several = {"type": "array", "items": one}
+        if is_list:
+            return {"application/json": {"schema": several}}
+        return {"application/json": {"schema": {"anyOf": [one, several]} if may_be_list else one}}
 
-        It is made when it is first asked for, which takes as long as all the rest of a front end's start; so it is made
-        in a thread, and the event loop goes on.
+    def install(self, app: FastAPI) -> None:
+        """Have an application with all its routes describe itself.
+
+        The description is made on the first request. It takes as long as all the rest of a front end's start, so a
+        thread makes it, and the event loop goes on.
         """
-        # As documented.
+        # FastAPI documents this assignment.
         app.openapi = describe = functools.cache(functools.partial(self._of, app))  # type: ignore[method-assign]
         as_json = functools.cache(lambda: msgspec.json.encode(describe()))
 
@@ -117,7 +108,7 @@ class Description:
         description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operations in description["paths"].values():
             for operation in operations.values():
-                # The framework's own refusal of a parameter, which no route here leaves to it.
+                # The framework's refusal of a parameter; every route here refuses its own.
                 operation["responses"].pop("422", None)
         components = description.setdefault("components", {})
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -129,9 +120,10 @@ class Description:
         return {"$ref": SCHEMAS + answer.__name__}
 
     def _event(self, events: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-        """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body.
+        """Return the schema of one server-sent event.
 
-        Where events have names, the last one is one of them in either case.
+        The last event's data is ``[DONE]``, or an error's body if the answer broke off. In protocols with named events
+        the last one is one of ``events``.
         """
         shown = {"oneOf": [*map(self._answer, events), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
@@ -147,3 +139,8 @@ class Description:
         overlap = defined.keys() & given.keys()
         assert not overlap, f"a body and an answer must not share a name, got {sorted(overlap)}"
         return defined | given
+
+
+def _parameter(name: str, maximum: float, text: str) -> dict[str, Any]:
+    schema = {"type": "number", "minimum": 0, "maximum": maximum}
+    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}

@@ -1,8 +1,8 @@
-"""KV events over ZMQ in vLLM's format: numbered batches of changes of the prefix cache, which can be asked for again.
+"""KV events over ZMQ in vLLM's format: numbered batches of changes of the prefix cache, which can be replayed.
 
 Each batch goes out as ``[topic, number, payload]``: the topic is empty, the number has 8 bytes, most significant first,
 and the payload is a msgpack ``EventBatch``. A subscriber that missed batches sends the first missing number to the
-replay endpoint (REQ or DEALER); it gets the batches that are kept, then an end with the number -1.
+replay endpoint (REQ or DEALER); it gets the kept batches, then an end with the number -1.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """All of both media was dropped."""
+    """Both media were emptied."""
 
 
 class KvEvents:
-    """Publishes on ``endpoint``, and answers on ``replay_endpoint`` if given. Never waits for a subscriber."""
+    """Publishes on ``endpoint`` and replays on ``replay_endpoint`` if given. Never waits for a subscriber."""
 
     def __init__(self, endpoint: str, replay_endpoint: str = "") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -108,7 +108,7 @@ class KvEvents:
             loop.call_soon(self._answer)
 
     def close(self) -> None:
-        """Close the sockets; what is not sent by then is lost."""
+        """Close the sockets; unsent batches are lost."""
         for opened in (self._published, self._replay):
             if opened is not None:
                 opened.close(linger=0)
@@ -128,9 +128,9 @@ class KvEvents:
         return opened
 
     def _answer(self) -> None:
-        """Answer one question, the rest in later turns of the loop: a peer that asks without pause delays no stream.
+        """Answer one question and leave the rest to later turns of the loop, so that no peer delays the streams.
 
-        The descriptor signals an arrival once.
+        The descriptor signals an arrival only once.
         """
         assert self._replay is not None, "only a replay socket has questions"
         if self._replay.closed:

@@ -1,7 +1,7 @@
-"""The metrics for Prometheus: latencies as clients see them, and the scheduler's counts.
+"""The metrics for Prometheus: latencies as clients see them, and the scheduler's counters.
 
 Owns names, units and buckets, the field's usual ones under the prefix ``engine_``. Observes only: no request waits for
-it, and nothing is kept of one that has ended.
+a metric, and nothing is kept of an ended request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Metrics:
     """Every metric of one server, in a registry of its own."""
 
     def __init__(self, model: str, clock: Clock, prefills: PrefillCounts | None = None) -> None:
-        """``prefills`` are those of a decode engine."""
+        """Take the counts of a decode engine's ``prefills``, if it is one."""
         self._clock = clock
         self._registry = CollectorRegistry()
         self._scheduler = _SchedulerCollector(model, prefills or PrefillCounts())
@@ -42,11 +42,8 @@ class Metrics:
         self.inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two outputs of a request, for each token of it.", TOKEN_BUCKETS_S
         )
-        self.request = self._histogram(
-            "e2e_request_latency_seconds",
-            "From the request's arrival to a normal end; aborts and errors are not timed.",
-            REQUEST_BUCKETS_S,
-        )
+        timed = "From the request's arrival to a normal end; aborts and errors are not timed."
+        self.request = self._histogram("e2e_request_latency_seconds", timed, REQUEST_BUCKETS_S)
         self.prompt = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request with a normal end.", LENGTH_BUCKETS_TOKENS
         )
@@ -54,29 +51,15 @@ class Metrics:
             "request_generation_tokens", "Output tokens of a request with a normal end.", LENGTH_BUCKETS_TOKENS
         )
         self.grammar_check = self._histogram(
-            "grammar_check_seconds",
-            "The front end's check of a grammar that it did not know.",
-            CHECK_BUCKETS_S,
+            "grammar_check_seconds", "The front end's check of a grammar that it did not know.", CHECK_BUCKETS_S
         )
         self.prefill = self._histogram(
-            "prefill_seconds",
-            "From the question to a prefill engine until all KV was there.",
-            TTFT_BUCKETS_S,
+            "prefill_seconds", "From the question to a prefill engine until all KV was there.", TTFT_BUCKETS_S
         )
-        labels = ("model_name", "finished_reason")
-        name = f"{PREFIX}request_success"
-        self._ended = Counter(
-            name,
-            "Requests that ended, by `finished_reason`: stop, length, abort, timeout.",
-            labels,
-            registry=self._registry,
-        )
-        name = f"{PREFIX}request_failure"
-        self._failed = Counter(name, "Requests that ended by an error.", labels[:1], registry=self._registry)
-
-        name = f"{PREFIX}tool_calls"
-        labels = ("model_name", "end")
-        self._calls = Counter(name, "Tool calls in answers, by `end`: whole, cut.", labels, registry=self._registry)
+        ends = "Requests that ended, by `finished_reason`: stop, length, abort, timeout."
+        self._ended = self._counter("request_success", ends, "finished_reason")
+        self._failed = self._counter("request_failure", "Requests that ended by an error.")
+        self._calls = self._counter("tool_calls", "Tool calls in answers, by `end`: whole, cut.", "end")
         for end in ("whole", "cut"):
             self._calls.labels(model, end)
 
@@ -101,9 +84,12 @@ class Metrics:
         histogram = Histogram(PREFIX + name, help_text, ("model_name",), registry=self._registry, buckets=buckets)
         return histogram.labels(self._model)
 
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, help_text, ("model_name", *labels), registry=self._registry)
+
 
 class RequestTimes:
-    """One request's times, from its arrival to its end, told to the metrics and to the request's record."""
+    """Times one request from its arrival to its end, for the metrics and for the request's record."""
 
     def __init__(self, metrics: Metrics, clock: Clock, record: RequestRecord | None) -> None:
         self._metrics = metrics
@@ -121,7 +107,7 @@ class RequestTimes:
         if output.finish_reason is None:
             return
         self._metrics.count_end(output.finish_reason)
-        # An aborted or failed request says nothing about how long one takes.
+        # The time of an aborted or failed request tells nothing about latency.
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._metrics.request.observe(now_s - self._begun_s)
             self._metrics.prompt.observe(output.prompt_tokens)
@@ -149,23 +135,33 @@ class _SchedulerCollector(Collector):
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
         if stats is None:
             return
+        yield from self._of_queue(stats)
+        yield from self._of_cache(stats)
+        yield from self._of_requests(stats)
+        yield from self._of_features(stats)
+        yield from self._of_host_tier(stats)
+        yield self._counter("kv_pages_received", "Pages of KV received from prefill engines.", stats.pages_received)
+        yield self._counter("kv_pages_sent", "Pages of KV sent to decode engines.", stats.pages_sent)
+        transfers = "Transfers of KV from or to other engines that are not over."
+        yield self._gauge("num_kv_transfers", transfers, stats.open_transfers)
+
+    def _of_queue(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge("num_requests_running", "Requests that are being computed.", stats.alive - stats.waiting)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
-        pending = stats.pending_prefill_tokens
-        yield self._gauge(
-            "num_pending_prefill_tokens",
-            "Prompt tokens that are still to be launched; cached ones are not counted.",
-            pending,
-        )
+        pending = "Prompt tokens that are still to be launched; cached ones are not counted."
+        yield self._gauge("num_pending_prefill_tokens", pending, stats.pending_prefill_tokens)
         yield self._gauge("num_microbatches_in_flight", "Microbatches in the pipeline.", stats.in_flight)
-        held = stats.pages_held / max(1, stats.pages_total)
+
+    def _of_cache(self, stats: EngineStats) -> Iterator[Metric]:
+        total = max(1, stats.pages_total)
         yield self._gauge("kv_pages", "Pages of the KV cache.", stats.pages_total)
         yield self._gauge("kv_pages_free", "Pages of the KV cache that hold nothing.", stats.pages_free)
-        yield self._gauge("kv_cache_usage_perc", "Part of the KV cache that requests hold; 1 is all of it.", held)
-        cached = stats.pages_cached / max(1, stats.pages_total)
-        yield self._gauge(
-            "prefix_cache_usage_perc", "Part of the KV cache that holds prefixes; 1 is all of it.", cached
-        )
+        held = "Part of the KV cache that requests hold; 1 is all of it."
+        yield self._gauge("kv_cache_usage_perc", held, stats.pages_held / total)
+        cached = "Part of the KV cache that holds prefixes; 1 is all of it."
+        yield self._gauge("prefix_cache_usage_perc", cached, stats.pages_cached / total)
+
+    def _of_requests(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._counter("prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
@@ -174,34 +170,27 @@ class _SchedulerCollector(Collector):
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._counter("num_requests_timed_out", "Requests that ended at a time limit.", stats.requests_timed_out)
+
+    def _of_features(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
         sleeps = "0 while the engine is awake; else the level of its sleep, 1 once it could wake."
         yield self._gauge("sleep_level", sleeps, stats.sleep_level)
-        yield self._gauge(
-            "num_requests_waiting_for_grammar",
-            "Requests in the queue whose grammar is being compiled.",
-            stats.waiting_for_grammar,
-        )
+        waiting = "Requests in the queue whose grammar is being compiled."
+        yield self._gauge("num_requests_waiting_for_grammar", waiting, stats.waiting_for_grammar)
         yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
         yield self._counter("grammar_hits", "Requests whose grammar was compiled already.", stats.grammar_hits)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
         yield self._gauge("lora_adapters_resident", "LoRAs that the stages hold.", stats.loras_resident)
         yield self._counter("lora_adapter_loads", "How often a LoRA was loaded.", stats.lora_loads)
         yield self._counter("lora_adapter_evictions", "LoRAs that were replaced by others.", stats.lora_evictions)
+
+    def _of_host_tier(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge("host_kv_pages", "Pages of KV in host memory.", stats.host_pages_total)
         yield self._gauge("host_kv_pages_free", "Pages in host memory that hold nothing.", stats.host_pages_free)
-        yield self._counter(
-            "prompt_tokens_on_host",
-            "Prompt tokens found in host memory; they are among the cached ones.",
-            stats.host_hit_tokens,
-        )
+        found = "Prompt tokens found in host memory; they are among the cached ones."
+        yield self._counter("prompt_tokens_on_host", found, stats.host_hit_tokens)
         yield self._counter("host_kv_pages_written", "Pages copied to host memory.", stats.host_pages_written)
         yield self._counter("host_kv_pages_loaded", "Pages copied back from host memory.", stats.host_pages_loaded)
-
-        yield self._counter("kv_pages_received", "Pages of KV received from prefill engines.", stats.pages_received)
-        yield self._counter("kv_pages_sent", "Pages of KV sent to decode engines.", stats.pages_sent)
-        transfers = "Transfers of KV from or to other engines that are not over."
-        yield self._gauge("num_kv_transfers", transfers, stats.open_transfers)
 
     def _of_prefills(self, counts: PrefillCounts) -> Iterator[Metric]:
         yield self._counter("prefills_asked", "Prompts that prefill engines were asked for.", counts.asked)

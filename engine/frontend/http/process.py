@@ -1,7 +1,7 @@
-"""The front end process: runs the routes on the socket that it is given, and listens to the supervisor.
+"""The front end process: serves the routes on a given socket and obeys the supervisor.
 
-Owns the process's order of life: ready when it listens, broken off when another process died, gone when its clients
-have been told. It goes on answering until then, even with the scheduler dead.
+Owns the process's order of life: ready when it listens, broken off when another process dies, ended when its clients
+have their errors. It answers until then, even with the scheduler dead.
 """
 
 from __future__ import annotations
@@ -218,11 +218,7 @@ async def _serve(
     listener: socket.socket,
     folder: PrivateDir,
 ) -> None:
-    tracing = None
-    if settings.otlp_traces_endpoint:
-        from engine.frontend.http.tracing import open_tracing
-
-        tracing = open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
+    tracing = _tracing_of(settings)
     client = _client_of(settings, served.limits, folder, tracing)
     loop = asyncio.get_running_loop()
     if settings.kv_events_endpoint:
@@ -237,6 +233,21 @@ async def _serve(
     loop.add_signal_handler(signal.SIGCHLD, reading.look_at_parent)
     loop.set_exception_handler(quiet_resource_errors())
     server = EventServer(uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
+    await _serve_until_over(server, listener, client, life)
+    # The signal of a child that ends while the loop closes would find the loop's descriptor closed.
+    loop.remove_signal_handler(signal.SIGCHLD)
+    if client.prefill_client is not None:
+        await client.prefill_client.close()
+    client.close()
+    if tracing is not None:
+        tracing.close()
+    if client.kv_events is not None:
+        client.kv_events.close()
+    if life.death is not None:
+        raise life.death
+
+
+async def _serve_until_over(server: EventServer, listener: socket.socket, client: EngineClient, life: _Life) -> None:
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
         working = [tasks.create_task(client.deliver_replies())]
@@ -249,17 +260,14 @@ async def _serve(
         await serving
         for task in working:
             task.cancel()
-    # The signal of a child that ends while the loop closes would find the loop's descriptor closed.
-    loop.remove_signal_handler(signal.SIGCHLD)
-    if client.prefill_client is not None:
-        await client.prefill_client.close()
-    client.close()
-    if tracing is not None:
-        tracing.close()
-    if client.kv_events is not None:
-        client.kv_events.close()
-    if life.death is not None:
-        raise life.death
+
+
+def _tracing_of(settings: ServerSettings) -> Tracing | None:
+    if not settings.otlp_traces_endpoint:
+        return None
+    from engine.frontend.http.tracing import open_tracing  # An extra that a server without traces does not need.
+
+    return open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
 
 
 def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tracing: Tracing | None) -> EngineClient:

@@ -1,4 +1,4 @@
-"""Read-only routes: health, models, server. None of them needs a running loop."""
+"""Read-only routes: health, models, server. They answer without a running scheduler loop too."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def add_health(app: FastAPI, client: EngineClient, state: ServerState, descripti
 
     @app.get("/health", **description.route(tag=INFORMATION))
     async def health() -> Response:
-        """Say whether requests can be served: 200 or 503. They wait in an engine that says that it is asleep."""
+        """Say whether requests can be served: 200 or 503. Requests wait while an engine is asleep."""
         if client.sessions.closed is not None:
             raise client.sessions.closed
         if not state.serving:
@@ -133,6 +133,12 @@ def add_information(
     state: ServerState,
     description: Description,
 ) -> None:
+    _add_model(router, settings, served, description)
+    _add_server(router, settings, served, client, state, description)
+    _add_counters(router, settings, client, metrics, description)
+
+
+def _add_model(router: APIRouter, settings: ServerSettings, served: ServedModel, description: Description) -> None:
     @router.get("/version", **description.route(answer=VersionInfo, tag=INFORMATION))
     async def version() -> Response:
         """Say which version of the engine runs."""
@@ -154,6 +160,15 @@ def add_information(
             )
         )
 
+
+def _add_server(
+    router: APIRouter,
+    settings: ServerSettings,
+    served: ServedModel,
+    client: EngineClient,
+    state: ServerState,
+    description: Description,
+) -> None:
     @router.get(
         "/server_info", **description.route(query=INFO_QUERY, answer=ServerInfo, errors=(400,), tag=INFORMATION)
     )
@@ -175,6 +190,10 @@ def add_information(
             )
         )
 
+
+def _add_counters(
+    router: APIRouter, settings: ServerSettings, client: EngineClient, metrics: Metrics, description: Description
+) -> None:
     @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
     async def get_load() -> Response:
         """Tell a router how much work is here: SGLang's fields, in a list of one. 503 when the scheduler is silent."""

@@ -1,6 +1,6 @@
-"""``/v1/embeddings``: what clients may send, the order that it is, and the vectors that they get.
+"""``/v1/embeddings``: its body, its order, and its answer with the vectors.
 
-Each input is a request of its own, whose prompt is computed and whose last stage gives a vector in place of a token.
+Each input is a request whose prompt is computed and whose last stage returns a vector in place of a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.frontend.sessions.sessions import Shape, Shaping
 
 # The protocol's own bound.
 MAX_INPUTS: Final = 2048
-# Numbers of an answer, which is kept until its end: 40 MB of them as text.
+# Numbers in an answer, which stays in memory until it is sent: 40 MB as text.
 MAX_VALUES: Final = 1 << 22
 
 
@@ -51,7 +51,7 @@ class EmbeddingBody(RequestFields, RuledBody, NullableBody):
 
 
 def embedding_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a body: one request for each input. Raises ApiError."""
+    """Return the order of a body: one request for each input. Raises ApiError."""
     body = parse_body(EmbeddingBody, data)
     limits, size = served.limits, served.limits.embedding_size
     lora = requested_lora(body.model, served)
@@ -90,14 +90,14 @@ def embedding_order(data: bytes, served: ServedModel) -> Order:
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of all inputs together."""
+    """The tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The vector of one input: its numbers, or their fp32 bytes, little-endian, in base64."""
+    """The vector of one input: numbers, or little-endian fp32 bytes in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -112,7 +112,7 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingShape(Shape):
-    """Vectors in the order of their inputs."""
+    """Shapes an answer: the vectors in the order of their inputs."""
 
     def __init__(self, order: Order, served: ServedModel) -> None:
         self._model = order.lora or served.model_name
@@ -127,7 +127,7 @@ class EmbeddingShape(Shape):
             data.append(msgspec.Raw(msgspec.json.encode(Embedding(index=index, embedding=self._shown(answer.vector)))))
         tokens = sum(answer.meta_info.prompt_tokens for answer in answers)
         usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-        return EmbeddingAnswer(data=data, model=self._model, usage=usage)  # type: ignore[arg-type]  # spelled already
+        return EmbeddingAnswer(data=data, model=self._model, usage=usage)  # type: ignore[arg-type]  # encoded already
 
     def _shown(self, vector: bytes) -> list[float] | str:
         values = array("f", vector)

@@ -1,7 +1,7 @@
-"""From a body of the OpenAI protocol to its order: the requests that it stands for, one for each choice.
+"""Turns a body of the OpenAI protocol into an order: one request for each choice.
 
-Owns prompts, ids of choices, the room that is left for output, and what a chat's tools and its reasoning make of its
-order: which fields may say together what an output must be. Sends and compiles nothing.
+Owns prompts, ids of choices, the room left for output, and the grammars of tools, reasoning and structured output:
+which of them may be combined. Sends and compiles nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def completion_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
+    """Return the order of a completion: all choices of the first prompt, then of the next. Raises ApiError."""
     body = parse_body(CompletionBody, data)
     lora = requested_lora(body.model, served)
     prompts = [
@@ -57,14 +57,14 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
 
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
+    """Return the order of a chat completion. Raises ApiError, also when the model has no chat template."""
     return order_of_chat(parse_body(ChatBody, data), served, "chatcmpl")
 
 
 def order_of_chat(body: ChatBody, served: ServedModel, prefix: str) -> Order:
-    """The order of a chat, whatever protocol it came in; ``prefix`` begins an id that is made for it. Raises ApiError.
+    """Return the order of a chat of any protocol; ``prefix`` begins a generated id. Raises ApiError.
 
-    What a protocol shows of the request in its answer goes in ``Order.shown_request``.
+    Fields that the protocol repeats in its answer go in ``Order.shown_request``.
     """
     lora = requested_lora(body.model, served)
     text, prompt = chat_prompt(body, served)
@@ -74,7 +74,7 @@ def order_of_chat(body: ChatBody, served: ServedModel, prefix: str) -> Order:
 
 
 def chat_prompt(body: ChatBody, served: ServedModel) -> tuple[str, tuple[int, ...]]:
-    """The prompt of a chat, as text and as token ids. Raises ApiError."""
+    """Return the prompt of a chat as text and as token ids. Raises ApiError."""
     _require_parser(body.offered_tools, served)
     text = served.template.render(
         [message.for_template for message in body.messages],
@@ -89,7 +89,7 @@ def chat_prompt(body: ChatBody, served: ServedModel) -> tuple[str, tuple[int, ..
 
 
 def require_model(model: str | None, served: str) -> None:
-    """Raise ApiError (404) for the name of a model that is not served here."""
+    """Raise ApiError (404) for a model that is not served here."""
     if model is not None and model != served:
         raise ApiError(
             ErrorType.NOT_FOUND,
@@ -99,9 +99,9 @@ def require_model(model: str | None, served: str) -> None:
 
 
 def requested_lora(model: str | None, served: ServedModel) -> str | None:
-    """The LoRA that a client asks for as a model; None for the served model itself.
+    """Return the LoRA that a client requests as a model; None for the served model itself.
 
-    Raises ApiError (404) on a server that holds none. Whether there is one of this name, the scheduler says.
+    Raises ApiError (404) on a server without LoRAs. The scheduler refuses unknown names.
     """
     if model is None or model == served.model_name:
         return None
@@ -123,42 +123,9 @@ def _order(
     limits, rid = served.limits, _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
-    top_of_prompt = body.top_of_prompt
-    messages: list[Generate] = []
-    rids = rids_of(rid, len(prompts) * body.n)
     prompts = [_truncated(body, prompt_ids, limits) for prompt_ids in prompts]
-    for prompt_ids in prompts:
-        check_vocabulary(prompt_ids, limits.vocab_size, param)
-        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), served.sampling_defaults)
-        check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
-        for choice in range(body.n):
-            # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
-            asks = top_of_prompt is not None and (body.stream or not choice)
-            messages.append(
-                Generate(
-                    rid=rids[len(messages)],
-                    prompt_ids=prompt_ids,
-                    sampling=sampling_of(sampling, choice),
-                    priority=body.priority,
-                    return_logprob=top is not None,
-                    top_logprobs_num=top or 0,
-                    prompt_logprobs_from=0 if asks else -1,
-                    prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
-                    timeout_s=body.timeout_s,
-                    waiting_timeout_s=body.waiting_timeout_s,
-                    lora=lora,
-                    cache_salt=body.cache_salt,
-                )
-            )
-    param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-    check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
-    shown_ids = sum(len(message.prompt_ids) for message in messages) if body.return_token_ids else 0
-    if shown_ids > MAX_PROMPT_LOGPROBS:
-        raise ApiError.at(
-            "return_token_ids",
-            f"must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got {shown_ids}; "
-            "leave it out, or ask for fewer choices",
-        )
+    messages = _messages(body, rid, prompts, served, param=param, top=top, lora=lora)
+    _check_shown_prompts(body, messages)
     return Order(
         rid=rid,
         messages=tuple(messages),
@@ -177,6 +144,59 @@ def _order(
     )
 
 
+def _messages(
+    body: OpenAiBody,
+    rid: str,
+    prompts: Sequence[tuple[int, ...]],
+    served: ServedModel,
+    *,
+    param: str,
+    top: int | None,
+    lora: str | None,
+) -> list[Generate]:
+    """Return the requests of all choices of each prompt. Raises ApiError (400)."""
+    limits, top_of_prompt = served.limits, body.top_of_prompt
+    messages: list[Generate] = []
+    rids = rids_of(rid, len(prompts) * body.n)
+    for prompt_ids in prompts:
+        check_vocabulary(prompt_ids, limits.vocab_size, param)
+        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), served.sampling_defaults)
+        check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
+        for choice in range(body.n):
+            # One choice computes the logprobs of a shared prompt for all; in a stream the others cannot wait for it.
+            asks = top_of_prompt is not None and (body.stream or not choice)
+            messages.append(
+                Generate(
+                    rid=rids[len(messages)],
+                    prompt_ids=prompt_ids,
+                    sampling=sampling_of(sampling, choice),
+                    priority=body.priority,
+                    return_logprob=top is not None,
+                    top_logprobs_num=top or 0,
+                    prompt_logprobs_from=0 if asks else -1,
+                    prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
+                    timeout_s=body.timeout_s,
+                    waiting_timeout_s=body.waiting_timeout_s,
+                    lora=lora,
+                    cache_salt=body.cache_salt,
+                )
+            )
+    return messages
+
+
+def _check_shown_prompts(body: OpenAiBody, messages: Sequence[Generate]) -> None:
+    """Raise ApiError (400) for an answer that would repeat too much of its prompts."""
+    param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
+    shown_ids = sum(len(message.prompt_ids) for message in messages) if body.return_token_ids else 0
+    if shown_ids > MAX_PROMPT_LOGPROBS:
+        raise ApiError.at(
+            "return_token_ids",
+            f"must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got {shown_ids}; "
+            "leave it out, or ask for fewer choices",
+        )
+
+
 def _truncated(body: OpenAiBody, prompt_ids: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
     """Return the requested tail of a prompt."""
     most = body.truncate_prompt_tokens
@@ -188,13 +208,13 @@ def _truncated(body: OpenAiBody, prompt_ids: tuple[int, ...], limits: Limits) ->
 
 
 def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> int:
-    """Most tokens of output after a prompt: as asked for, else the protocol's default as far as there is room.
+    """Return the most output tokens after a prompt: the requested number, else the protocol's default or the room left.
 
-    Raises ApiError (400) for a number that the context has no room for: it would be cut in silence otherwise.
+    Raises ApiError (400) for a number that the context has no room for, rather than cutting the output silently.
     """
     in_context = limits.context_length - prompt_tokens
     if in_context < 1 and body.max_new_tokens != 0:
-        return 1  # The prompt alone is too long, which is said of the prompt.
+        return 1  # The prompt alone is too long; its own check refuses it.
     for name, tokens in body.asked_tokens.items():
         if tokens > in_context:
             raise ApiError.too_long(
@@ -211,7 +231,7 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
 
 
 def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
-    """Return each prompt as text, to be echoed."""
+    """Return each prompt as text for an echo."""
     if not body.echo:
         return ()
     decode = served.tokenizer.decode
@@ -230,7 +250,7 @@ def _answer_id(body: OpenAiBody, prefix: str) -> str:
 
 
 def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
-    """Raise ApiError (400) for tools that the model cannot be told of, or whose calls could not be found."""
+    """Raise ApiError (400) for tools that the chat template cannot show, or whose calls no parser would find."""
     if not tools:
         return
     if served.dialect.family is None:
@@ -248,7 +268,7 @@ def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
 
 
 def _with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, served: ServedModel) -> Order:
-    """Return the order of a chat whose answers begin as ``start`` says. Raises ApiError (400)."""
+    """Return the order of a chat, to be parsed from ``start`` on. Raises ApiError (400)."""
     tools = body.offered_tools
     if start is None and not tools:
         return order
@@ -301,7 +321,7 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
 
 
 def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Grammar], ...]:
-    """The schemas that calls of these tools are held to, with their places. Raises ApiError (400) for no object's."""
+    """Return the argument schemas of tools with their places in the body. Raises ApiError (400) for any but objects."""
     schemas = []
     for tool in tools:
         place = f"tools.{body.tools.index(tool)}.function.parameters"
@@ -316,7 +336,7 @@ def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Gram
 
 
 def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) -> Order:
-    """Extend the grammar, which describes the answer, by the reasoning before it."""
+    """Extend the grammar of the answer by the reasoning before it."""
     field, grammar = order.grammar_field, order.messages[0].sampling.grammar
     if field is None or grammar is None:
         return order
@@ -344,9 +364,10 @@ _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
 
 class Translation:
-    """Translates the bodies of another protocol to a chat, and the names of fields in errors back.
+    """Translates bodies of another protocol to a chat, and field names in errors back.
 
-    ``names`` maps a chat's fields, as errors write them, to the protocol's."""
+    ``names`` maps a chat's fields, as errors write them, to the protocol's.
+    """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
@@ -354,14 +375,14 @@ class Translation:
         self._pattern = re.compile(rf"{_QUOTED}|(?<!\w)(?:{fields})(?!\w)")
 
     def chat(self, fields: Mapping[str, Any]) -> ChatBody:
-        """The chat of these fields; those that are None are left out. Raises ApiError in the protocol's words."""
+        """Return the chat of these fields without those that are None. Raises ApiError in the protocol's words."""
         try:
             return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as exc:
             raise invalid_body(exc, ChatBody).reworded(self.reword) from exc
 
     def order(self, make: Callable[[], Order]) -> Order:
-        """The order of a chat, with the protocol's names. Raises ApiError in the protocol's words."""
+        """Return the order of a chat with the protocol's field names. Raises ApiError in the protocol's words."""
         try:
             order = make()
         except ApiError as exc:

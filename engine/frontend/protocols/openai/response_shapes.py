@@ -1,6 +1,6 @@
 """``/v1/responses``: the order of a body, and the response, its items, and the events of its stream.
 
-The answers have the protocol's names. A field that is unset is left out; one that is None is null.
+The answers have the protocol's names. An unset field is left out; a field that is None is null.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens of reasoning, markers included; 0 if they cannot be distinguished."""
+    """Output tokens of reasoning with its markers; 0 if they cannot be told from the rest."""
 
     reasoning_tokens: int
 
@@ -102,7 +102,7 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. ``created_at`` is in seconds since the epoch. The fields from ``background`` on are the request's."""
+    """A response. ``created_at`` is in seconds since the epoch. The fields from ``background`` on repeat the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -246,7 +246,7 @@ _AS_CHAT = Translation(
         "function.name": "name",
     }
 )
-# A stream has them three times.
+# A stream repeats these fields three times.
 MAX_SHOWN_BYTES = 1 << 20
 _REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 _STATUSES: dict[FinishReason, Literal["completed", "cancelled"]] = {
@@ -256,7 +256,7 @@ _STATUSES: dict[FinishReason, Literal["completed", "cancelled"]] = {
 
 
 def response_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a response. Raises ApiError, also when the model has no chat template."""
+    """Return the order of a response. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ResponseBody, data)
     chat = _AS_CHAT.chat(body.chat_fields)
     left_out = body.shown.keys() - body.model_fields_set
@@ -279,7 +279,7 @@ def response_order(data: bytes, served: ServedModel) -> Order:
 
 
 class ResponseShape(BlockShape):
-    """Each block of the answer is an item of the response."""
+    """Shapes a response: each block of the answer is one of its items."""
 
     def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
         super().__init__(new_choice(), TokenTexts(served.tokenizer) if order.logprobs else None)

@@ -1,6 +1,6 @@
-"""Answers of the engine in the shapes of the OpenAI protocol, whole and as events of a stream.
+"""Shapes the engine's answers as the OpenAI protocol has them, whole and as events of a stream.
 
-Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP request. Sends nothing.
+Owns ids, indices, the format of logprobs, and token counts; one object for each HTTP request. Sends nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Counts:
     def __init__(self, n: int) -> None:
         self._n = n
         self._last: dict[int, MetaInfo] = {}
-        # Of those choices of which they are known.
+        # By choice, where they are known.
         self._reasoning: dict[int, int] = {}
 
     def note(self, index: int, meta: MetaInfo, choice: SpokenChoice | None = None) -> None:
@@ -134,7 +134,7 @@ class _Shape(Shape):
 
 
 class CompletionShape(_Shape):
-    """Answers of ``/v1/completions``. With echo, each choice begins with its prompt."""
+    """Shapes answers of ``/v1/completions``. With echo, each choice begins with its prompt."""
 
     event = CompletionAnswer
 
@@ -200,13 +200,12 @@ class CompletionShape(_Shape):
 
 
 class ChatShape(_Shape):
-    """Answers of ``/v1/chat/completions``. ``new_choice`` makes the parser of a choice."""
+    """Shapes answers of ``/v1/chat/completions``. ``new_choice`` makes the parser of a choice."""
 
     event = ChatChunk
 
     def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
         super().__init__(order, served)
-        # Each choice has its own.
         self._choices = [new_choice() for _ in range(order.n)]
         self._begun: set[int] = set()
 
@@ -241,9 +240,9 @@ class ChatShape(_Shape):
         if index not in self._begun:
             self._begun.add(index)
             self._counts.note(index, piece.meta_info)
-            # Whether there will be content is not known yet where an answer may have other parts.
+            # An answer that may have other parts need not have content.
             yield self._delta(index, ChatDelta(role="assistant", content="" if spoken.is_plain else msgspec.UNSET))
-        if spoken.is_plain:  # Most streams are, so their text takes no way around.
+        if spoken.is_plain:  # The common case, kept short.
             deltas = [ChatDelta(content=piece.text)] if piece.text else []
         else:
             deltas = [delta for change in spoken.changes(piece) if (delta := _delta_of(change)) is not None]
@@ -319,9 +318,9 @@ def _delta_of(change: Change) -> ChatDelta | None:
 
 
 class BlockShape(Shape):
-    """The part of a protocol's shape that shows an answer of one choice as its blocks.
+    """Base of the shapes that show an answer of one choice as its blocks.
 
-    ``texts`` spell the logprobs of an answer that is plain text; None: they are not shown.
+    ``texts`` spell the logprobs of an answer that is plain text; None shows none.
     """
 
     def __init__(self, spoken: SpokenChoice, texts: TokenTexts | None = None) -> None:
@@ -369,7 +368,7 @@ class BlockShape(Shape):
 
 
 def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]:
-    """The inside of a list of the logprobs of a piece's tokens, as chats and responses spell them."""
+    """Encode the logprobs of a piece's tokens for chats and responses: the inside of a JSON list."""
 
     def spell(entry: OutputLogprob) -> ChatLogprob:
         return ChatLogprob(
@@ -408,14 +407,14 @@ def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
     return entries if isinstance(entries, tuple) else ()
 
 
-# The tokenizer is asked three times for each: it takes as long as so many values.
+# An offset takes three calls of the tokenizer, as long as this many values.
 _VALUES_OF_AN_OFFSET: Final = 16
 # The insides of four lists: tokens, logprobs, most likely tokens, offsets.
 _Columns = tuple[bytes, bytes, bytes, bytes]
 
 
 class _PromptEntry(NamedTuple):
-    """One token of a prompt. The first one of a prompt has neither logprob nor rank."""
+    """One token of a prompt. The first token has neither logprob nor rank."""
 
     token_id: int
     logprob: float | None
@@ -441,7 +440,7 @@ class EchoOffsets(_Offsets):
     def _text_of(self, token_id: int) -> str:
         text = super()._text_of(token_id)
         if not text:
-            # A special token has text only where its client spelled it out.
+            # A special token has text only if the client wrote it out.
             spelled = self._texts.text_of(token_id)
             text = spelled if self._echo.startswith(spelled, self._chars) else ""
         return text[: len(self._echo) - self._chars]
