@@ -1,1 +1,1 @@
-"""What people see of a run: the report of a failure, the step table, the trace and its timeline."""
+"""Shows a run to people: the report of a failure, the step table, the trace and its timeline."""

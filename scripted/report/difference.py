@@ -1,7 +1,7 @@
-"""The first difference between two runs: the step, the field, and the value in each.
+"""Finds the first difference between two runs: the step, the field, and the value in each.
 
-Owns the comparison, step by step from each run's own start. Time, digest and call ids are left out where two runs need
-not be the same one: they differ between runs that do the same, or only repeat a difference.
+Owns the comparison, step by step from each run's own start. Step numbers, times and digests are compared only on
+request: they differ between runs that do the same, or repeat an earlier difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_ONE_RUN: Final = ("step", "now", "digest")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """``index`` counts steps from the start of the runs; ``left`` and ``right`` say in words what each run had."""
+    """A difference in step ``index``, counted from the start; ``left`` and ``right`` are the values of both runs."""
 
     index: int
     field: str
@@ -27,7 +27,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def first_difference(left: StepLog, right: StepLog, *, exactly: bool = False) -> Difference | None:
-    """Where two runs first differ; None when they are the same. ``exactly`` compares time and digests too."""
+    """Return the first difference; None for equal runs. ``exactly`` also compares step numbers, times and digests."""
     fields = [name for name in _FIELDS if exactly or name not in _OF_ONE_RUN]
     for index, (a, b) in enumerate(zip(left.steps, right.steps, strict=False)):
         of_one, of_other = msgspec.structs.asdict(a), msgspec.structs.asdict(b)

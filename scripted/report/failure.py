@@ -1,4 +1,4 @@
-"""The report of a script that did not pass: everything that a person at a CI log needs, as data, text and exception.
+"""The report of a script that did not pass: all that a reader of a CI log needs, as data, text and exception.
 
 Made where the script ran (in the scheduler process or in this one), completed and shown where pytest runs.
 """
@@ -16,9 +16,9 @@ from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.report.frames import Frame, where_text, width_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 
-# Steps shown in the table; the window of a race and what led to it fit in them.
+# Steps in the table: enough for the window of a race and the steps before it.
 SHOWN_STEPS = 16
-# The script's own line in the stack of the process that it runs in, while it is between two yields.
+# The script's own line, in the stack of its process, while it is between two yields.
 _IN_THE_SCRIPT = re.compile(
     r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _go_on$',
     re.MULTILINE,
@@ -26,7 +26,7 @@ _IN_THE_SCRIPT = re.compile(
 
 
 class FailureKind(StrEnum):
-    """How a script did not pass."""
+    """The ways in which a script does not pass."""
 
     FAILED = "failed"
     TIMEOUT = "timeout"
@@ -35,7 +35,7 @@ class FailureKind(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a process was seen to do while its stacks were taken."""
+    """The activity of a process while its stacks were taken."""
 
     COMPUTES = "computes"
     WAITS = "waits"
@@ -44,7 +44,7 @@ class Activity(StrEnum):
 
 
 class ProcessStack(msgspec.Struct, frozen=True):
-    """What a process of the engine was doing: its name, what it does in short, and its Python stacks."""
+    """The Python stacks of one process of the engine, and its activity."""
 
     process: str
     text: str
@@ -52,7 +52,7 @@ class ProcessStack(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a script has ended its test by a call of pytest's, other than as a failure."""
+    """A script's end by ``pytest.skip`` or ``pytest.xfail``."""
 
     kind: Literal["skip", "xfail"]
     reason: str
@@ -61,11 +61,10 @@ class Ending(msgspec.Struct, frozen=True):
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``log`` has its last steps; ``cause`` is a dead process's traceback or signal.
 
-    ``when`` says what the scheduler did and in which step, and ``inside`` are the lines of it that raised, if any did.
-    ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
-    further use; not ``begun``: it failed in its reset, before the script. ``fleet`` are the last steps of the engines
-    that the script had beside its own, by name. ``ending``: the script asked for its test to be skipped, or to be an
-    expected failure.
+    ``when`` names the step and the scheduler's act in it; ``inside`` has the scheduler's lines that raised, if any did.
+    ``printed`` is the end of the script's output from a process whose output is not shown. ``spent``: the engine cannot
+    be used again; not ``begun``: it failed in its reset, before the script. ``fleet`` has the last steps of all engines
+    of a fleet. ``ending``: the script skipped its test or expected its failure.
     """
 
     kind: FailureKind
@@ -99,7 +98,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{died}{first}"
 
     def render(self, terminal_columns: int | None = None) -> str:
-        """The report as text, no wider than a CI log, and than a terminal that is not narrower than is readable."""
+        """Return the report as text, as wide as a CI log, or narrower on a narrow terminal."""
         width = width_of(terminal_columns)
         inside = f"In the scheduler:\n{where_text(self.inside, '')}" if self.inside else ""
         what = [where_text(self.frames, self.error), self.when, inside, self._what()]
@@ -121,7 +120,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             logs = [(f"The last steps of engine {one.name}:", one.log, one.notes) for one in self.fleet.engines]
         else:
             logs = [] if self.log is None else [("The last steps before the end:", self.log, self.notes)]
-        # The table needs rich, which the import of the harness should not pay for.
+        # The table needs rich, which makes the import of the harness slow.
         from scripted.report.table import render_text, step_table
 
         tables = [(title, step_table(log, last=SHOWN_STEPS, notes=notes)) for title, log, notes in logs if log.steps]
@@ -142,7 +141,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptError(Exception):
-    """A script did not pass. ``report`` has all that is known; ``str()`` is the report as text."""
+    """A script did not pass. ``report`` has the data; ``str()`` is the report as text."""
 
     def __init__(self, report: FailureReport) -> None:
         super().__init__(report.headline)
@@ -181,9 +180,9 @@ def error_of(report: FailureReport) -> ScriptError:
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
-    """Whether it was a hang, a deadlock or only slow, judged by what the processes were doing."""
+    """Say whether the engine hung, deadlocked or was only slow, by the activity of its processes."""
     if not stacks:
-        return ""  # The error has said it.
+        return ""  # The error says it.
     found = "The script did not end in time. "
     still = [stack for stack in stacks if stack.activity in (Activity.STOPPED, Activity.GONE)]
     busy = [stack.process for stack in stacks if stack.activity is Activity.COMPUTES]

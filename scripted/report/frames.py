@@ -1,4 +1,4 @@
-"""The lines of a script that a report shows: found in a traceback or in a suspended generator, and as text.
+"""Finds the lines of a script that a report shows, in a traceback or a suspended generator, and formats them.
 
 It knows no engine and no test runner.
 """
@@ -25,7 +25,7 @@ _MOST_DECORATOR_LINES: Final = 20
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One line of a traceback: where, in which function, and the source line itself."""
+    """One line of a traceback: its place, its function and its source."""
 
     file: str
     line: int
@@ -34,14 +34,14 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def width_of(terminal_columns: int | None) -> int:
-    """How wide a report is: what a CI log shows, and less on a narrow terminal; None is no terminal."""
+    """Return the width of a report: a CI log's, or less on a narrow terminal. None stands for no terminal."""
     if terminal_columns is None:
         return _MOST_WIDTH_COLUMNS
     return max(_LEAST_WIDTH_COLUMNS, min(_MOST_WIDTH_COLUMNS, terminal_columns - 1))
 
 
 def where_text(frames: tuple[Frame, ...], error: str) -> str:
-    """The script's own lines, innermost last, each as pytest shows it; then the error."""
+    """Format the script's own lines as pytest does, innermost last, then the error."""
     lines = []
     for frame in _shortened(frames):
         if frame is None:
@@ -53,21 +53,21 @@ def where_text(frames: tuple[Frame, ...], error: str) -> str:
 
 
 def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
-    """The frames of a traceback from the first line of the file ``inside`` on; empty when it never was in there."""
+    """Return the frames of a traceback from the first one in the file ``inside`` on; empty without one."""
     frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__) if not _is_hidden(frame)]
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
     if first is None:
         return ()
     shown = tuple(frame for frame in frames[first:] if not is_in_harness(frame.file))
-    # What a verb or a wait raises on purpose, and what passes through one, is shown at the script's line.
+    # An error that a verb or a wait raises on purpose, or that passes through it, is shown at the script's line.
     meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
 
 
 def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
-    """Where a suspended generator stands, outermost first: its own line, and those of what it delegates to.
+    """Return the position of a suspended generator and the generators that it delegates to, outermost first.
 
-    The harness's own waits are left out: the script's line says which it is.
+    Waits of the harness are left out: the script's line names them.
     """
     frames = []
     step: Any = script
@@ -78,14 +78,14 @@ def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
 
 
 def definition_of(code: types.CodeType) -> tuple[Frame, ...]:
-    """Where a script begins: the line to show when none of its own is to blame; none for a script of the harness."""
+    """Return the first line of a script, to show when none of its lines is to blame; none for the harness's own."""
     if is_in_harness(code.co_filename):
         return ()
     return (Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code)),)
 
 
 def _definition_line(code: types.CodeType) -> str:
-    """The line of the def, which follows its decorators."""
+    """Return the line of the def, below its decorators."""
     for line in range(code.co_firstlineno, code.co_firstlineno + _MOST_DECORATOR_LINES):
         source = linecache.getline(code.co_filename, line).strip()
         if source.startswith("def "):
@@ -99,7 +99,7 @@ def _frame(frame: types.FrameType, line: int) -> Frame:
 
 
 def _is_hidden(frame: types.FrameType) -> bool:
-    """Whether a test runner would hide it: ``pytest.fail()``, or a script's function that asks for that."""
+    """Whether a frame hides itself from tracebacks, as ``pytest.fail()`` does."""
     return bool(frame.f_locals.get("__tracebackhide__", False))
 
 
@@ -108,7 +108,7 @@ def _same_file(left: str, right: str) -> bool:
 
 
 def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
-    """The outermost and the innermost frames, with None for those between: a recursion has a thousand."""
+    """Return the outermost and the innermost frames, with None for the others: a recursion has a thousand."""
     if len(frames) <= 2 * SHOWN_FRAMES:
         return frames
     return (*frames[:SHOWN_FRAMES], None, *frames[-SHOWN_FRAMES:])

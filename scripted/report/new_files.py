@@ -1,4 +1,4 @@
-"""Test files that the harness writes: rendered from a template, written once, never over what is there."""
+"""Writes test files: rendered from a template, never over an existing file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scripted.core.refusals import ScriptDefinitionError
 
 
 def command_of(path: Path) -> str:
-    """The command that runs a test file where a test takes milliseconds."""
+    """Return the command that runs a test file in the sim tier."""
     return f"pytest {shlex.quote(str(path))} --tier sim"
 
 
 def render_source(template: Path, **values: Any) -> str:
-    """Python source from a template; a name that the template needs and was not given is an error."""
+    """Render Python source from a template; a name that is missing in ``values`` is an error."""
     environment = Environment(
         loader=FileSystemLoader(template.parent),
         autoescape=False,  # noqa: S701 - it writes Python, where an escaped quote would be a syntax error
@@ -30,7 +30,7 @@ def render_source(template: Path, **values: Any) -> str:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet. Raises ScriptDefinitionError when it is."""
+    """Write a new file. Raises ScriptDefinitionError for an existing one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as exc:

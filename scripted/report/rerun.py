@@ -1,4 +1,4 @@
-"""A run that was made again, as it is shown: every step, how it ended, and where a recording was left."""
+"""A repeated run as it is shown: every step, its end, and where it left its recording."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run of an ``adapter``, and what it died of, as ``Type: text``, and ``where`` that was raised.
+    """Every step of a run of an ``adapter``; the ``error`` that ended it, as ``Type: text``, and ``where`` it was raised.
 
-    ``schedule`` is the line that was run, and ``unreached`` are its actions that met nothing to act on; ``config`` are
-    its settings.
-    ``differs`` says where a recording was left, ``broken`` where its engine first broke a promise. ``recorded_s`` are
-    the seconds from the first to the last of its steps that ran; None for a schedule. ``first_step`` is over 1 when it
-    began at a checkpoint.
+    ``schedule`` is the line that was run, ``unreached`` its actions that found nothing to act on, ``config`` its
+    settings. ``differs`` says where the run left its recording, ``broken`` where its engine first broke a promise.
+    ``recorded_s`` is the time in seconds between its first and its last step in the recording; None for a schedule.
+    ``first_step`` is over 1 when the run began at a checkpoint.
     """
 
     log: StepLog
@@ -41,8 +40,8 @@ class Rerun(msgspec.Struct, frozen=True):
     where: str = ""
 
     def trace(self, title: str, mutant: str | None = None) -> Trace:
-        """The run as a file that is viewed."""
-        # It is written with the engine's own files, which an adapter does not import.
+        """Return the run as a trace."""
+        # Imported late: trace files need ``lockstep``, adapters do not.
         from scripted.report.trace import Trace, TraceHeader
 
         header = TraceHeader(
@@ -58,7 +57,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Every promise was kept, and a recording was followed to its end or its death."""
+        """Whether every promise was kept and the recording was followed to its end or its death."""
         followed = self.differs is None and self.error == self.recorded_error
         return followed and (self.broken is None or self.recorded_error is not None)
 
@@ -68,23 +67,23 @@ class ReplaysRecordings(Protocol[RecordIn]):
     """An adapter that reads recordings of its scheduler."""
 
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
-        """Do the recorded steps again, all of them or up to ``until``, and compare them.
+        """Repeat the recorded steps, all of them or up to ``until``, and compare them.
 
-        ``last_steps`` of them are kept, or all. Raises what a bad file raises.
+        Keeps all steps or ``last_steps``. Raises the errors of a damaged file.
         """
         ...
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
-        """The recorded steps as a schedule, as far as a schedule can say them."""
+        """Translate the recorded steps to a schedule, as far as a schedule can express them."""
         ...
 
     def plan_of(self, record: RecordIn) -> object:
-        """The launch of a step, in a form in which two runs can be compared; None for nothing."""
+        """Return the launch of a step in a form that two runs can compare; None without a launch."""
         ...
 
 
 def recording_reader(name: str) -> ReplaysRecordings:
-    """The adapter of this name, which reads recordings. Raises ScriptDefinitionError for any other."""
+    """Return the adapter of this name if it reads recordings. Raises ScriptDefinitionError for any other."""
     adapter = adapter_named(name)
     if not isinstance(adapter, ReplaysRecordings):
         raise ScriptDefinitionError(f"the adapter {name} reads no recordings; replay a schedule of it")

@@ -1,6 +1,6 @@
-"""The steps of a run as they are shown: who did what, in words, and where every microbatch is.
+"""The steps of a run as they are shown: events and replies in words, and the place of every microbatch.
 
-An adapter makes a log of its own records; table, timeline, Perfetto, reports and traces need nothing else of it. A
+An adapter makes a log of its records; table, timeline, Perfetto, reports and traces need nothing else of it. A
 microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; after the last stage its result
 waits until a step takes it.
 """
@@ -24,14 +24,14 @@ _NAMED: Final = 4
 
 
 def content_of(message: msgspec.Struct) -> int:
-    """A check sum of all that a message says but the id of a call, which clients make up."""
+    """Return a checksum of a message without the id of a call, which clients choose."""
     if getattr(message, "call_id", None):
         message = msgspec.structs.replace(message, call_id="")
     return zlib.crc32(msgspec.msgpack.encode(message))
 
 
 def some(names: list[str]) -> str:
-    """The first few, and how many there are beyond them."""
+    """Join the first few names, and count the rest."""
     more = len(names) - _NAMED
     return " ".join(names) if more <= 0 else f"{' '.join(names[:_NAMED])} +{more} more"
 
@@ -39,10 +39,10 @@ def some(names: list[str]) -> str:
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event that arrived, or one reply: ``text`` names its request ``rid`` as ``short_rid`` does.
 
-    ``kind`` is how it is marked: ``event``, ``strong`` or ``bad`` of a client, ``taken`` or ``bad`` of a microbatch,
-    ``token``, ``answer``, ``refused`` or ``bad`` of a reply. ``batch`` is the microbatch whose result it is, and
-    ``of_pipeline`` says that it came from the pipeline. ``full`` is the whole text where ``text`` leaves something out.
-    ``content`` differs where two of the same text say different things.
+    ``kind`` is its mark: ``event``, ``strong`` or ``bad`` for a client's event, ``taken`` or ``bad`` for a result,
+    ``token``, ``answer``, ``refused`` or ``bad`` for a reply. ``batch`` is the microbatch of a result, ``of_pipeline``
+    marks an event of the pipeline. ``full`` is the whole text if ``text`` is shortened. ``content`` tells messages of
+    equal text apart.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content: int = 0
 
     def naming(self, name: str) -> str:
-        """The text with another name for the request."""
+        """Return the text with another name for the request."""
         return self.text if self.rid is None else self.text.replace(short_rid(self.rid), name, 1)
 
     @property
@@ -64,7 +64,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ShownShare(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request's part of a microbatch: ``positions`` in the request, a ``note``, and ``detail`` for a long text."""
+    """One request's part of a microbatch: ``positions`` in the request, a ``note``, and ``detail`` as a long text."""
 
     rid: str
     positions: str
@@ -76,7 +76,7 @@ class ShownShare(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A microbatch that was launched; one without shares carries ``order`` to the stages."""
+    """A launched microbatch; without shares it carries ``order`` to the stages."""
 
     id: int
     kind: str
@@ -87,7 +87,7 @@ class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def rids(self) -> tuple[str, ...]:
-        """The requests that it computes, in its order."""
+        """Its requests, in its order."""
         return tuple(share.rid for share in self.shares)
 
     @property
@@ -97,16 +97,16 @@ class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def in_full(self) -> str:
-        """The same with every request, and nothing shortened."""
+        """The text with every request, and nothing shortened."""
         shares = " ".join(share.text(printable(share.rid)) for share in self.shares)
         return f"#{self.id} {self.order or f'{self.kind} {shares}'}"
 
 
 class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step: what went in, what came out, and how it left queues, pipeline and memory.
+    """One step: its input and output, and the state in which it left queues, pipeline and memory.
 
-    ``in_flight`` holds microbatch ids in launch order. ``digest`` stands for this step and all before it. ``error`` is
-    the exception, as ``Type: text``, of the step that the scheduler died in.
+    ``in_flight`` has microbatch ids in launch order. ``digest`` covers this step and all before it. ``error`` is the
+    exception, as ``Type: text``, of the step in which the scheduler died.
     """
 
     step: int
@@ -125,17 +125,17 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def queues_are_clear(self) -> bool:
-        """No request waits, is partly prefilled or runs."""
+        """Whether no request waits, is partly prefilled or runs."""
         return not self.waiting and self.chunked is None and not self.running
 
     @property
     def in_window(self) -> bool:
-        """The window of the flush race: every queue is clear, yet something is in flight."""
+        """Whether the window of the flush race is open: every queue is clear, yet something is in flight."""
         return bool(self.in_flight) and self.queues_are_clear
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A remark on one step: a window that was reached, or the ``line`` of a script's ``file`` that acted before it."""
+    """A remark on one step: a window that was reached, or the ``line`` of ``file`` that acted before it."""
 
     step: int
     text: str
@@ -143,7 +143,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     line: int = 0
 
     def place(self, own: str = "") -> str:
-        """The line's number, with its file's name where that is not the script's ``own``; empty for a window."""
+        """Return the line number, with the file's name unless it is the script's ``own``; empty for a window."""
         if not self.line:
             return ""
         return str(self.line) if self.file == own else f"{PurePath(self.file).name}:{self.line}"
@@ -154,7 +154,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def own_file(notes: Sequence[Note]) -> str:
-    """The script's own file among those whose lines acted: that of the last one; a helper's line comes before."""
+    """Return the script's own file: the file of the last line that acted, since helpers act before it."""
     return next((note.file for note in reversed(notes) if note.line), "")
 
 
@@ -166,28 +166,28 @@ class Launch(NamedTuple):
 
 
 class ShownPipeline(NamedTuple):
-    """What is in flight after one step: the microbatch in each stage, if any, and those whose results wait."""
+    """The pipeline after one step: the microbatch in each stage, if any, and the microbatches whose results wait."""
 
     stages: tuple[int | None, ...]
     results: tuple[int, ...]
 
 
 class StepLog(msgspec.Struct, frozen=True):
-    """The steps of one run on a pipeline of so many ``stages``, with at most ``depth`` microbatches in flight."""
+    """The steps of one run on a pipeline of ``stages``, with at most ``depth`` microbatches in flight."""
 
     stages: int
     depth: int
     steps: tuple[ShownStep, ...] = ()
 
     def until(self, count: int | None) -> StepLog:
-        """The first steps, or all."""
+        """Return the log of the first ``count`` steps, or of all."""
         return self if count is None else StepLog(self.stages, self.depth, self.steps[:count])
 
     def launches(self) -> dict[int, Launch]:
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
     def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> ShownPipeline:
-        """The pipeline as one step left it. A launch from before the first step is taken to be through all stages."""
+        """Return the pipeline as one step left it. Launches before the first step count as through all stages."""
         where: list[int | None] = [None] * self.stages
         results: list[int] = []
         for batch in step.in_flight:
@@ -200,7 +200,7 @@ class StepLog(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one engine said to another in the step ``sent``; ``arrived`` is None for what has not, or was lost."""
+    """A message of one engine to another, in the step ``sent``; ``arrived`` is None if it has not, or was lost."""
 
     sender: str
     receiver: str
@@ -217,7 +217,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineLog(msgspec.Struct, frozen=True):
-    """The steps of one engine of a fleet, counted as those of the fleet are."""
+    """The steps of one engine of a fleet, with the step numbers of the fleet."""
 
     name: str
     log: StepLog
@@ -225,7 +225,7 @@ class EngineLog(msgspec.Struct, frozen=True):
 
 
 class FleetLog(msgspec.Struct, frozen=True):
-    """The engines of a run in their order, and what they said to each other in the order in which they said it."""
+    """The engines of a run in their order, and their messages in the order in which they were sent."""
 
     engines: tuple[EngineLog, ...]
     messages: tuple[Message, ...] = ()
@@ -236,12 +236,12 @@ class ShowsSteps(Protocol[ConfigIn, RecordIn]):
     """An adapter whose records can be shown."""
 
     def as_log(self, records: Sequence[RecordIn], config: ConfigIn) -> StepLog:
-        """The steps in words."""
+        """Describe the steps in words."""
         ...
 
 
 def log_of_adapter(adapter: Adapter[ConfigT], records: Sequence[object], config: ConfigT) -> StepLog:
-    """The recorded steps of a run, in words. Raises ScriptDefinitionError for an adapter that shows none."""
+    """Describe the recorded steps of a run. Raises ScriptDefinitionError for an adapter that shows none."""
     if not isinstance(adapter, ShowsSteps):
         raise ScriptDefinitionError(f"the steps of {adapter.name} cannot be shown; give its adapter as_log()")
     return adapter.as_log(records, config)

@@ -1,6 +1,6 @@
-"""The step table: the last steps of a run as text that explains itself, for a terminal, a CI log or a pytest report.
+"""The step table: the last steps of a run as self-explaining text, for a terminal, a CI log or a pytest report.
 
-Owns the layout of a row; the words come from the timeline's wording. Never colours what goes into a report.
+Owns the layout of a row; the words come from the step log. Never colours a report.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from scripted.report.step_log import Note, ShownPipeline, ShownStep, StepLog, ow
 AROUND_STEPS: Final = 8
 _STEP_COLUMN: Final = 1
 _ARRIVED: Final = "arrived"
-# Steps in a row that show the same, from which on those in the middle are only counted.
+# From this many equal steps in a row on, only the first and the last are shown, and the others are counted.
 _LONG_RUN: Final = 4
-# More stages than this share one column: each column of its own costs five characters of a CI log.
+# More stages than this share one column: a column costs five characters of a CI log.
 _STAGE_COLUMNS: Final = 8
-# ASCII, because a log may be read in a terminal that shows nothing else.
+# ASCII, because a terminal may show nothing else.
 _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 
 
 def step_table(
     log: StepLog, *, last: int | None = None, around: int | None = None, notes: Sequence[Note] = ()
 ) -> Table:
-    """One row a step. ``last`` counts the newest to show; ``around`` shows the steps on both sides of one, marked.
+    """Return a table with one row a step: the ``last`` newest steps, or the steps ``around`` one, which is marked.
 
-    ``notes`` have the lines of a script that acted.
-
-    Give all steps of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
+    ``notes`` has the lines of a script that acted. ``log`` must have all steps of the run, because older steps say
+    where microbatches were launched. Raises ValueError for ``last`` and ``around`` at once.
     """
     if last is not None and around is not None:
         raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
@@ -62,14 +61,14 @@ def step_table(
 
 
 def render_text(renderable: RenderableType, width: int) -> str:
-    """Anything that rich can print, as plain text of at most ``width`` columns, without colours or blanks around it."""
+    """Render with rich to plain text of at most ``width`` columns, without colours or surrounding blanks."""
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def _collapsed(rows: list[tuple[ShownStep, list[Text]]], arrived: int) -> list[tuple[ShownStep, list[Text]]]:
-    """The rows with each long run of steps that show the same told by its first, its last and a count of the others."""
+    """Shorten each long run of equal rows to its first, its last and a count of the others."""
     shown: list[tuple[ShownStep, list[Text]]] = []
     for _, group in itertools.groupby(rows, key=lambda row: _without_step(row[1])):
         run = list(group)
@@ -89,12 +88,12 @@ def _without_step(cells: list[Text]) -> list[str]:
 def _chosen(steps: Sequence[ShownStep], last: int | None, around: int | None) -> list[ShownStep]:
     if around is not None:
         return [step for step in steps if abs(step.step - around) <= AROUND_STEPS]
-    # More than the rows that are asked for, because steps that show the same share one.
+    # Possibly more steps than rows, because equal steps share a row.
     return list(steps if last is None or last else ())
 
 
 def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
-    """The lines of the script by the step that they acted on."""
+    """Return the lines of the script by the step on which they acted."""
     lines: dict[int, list[str]] = {}
     for note in notes:
         if note.line and note.step in steps:
@@ -105,14 +104,14 @@ def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
 def _columns(
     log: StepLog, around: int | None, lines: dict[int, str], *, marks_window: bool
 ) -> list[tuple[str, dict[str, Any], Callable[[ShownStep, ShownPipeline], str]]]:
-    """The title of each column, its style, and what it shows of a step.
+    """Return the title, the style and the cell function of each column.
 
-    Narrow ones fold rather than end in an ellipsis, which is no ASCII and loses what a reader looks for.
+    Narrow columns fold: an ellipsis is no ASCII and would hide the text.
     """
     folds: dict[str, Any] = {"overflow": "fold"}
 
     def marks(step: ShownStep, _: ShownPipeline) -> str:
-        """The step that failed, the window, the step that was asked for."""
+        """Mark the step that failed, the window, and the step that was asked for."""
         in_window = step.in_window and marks_window
         return "X" * bool(step.error) + "*" * in_window + ">" * (step.step == around)
 
@@ -159,7 +158,7 @@ def _queues(step: ShownStep) -> str:
 
 
 def _is_about_the_window(shown: list[ShownStep]) -> bool:
-    """Whether anything but a result met a step's end in the window; results alone are how every request ends."""
+    """Whether an event other than a result followed an open window; every request ends with results alone."""
     return any(
         before.in_window and not all(said.of_pipeline for said in step.arrived)
         for before, step in itertools.pairwise(shown)

@@ -1,4 +1,4 @@
-"""The summary of many scripts: how much was compared, and which of them left possible mistakes.
+"""The summary of many scripts: the number of compared outputs, and the scripts with possible mistakes.
 
 Counts and words only; knows no pytest.
 """
@@ -11,27 +11,27 @@ from typing import Final
 
 from scripted.core.phrases import plural
 
-# Begins the name of a count of outputs that were not compared; the reason follows.
+# Prefixes the count of outputs that were not compared; the reason follows.
 NOT_COMPARED: Final = "not compared: "
-# Begins the name of a count of how often one assertion ran; its place and text follow.
+# Prefixes the count of runs of one assertion; its place and text follow.
 ASKED: Final = "asked: "
 
-# What vetting says of a script, and how each of its assertions that cannot fail begins.
+# The findings of vetting, and the prefix of an assertion that cannot fail.
 NOTICES_NOTHING: Final = "scripts that notice no bug but those that every script notices (`scripted vet` says more)"
 NOT_REPEATABLE: Final = "scripts that ran otherwise the second time (seed what is random, take the time from t.clock)"
-# Begins the name of a count of a parameter that a script never reads.
+# Prefixes the count of a parameter that a script never reads.
 UNUSED: Final = "parameters that a script never reads: "
 NOT_VETTED: Final = "scripts that were not vetted yet (each session vets new ones for a while; --scripted-vet all: all)"
 NEVER_FAILS: Final = "never fails: "
-# Begins the name of a count of servers that a script has changed; the changes follow.
+# Prefixes the count of servers that a script has changed; the changes follow.
 REPLACED: Final = "servers that were replaced, because a script had changed: "
 
-# Tests named for each count; with verbose all are.
+# Tests named for each count; ``verbose`` names all.
 _NAMED: Final = 3
 
 
 class SummaryOfScripts:
-    """What the scripts of one session did, added up by name. ``scripts`` is how many there were."""
+    """The totals of the scripts of one session, by name. ``scripts`` is their number."""
 
     def __init__(self) -> None:
         self.scripts = 0
@@ -44,12 +44,12 @@ class SummaryOfScripts:
         self._never_fail: set[str] = set()
 
     def add(self, test: str, counts: Mapping[str, int]) -> None:
-        """Add what one script reported: ``steps``, ``compared``, outputs that were not, assertions, loose ends."""
+        """Add the counts of one script: ``steps``, ``compared``, outputs not compared, assertions, loose ends."""
         self.scripts += 1
         self.add_counts(test, counts)
 
     def add_counts(self, test: str, counts: Mapping[str, int]) -> None:
-        """Add more of a script that was added: what vetting says of it."""
+        """Add counts of vetting to a script that was added before."""
         for name, count in counts.items():
             if name == "steps":
                 self._steps += count
@@ -66,7 +66,7 @@ class SummaryOfScripts:
                 self._tests.setdefault(name, []).append(test)
 
     def lines(self, *, verbose: bool = False) -> Iterator[str]:
-        """The totals, then a line for each kind of loose end with the tests that left it."""
+        """Yield the totals, then a line for each kind of loose end with its tests."""
         yield (
             f"{plural(self.scripts, 'script')}, {plural(self._steps, 'step')}, "
             f"{plural(self._compared, 'output')} compared with the same request run alone"

@@ -31,11 +31,11 @@ class TraceError(LockstepError, ValueError):
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run and how it ended.
+    """The setup and the outcome of a run.
 
-    ``config`` are the settings of the ``adapter`` that are not at their default. ``outcome`` is 'passed' or the failure
-    in one line; ``died`` says that the scheduler did not survive the last step. ``mutant`` names what was broken on
-    purpose. The run is made again by its ``schedule``, or by ``script``, which is ``FILE::NAME``, with ``arguments``.
+    ``config`` has the settings of the ``adapter`` that differ from their defaults. ``outcome`` is 'passed' or the failure
+    in one line; ``died``: the scheduler did not survive the last step. ``mutant`` is the bug that was switched on. The
+    ``schedule`` repeats the run, or the ``script`` (``FILE::NAME``) with its ``arguments``.
     """
 
     title: str
@@ -69,7 +69,7 @@ class _HeaderLine(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Any other line: one step, one note, one engine of a fleet, or what one said to another."""
+    """Any other line: one step, note, engine of a fleet, or message between engines."""
 
     step: ShownStep | None = None
     note: Note | None = None
@@ -82,7 +82,7 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 
 def write_trace(path: str | Path, trace: Trace) -> None:
-    """Write a trace to ``path``, over what was there, and the folders above it. The same trace gives the same bytes."""
+    """Write a trace to ``path``, replacing a file there, and make its folders. Equal traces give equal bytes."""
     lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header, trace.log.stages, trace.log.depth)]
     lines += [_Line(step=step) for step in trace.log.steps]
     lines += [_Line(note=note) for note in trace.notes]
@@ -93,13 +93,13 @@ def write_trace(path: str | Path, trace: Trace) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file begins as a trace of some version does."""
+    """Whether a file begins as a trace of any version."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read what ``write_trace`` wrote. Raises TraceError for anything else, OSError for a file that cannot be read."""
+    """Read a file of ``write_trace``. Raises TraceError for any other file, OSError for an unreadable one."""
     path = Path(path)
     first, *rest = path.read_bytes().splitlines() or [b""]
     header = _read_header(path, first)

@@ -1,6 +1,6 @@
-"""Places one trace on the page: lanes down, steps across, a box or a mark for everything that a step step holds.
+"""Places one trace on the page: lanes down, steps across, a box or a mark for every item of a step.
 
-Decides where things stand and what they say; paints nothing. Works from the steps alone.
+Decides places and texts; paints nothing. Works from the steps alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERED: Final = "answers"
 TRANSFERS: Final = "transfers"
 SAID: Final = "to others"
 
-# A lane never has more chips than this; the step's state has the others.
+# A lane has at most this many chips; the step's state has the others.
 _SLOTS: Final = 4
 # Chips that hold two or three lines of text are higher than a lane of boxes.
 _TWO_LINES: Final = 1.3
@@ -69,7 +69,7 @@ class Lanes:
             self._add(SAID, _most(Counter(message.sent for message in said).values()), "fleet", _TWO_LINES)
 
     def y(self, name: str, slot: int = 0) -> float:
-        """The top of a lane's slot; what does not fit shares the last slot."""
+        """Return the top of a lane's slot; slots beyond the last share it."""
         lane = next(lane for lane in self.lanes if lane.name == name)
         return round(lane.y + min(slot, self.slots[name] - 1) * self.slot_height[name], 3)
 
@@ -81,7 +81,7 @@ class Lanes:
 
 
 def client_events(step: ShownStep) -> list[Said]:
-    """What came from clients; the rest came from the pipeline."""
+    """Return the events of clients; the others are the pipeline's."""
     return [said for said in step.arrived if not said.of_pipeline]
 
 
@@ -93,19 +93,19 @@ def _most(counts: Iterable[int]) -> int:
     return max(1, min(_SLOTS, max(counts, default=1)))
 
 
-# Requests that a box or a queue shows by name; one more only says how many there are.
+# Requests that a box or a queue shows by name; the others are counted.
 _NAMED_IN_BOX: Final = 3
-# Marks that have the colour of their request.
+# Kinds of marks in the colour of their request.
 _COLOURED: Final = ("event", "taken", "token")
-# What a run that has not failed is called; one of a debugger goes on.
+# Outcomes of runs that have not failed; a debugger's run goes on.
 _GOOD: Final = ("passed", "running")
 _SLOT_FULL: Final = "+{} more"
 
 
 class Layout:
-    """One trace; shows its steps ``first`` to ``last - 1``, counted from the run's own start, from column 0 on.
+    """Places the steps ``first`` to ``last - 1`` of one trace, counted from the run's start, from column 0 on.
 
-    ``difference`` is where it parts from the first run of the page, and ``engine`` which one of a fleet it is.
+    ``difference`` is the first one to the first run of the page; ``engine`` is the run's name in a fleet.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Layout:
         return Box(x, y, label, kind, stripes, title, self._palette.numbers_of(shown.rids))
 
     def _stripes(self, label: str, shares: Sequence[tuple[str, str]]) -> tuple[Stripe, ...]:
-        """Requests with their positions, as many as fit; without positions where more fit then."""
+        """Return stripes for as many requests as fit, with their positions if these fit too."""
         rids = [rid for rid, _ in shares]
         for named in range(min(len(shares), _NAMED_IN_BOX), 0, -1):
             for positions in (True, False):
@@ -193,13 +193,13 @@ class Layout:
         return Stripe(palette.label(rid), palette.colours[rid], positions, palette.numbers_of([rid]))
 
     def _more(self, rids: Sequence[str]) -> Iterator[Stripe]:
-        """How many there are beyond those shown by name."""
+        """Yield a stripe that counts the requests not shown by name."""
         if rids:
             palette = self._palette
             yield Stripe(f"+{len(rids)}", palette.colours[rids[0]], requests=palette.numbers_of(rids))
 
     def paths(self) -> Iterator[Path]:
-        """One line a microbatch, through the middle of its boxes to where its result was taken."""
+        """Yield one line for each microbatch, through the middle of its boxes to its taken result."""
         points: dict[int, list[str]] = {}
         for x, step in self._shown:
             pipeline = self._log.pipeline_at(step, self._launched)
@@ -227,7 +227,7 @@ class Layout:
             yield from self._stack(ANSWERED, x, [self._mark(said) for said in step.answered])
 
     def _message_chips(self) -> Iterator[Chip]:
-        """What this engine says to others: one chip each, as long as there is room."""
+        """Yield a chip for each message to other engines, as long as there is room."""
         for x, step in self._shown:
             here = [(number, one) for number, one in self._said if one.sent == step.step]
             for slot, (number, one) in enumerate(here):
@@ -236,14 +236,14 @@ class Layout:
                 yield Chip(x, y, height, f"to {one.receiver}: {one.text}", kind, one.in_full, message=number)
 
     def heard(self) -> Iterator[tuple[int, float, int]]:
-        """Where messages of other engines arrive: column, height, and which it is."""
+        """Yield column, height and number of each message that arrives here."""
         columns = {step.step: x for x, step in self._shown}
         for number, one in self._heard:
             if one.arrived is not None:
                 yield columns[one.arrived], self.lanes.y(ARRIVED), number
 
     def _mark(self, said: Said) -> _Mark:
-        """With the request's label for its rid, as the rest of the page calls it."""
+        """Make a mark that names the request by its label, as the rest of the page does."""
         text = said.text if said.rid is None else said.naming(self._palette.label(said.rid))
         rids: tuple[str, ...] = () if said.rid is None else (said.rid,)
         if said.batch in self._launched:
@@ -268,7 +268,7 @@ class Layout:
                 yield from self._members(TRANSFERS, x, step.transferring)
 
     def _members(self, lane: str, x: int, rids: Sequence[str]) -> Iterator[Box]:
-        """One box for all members of a queue: how many, and the first of them by name."""
+        """Yield one box for all members of a queue: their number, and the first by name."""
         if rids:
             label = "" if len(rids) == 1 else str(len(rids))
             stripes = self._stripes(label, [(rid, "") for rid in rids])
@@ -276,7 +276,7 @@ class Layout:
             yield Box(x, self.lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
 
     def _stack(self, lane: str, x: int, chips: Sequence[_Mark]) -> Iterator[Chip]:
-        """Chips under each other; when there are more than slots, the last slot says how many are left."""
+        """Yield chips under each other; if there are more than slots, the last slot counts the rest."""
         slots, height = self.lanes.slots[lane], self.lanes.slot_height[lane]
         shown = chips if len(chips) <= slots else chips[: slots - 1]
         for slot, mark in enumerate(shown):
@@ -290,7 +290,7 @@ class Layout:
             yield Chip(x, y, height, text, "more", title, requests=numbers)
 
     def _title(self, mark: _Mark) -> str:
-        """The words of a mark, and in full each rid that they shorten."""
+        """Return the text of a mark with each shortened rid in full."""
         shortened = [printable(rid) for rid in mark.rids if self._palette.label(rid) != rid]
         return f"{mark.text} ({' '.join(shortened)})" if shortened else mark.text
 
@@ -312,7 +312,7 @@ class Layout:
             yield Band(failed, 1, "failed", "the scheduler died")
 
     def _failed(self) -> int | None:
-        """The column of the step that failed; the last one of a run that died without writing that step down."""
+        """Return the column of the step that failed; the last one of a run that died without recording it."""
         for x, step in self._shown:
             if step.error is not None:
                 return x
@@ -335,7 +335,7 @@ class Layout:
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """What a chip says, and of which requests."""
+    """The text of a chip, and its requests."""
 
     text: str
     kind: str

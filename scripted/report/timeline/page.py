@@ -1,7 +1,7 @@
 """Renders traces as one self-contained HTML page: no network, no fonts, no library.
 
-Owns the choice of what is shown and hands it to the template, which escapes everything. The same traces give the same
-page, byte for byte.
+Chooses the steps to show and hands them to the template, which escapes everything. Equal traces give equal pages, byte
+for byte.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.view import column_width
 from scripted.report.trace import Trace
 
-# Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
+# Steps on one page: a step of a full pipeline takes about 4 KB, so two runs of 600 make a page of 5 MB.
 MAX_COLUMNS: Final = 600
-# More of them would be too narrow on one sheet of paper.
+# More columns would be too narrow on a sheet of paper.
 _COLUMNS_ON_PAPER: Final = 18
 # Columns for the error text after the last step.
 _CALLOUT_COLUMNS: Final = 4
@@ -31,12 +31,11 @@ _TEMPLATE: Final = "page.html.jinja"
 
 
 def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
-    """The page of one run, or of several under each other with the first difference to the first one marked.
+    """Return the page of one run, or of several below each other, with the first difference to the first one marked.
 
-    The engines of a fleet are under each other as well, with what they said to each other; such a run is shown alone.
-
-    Of runs longer than MAX_COLUMNS steps it shows those around ``step``, or else around the difference, the failure or
-    the first window, and says so. Raises ValueError without a trace, and for a step that no trace has.
+    A fleet is shown alone: its engines below each other, with their messages. Of a run longer than MAX_COLUMNS the page
+    shows the steps around ``step``, or else around the difference, the failure or the first window, and says so. Raises
+    ValueError without a trace, and for a step that no trace has.
     """
     if not traces:
         raise ValueError("render_timeline() takes at least one trace, got none")
@@ -55,7 +54,7 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
 
 
 def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
-    """What the template needs: the placed runs, their columns, and the requests that the page can be filtered by."""
+    """Return the template's values: the placed runs, their columns, and the requests of the filter."""
     engines = [""] * len(traces)
     if traces[0].fleet is not None:
         engines = [one.name for one in traces[0].fleet.engines]
@@ -88,7 +87,7 @@ def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
 
 
 def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
-    """Each engine of a fleet as a run, all from the first step of any to the last; it is blank where one was dead."""
+    """Yield each engine of a fleet as a run over the steps of all; steps in which it was dead are blank."""
     numbers = [step.step for engine in fleet.engines for step in engine.log.steps]
     for engine in fleet.engines:
         there = {step.step: step for step in engine.log.steps}
@@ -98,7 +97,7 @@ def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
 
 
 def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) -> int:
-    """The step to open at: the first difference, else the failure, else the first window, else the start."""
+    """Return the step to open at: the first difference, else the failure, the first window, or the start."""
     apart = [difference.index for difference in differences if difference is not None]
     if apart:
         return min(apart)
@@ -110,7 +109,7 @@ def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) ->
 
 
 def _index_of(traces: Sequence[Trace], step: int) -> int:
-    """The place of a step in the first run that has it. Raises ValueError where none has."""
+    """Return the index of a step in the first run that has it. Raises ValueError if none has."""
     for trace in traces:
         for index, one in enumerate(trace.log.steps):
             if one.step == step:

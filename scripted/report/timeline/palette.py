@@ -1,7 +1,6 @@
-"""Which colour, label and number a request has: the same in every run of a page.
+"""Gives each request a colour, a label and a number: the same in every run of a page.
 
-A rid keeps its colour from run to run. Where runs made up different rids, the first request of one run has
-the colour of the first of the other.
+A rid keeps its colour from run to run. In runs with generated rids the first request of each has the same colour.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from scripted.core.phrases import common_start, printable, short_rid
 from scripted.report.step_log import ShownStep
 from scripted.report.trace import Trace
 
-# A rid of this many characters is its own label; "scripted-1" is one.
+# A rid of up to this many characters is its own label, such as "scripted-1".
 _CHARACTERS: Final = 10
 _HEAD: Final = 3
 _TAIL: Final = 5
-# Of the part in which rids with the same head and tail differ.
+# Characters of the part in which rids with the same head and tail differ.
 _MIDDLE: Final = 5
 
 
 def labels_of(rids: Iterable[str]) -> dict[str, str]:
-    """A label for every rid, printable and distinct."""
+    """Return a printable and distinct label for every rid."""
     alike: dict[str, list[str]] = {}
     for rid in dict.fromkeys(rids):
         alike.setdefault(_head_and_tail(printable(rid)), []).append(rid)
@@ -42,7 +41,7 @@ def _head_and_tail(name: str) -> str:
 
 
 def _with_middles(rids: Sequence[str]) -> list[str]:
-    """Labels for rids with the same head and tail: what lies between what all of them begin and end with."""
+    """Label rids with the same head and tail by the part between their common beginning and end."""
     names = [printable(rid) for rid in rids]
     begin = common_start(names)
     end = common_start([name[begin:][::-1] for name in names])
@@ -51,7 +50,7 @@ def _with_middles(rids: Sequence[str]) -> list[str]:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """The label, with a number when it is taken."""
+    """Return the label, with a number if it is taken."""
     numbered, number = label, 1
     while numbered in taken:
         number += 1
@@ -64,7 +63,7 @@ COLOURS: Final = 8
 
 
 class Palette(msgspec.Struct, frozen=True):
-    """What tells the requests of a page apart: a colour, a label, and a number for the filter."""
+    """The colours, labels and filter numbers of a page's requests, by rid."""
 
     colours: dict[str, int]
     labels: dict[str, str]
@@ -76,7 +75,7 @@ class Palette(msgspec.Struct, frozen=True):
         return cls(colours_of(traces), labels_of(rids), {rid: number for number, rid in enumerate(rids)})
 
     def label(self, rid: str) -> str:
-        """What the page calls a request; one that began before the traces has no label of its own."""
+        """Return the label of a request, or its short rid if it began before the traces."""
         return self.labels.get(rid) or short_rid(rid)
 
     def numbers_of(self, rids: Sequence[str]) -> tuple[int, ...]:
@@ -84,7 +83,7 @@ class Palette(msgspec.Struct, frozen=True):
 
 
 def colours_of(traces: Sequence[Trace]) -> dict[str, int]:
-    """A palette index for every rid in the traces."""
+    """Return a palette index for every rid in the traces."""
     colours: dict[str, int] = {}
     for trace in traces:
         order = dict.fromkeys(rid for step in trace.log.steps for rid in _rids(step))

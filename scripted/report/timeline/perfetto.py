@@ -1,7 +1,7 @@
-"""A run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
+"""Exports a run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
 
-Owns the export alone: one track a stage, one for results that wait, one for what arrives and is answered, counters for
-the queues. A step is drawn as one millisecond, because steps, not seconds, order what happens.
+Owns the tracks: one for each stage, one for waiting results, one for events and replies, and counters of the queues. A
+step lasts one millisecond, because steps, not seconds, order the events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Value = str | int | bool
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of the Chrome trace event format; times in microseconds."""
+    """One entry of the Chrome trace event format; times are in microseconds."""
 
     ph: str
     name: str
@@ -43,7 +43,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def to_perfetto(trace: Trace) -> str:
-    """Chrome trace event JSON. The same trace gives the same text. Each engine of a fleet is a process of its own."""
+    """Return Chrome trace event JSON, equal for equal traces. Each engine of a fleet is a process."""
     runs = [trace]
     if trace.fleet is not None:
         titled = [(one, f"{one.name}, {trace.header.title}") for one in trace.fleet.engines]

@@ -1,6 +1,6 @@
-"""The full state of one step in words: what a reader sees on pointing at it.
+"""Describes the full state of one step, for the pane of the step that a reader points at.
 
-Owns the wording of the detail pane. Nothing is shortened here, so the pane says what the picture leaves out.
+Owns the wording of the pane. Nothing is shortened here, so the pane has what the timeline leaves out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scripted.report.step_log import Launch, ShownBatch, ShownStep, StepLog
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """Everything known about one step: headings and their lines. ``flags`` are of 'window', 'failed', 'differs'."""
+    """The lines of one step by heading. ``flags`` are some of 'window', 'failed' and 'differs'."""
 
     x: int
     step: int
@@ -26,7 +26,7 @@ class StepView(msgspec.Struct, frozen=True):
 def state_of(
     step: ShownStep, log: StepLog, launched: dict[int, Launch], *, x: int, notes: Sequence[str], differs: bool
 ) -> StepView:
-    """The state of one step. ``launched`` is of the whole run, ``notes`` of this step."""
+    """Describe one step. ``launched`` is of the whole run, ``notes`` of this step."""
     flags = {"failed": bool(step.error), "window": step.in_window, "differs": differs}
     sections = {
         "failed": (printable(step.error),) if step.error else (),

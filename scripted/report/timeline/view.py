@@ -1,4 +1,4 @@
-"""What the page shows, as typed data: lanes, boxes and marks, placed but not painted; and how wide a step is.
+"""The typed content of the page: lanes, boxes and marks, placed but not painted, and the width of a step.
 
 A unit of ``y`` is the height of one lane, a unit of ``x`` the width of one step; the template and its style turn them
 into pixels.
@@ -13,7 +13,7 @@ import msgspec
 
 _NARROWEST_PX: Final = 94
 _WIDEST_PX: Final = 170
-# The style's font, its paddings, and what is around a box in its column.
+# The style's font, its padding, and the space around a box in its column.
 _CHARACTER_PX: Final = 6.2
 _PADDING_PX: Final = 8
 _AROUND_PX: Final = 8
@@ -29,7 +29,7 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Stripe(msgspec.Struct, frozen=True):
-    """One request's share of a box: its label and positions. ``colour`` is None for what is no request's."""
+    """One request's share of a box: its label and positions. ``colour`` is None without a request."""
 
     text: str
     colour: int | None
@@ -40,7 +40,7 @@ class Stripe(msgspec.Struct, frozen=True):
 class Box(msgspec.Struct, frozen=True):
     """A microbatch in one stage, its waiting result, or the members of a queue, at one step.
 
-    ``requests`` are the numbers of those it belongs to, here and in the other shapes: the filter goes by them.
+    ``requests`` are the filter numbers of its requests, here and in the other shapes.
     """
 
     x: int
@@ -53,7 +53,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class Chip(msgspec.Struct, frozen=True):
-    """A mark in a lane: an event, an answer, a queue's members. ``height`` in lanes; no colour: not of one request."""
+    """A mark in a lane: an event, an answer, a queue's members. ``height`` is in lanes; a colour is one request's."""
 
     x: int
     y: float
@@ -63,7 +63,7 @@ class Chip(msgspec.Struct, frozen=True):
     title: str
     colour: int | None = None
     requests: tuple[int, ...] = ()
-    # What one engine says to another, by its number: a line leads to where it is heard.
+    # The number of a message between engines; a line leads to its arrival.
     message: int | None = None
 
 
@@ -94,7 +94,7 @@ class Callout(msgspec.Struct, frozen=True):
 
 
 def column_width(boxes: Iterable[Box]) -> int:
-    """Wide enough that no box cuts off its text, up to a bound."""
+    """Return a width at which no box cuts off its text, up to a bound."""
     widest = max((_width(box.label, box.stripes) for box in boxes), default=0)
     return max(_NARROWEST_PX, min(_WIDEST_PX, widest))
 
