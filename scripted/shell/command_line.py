@@ -1,4 +1,4 @@
-"""The language of the shell: one line read as a statement of the script, or as a command that shows or changes it.
+"""The language of the shell: a line is a statement of the script, or a command that shows or changes the session.
 
 Owns the words and their refusals; never runs anything.
 """
@@ -25,7 +25,7 @@ from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 from scripted.shell.words import ShellWord
 
 MAX_STEPS_PER_COMMAND: Final = 10_000
-# The prompt of a request that is started without one.
+# The length of a prompt that is not given.
 DEFAULT_PROMPT_TOKENS: Final = 16
 DEFAULT_HISTORY_STEPS: Final = 12
 _HELP: Final = {
@@ -41,7 +41,7 @@ _HELP: Final = {
     "quit": "leave; the scheduler drains first",
 }
 _TO_THE_SCHEDULER: Final = "To the scheduler, or a clause of a schedule (help WORD says more):"
-# So that it fits into the smallest terminal, of 80 columns and 24 lines.
+# Help fits the smallest terminal, of 80 columns and 24 lines.
 _HELP_INDENT: Final = 17
 _HELP_WIDTH: Final = 79
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -49,7 +49,7 @@ _PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
 class Own(StrEnum):
-    """The session's own words, but for those that are statements."""
+    """The session's own words that are no statements."""
 
     STATE = "state"
     REQUESTS = "requests"
@@ -63,7 +63,7 @@ class Own(StrEnum):
 
 
 OWN_WORDS: Final = (*Own, "step", "until")
-# What is counted, if nothing is said how often, and what it takes.
+# The default count of a word, and the counts that it takes.
 _COUNTED: Final = {
     "step": (1, f"1 to {MAX_STEPS_PER_COMMAND} steps"),
     Own.UNDO: (1, "1 or more"),
@@ -73,10 +73,7 @@ _COUNTED: Final = {
 
 @dataclass(frozen=True)
 class Order:
-    """One of the session's own words, with the ``count`` or the ``text`` that it takes: an expression, a word, a file.
-
-    ``quit`` is the last one.
-    """
+    """One of the session's own words with its ``count`` or its ``text``: an expression, a word or a file."""
 
     word: Own
     count: int = 0
@@ -89,9 +86,9 @@ Command = Statement | Order
 def read_command(
     line: str, before: Sequence[Statement], words: Mapping[str, ShellWord], actions: Collection[type[Action]] = ()
 ) -> Command:
-    """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy.
+    """Read a line that is not empty; ``before`` are the statements so far. Raises BadCommand with the remedy.
 
-    A clause of these actions, as a schedule has it after its step, is the verb that does the same.
+    A clause of ``actions``, as a schedule writes it after its step, is read as the verb that does the same.
     """
     word, _, rest = line.strip().partition(" ")
     if word == "until":
@@ -123,7 +120,7 @@ def read_command(
 
 
 def _step_before(word: str, rest: str) -> str:
-    """The remedy for a clause that comes with its step."""
+    """Return the remedy for a clause that was typed with its step."""
     return f"; a line has no step before it: write 'step {word}', then {rest.strip()!r}" if word.isdigit() else ""
 
 
@@ -133,7 +130,7 @@ def _verb_of_clause(
     actions: Collection[type[Action]],
     refused: BadCommand | None = None,
 ) -> tuple[Verb, ShellWord]:
-    """The verb that does what the clause says, and its word; ``refused`` is what the line is as a verb of that name."""
+    """Return the verb of a clause, and its word. ``refused``: why the line is no call of a verb of that name."""
     try:
         verbs = parse_action(clause, actions).verbs()
     except ScriptDefinitionError as exc:
@@ -152,7 +149,7 @@ def _verb_of_clause(
 
 
 def _statement(verb: Verb, word: ShellWord, before: Sequence[Statement], rids: Sequence[str]) -> VerbCall:
-    """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
+    """Return a verb as a statement; its result gets a name if it is a request or a call."""
     if word.is_start:
         return _start(verb, word, rids)
     return VerbCall(str(verb), _call_name(before) if word.is_call else None)
@@ -168,7 +165,7 @@ def _start(verb: Verb, word: ShellWord, taken: Sequence[str]) -> VerbCall:
 
 
 def _rid(rid: str) -> str:
-    """A rid is its variable's name in the script, so it must be one, and none that means something else there."""
+    """Return a rid that can be the name of its variable in the script. Raises BadCommand."""
     taken = {"t", "state"} | set(dir(builtins))
     if not rid.isidentifier() or not rid.isascii() or keyword.iskeyword(rid) or rid in taken or rid.startswith("call_"):
         raise BadCommand(
@@ -179,12 +176,12 @@ def _rid(rid: str) -> str:
 
 
 def _expression(word: str, text: str, words: Mapping[str, ShellWord]) -> str:
-    """The expression as it stands in a script, where the state is ``t.state``; it only looks."""
+    """Return an expression as a script has it, with ``t.state`` for the state. Raises BadCommand for one that acts."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as exc:
         raise BadCommand(f"{word} takes a Python expression, got {text.strip()!r}: {exc.msg}") from exc
-    # What a verb does would be in no script and could not be undone.
+    # The effect of a verb would be in no statement and could not be undone.
     verbs = {f"t.{known.path}" for known in words.values()}
     if any(isinstance(node, _ACTS) or _is_one_of(verbs, node) for node in ast.walk(tree)):
         raise BadCommand(f"{word} takes an expression that only looks, got {text.strip()!r}")
@@ -199,7 +196,7 @@ def _is_one_of(verbs: set[str], node: ast.AST) -> bool:
 
 
 class _StateOfT(ast.NodeTransformer):
-    """``state`` means ``t.state``, taken again at each step."""
+    """Replaces ``state`` by ``t.state``, which is new in each step."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.parse("t.state", mode="eval").body if node.id == "state" else node
@@ -231,7 +228,7 @@ def _order(word: Own, given: list[str], words: Mapping[str, ShellWord]) -> Order
 
 
 def _only(word: str, words: list[str], what: str) -> str:
-    """The one word that there is. Raises BadCommand."""
+    """Return the only word. Raises BadCommand."""
     if len(words) != 1:
         raise BadCommand(f"{word} takes {what}, got {' '.join(words) or 'nothing'}")
     return words[0]
@@ -250,7 +247,7 @@ def _count(word: str, given: list[str]) -> int:
 
 
 def help_text(words: Mapping[str, ShellWord]) -> str:
-    """The session's own words with what they mean, and the scheduler's, of which `help WORD` says more."""
+    """Describe the session's own words and list the scheduler's, of which `help WORD` says more."""
     ordered = sorted(words.values(), key=lambda word: not word.is_start)
     takes = [f"{word.text} {word.takes}".rstrip().replace(" ", _NO_BREAK) for word in ordered]
     listed = textwrap.fill(", ".join(takes), _HELP_WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -259,7 +256,7 @@ def help_text(words: Mapping[str, ShellWord]) -> str:
 
 
 def completions(line: str, words: Mapping[str, ShellWord], before: Sequence[Statement]) -> list[str]:
-    """What may stand where a line ends: a word; after one of the scheduler's, the rids and the names that it takes."""
+    """Return completions of a line: words, or after a word of the scheduler rids and the names of its parameters."""
     first, space, _ = line.lstrip().partition(" ")
     if not space or first == Own.HELP:
         return sorted([*words] if space else [*OWN_WORDS, *words])

@@ -1,7 +1,7 @@
-"""A debugging session: statements run as they come, in a script that waits for its next line between two steps.
+"""A debugging session: runs statements as they come, in a script that waits for its next line between two steps.
 
-Owns the list of statements, which is all that a session is: undo and a death end the run, and the list runs again on
-a new scheduler. Never touches the scheduler but through ``t``.
+Owns the list of statements, which is the whole session: undo and a death end the run, and the list runs again on a new
+scheduler. Touches the scheduler only through ``t``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ TABLE_WIDTH_COLUMNS: Final = 118
 
 
 class _RunAgain(BadCall):
-    """Ends a run so that the statements, changed, run again on a new scheduler."""
+    """Ends a run so that the changed statements run on a new scheduler."""
 
 
 class DebugSession:
-    """Reads lines and does what they say to a scheduler of this adapter; ``mutant`` switches a bug of it on."""
+    """Reads lines and runs them on a scheduler of this adapter; ``mutant`` switches a bug of it on."""
 
     def __init__(
         self, adapter: Adapter, config: Any, prompt: Prompt, console: Console, *, mutant: str | None = None
@@ -61,12 +61,12 @@ class DebugSession:
         self._mutant = mutant
         self._left = self._is_undone = False
         self._saving: Path | None = None
-        # The run that waits for its next line, and the log of one that has died.
+        # The run that waits for its next line, and the report of a run that died.
         self._t: BaseContext | None = None
         self._died_with: FailureReport | None = None
 
     def run(self) -> bool:
-        """Run until the input ends or quits; True when the scheduler then drained and every check held."""
+        """Run until the end of the input; True if the scheduler then drained and every check held."""
         options = ScriptOptions(
             timeout_s=SESSION_TIMEOUT_S,
             max_steps=SESSION_MAX_STEPS,
@@ -90,7 +90,7 @@ class DebugSession:
         return False
 
     def trace(self) -> Trace | None:
-        """The run as it stands, while the session waits for a line; None without a step."""
+        """Return the run so far, while the session waits for a line; None without a step."""
         report = self._died_with
         if report is not None:
             log = report.log
@@ -109,7 +109,7 @@ class DebugSession:
         return Trace(header, log)
 
     def state(self) -> State | None:
-        """The scheduler as it stands; None when it is dead."""
+        """Return the scheduler's state; None if it is dead."""
         return None if self._t is None else self._t.state
 
     def completions(self, line: str) -> list[str]:
@@ -118,7 +118,7 @@ class DebugSession:
     # -- the script --
 
     def _script(self, t: BaseContext) -> Steps:
-        """Catch up with the statements so far, then go on with each line until the input ends."""
+        """Run the statements so far, then each line until the input ends."""
         self._t, self._died_with = t, None
         self.words = words_of(t)
         names: Names = {"t": t}
@@ -138,7 +138,7 @@ class DebugSession:
         self._left = True
 
     def _go(self, statement: Statement, t: BaseContext, names: Names) -> Steps:
-        """Perform a statement and record it; when it fails, everything is as before it, by running the others again."""
+        """Run a statement and record it. If it fails, run the others again, so that nothing has changed."""
         before = set(news_of(names))
         self.statements.append(statement)
         with self._live(t) as refresh:
@@ -159,7 +159,7 @@ class DebugSession:
 
     @contextlib.contextmanager
     def _live(self, t: BaseContext) -> Iterator[Callable[[], None]]:
-        """A table that follows the steps, where a person can see it change."""
+        """Show a table that follows the steps, on a terminal."""
         if not self._prompt.is_interactive or not self._console.is_terminal:
             yield lambda: None
             return
@@ -169,7 +169,7 @@ class DebugSession:
     # -- commands --
 
     def _next_command(self, prompt: str) -> Command | None:
-        """The next line that says something; None at the end."""
+        """Return the next command; None at the end."""
         while (line := self._prompt.read(prompt)) is not None:
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
@@ -198,7 +198,7 @@ class DebugSession:
         elif order.word is Own.SHOW:
             try:
                 self._say(printable(repr(value_of(order.text, names))))
-            except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
+            except Exception as exc:  # noqa: BLE001 - the expression's error is its answer
                 self._refuse(_text_of(exc, names))
         else:
             self._say(self._text_of_order(order))
@@ -212,7 +212,7 @@ class DebugSession:
         return self.words[order.text].help if order.text else help_text(self.words)
 
     def _change(self, order: Order) -> None:
-        """Note what to do, and end the run: nothing else may run in the scheduler while it is done."""
+        """Note the change and end the run, since the scheduler must not run meanwhile."""
         if order.word is Own.UNDO:
             undone = self.statements[-order.count :]
             del self.statements[-order.count :]
@@ -236,7 +236,7 @@ class DebugSession:
     # -- after a death --
 
     def _after_death(self, report: FailureReport) -> None:
-        """The scheduler has died: only looking back, undo, save and quit are possible now."""
+        """Take commands after the scheduler's death: only history, script, undo, save, help and quit."""
         if self._left:
             return
         self._t, self._died_with = None, report
@@ -267,9 +267,9 @@ class DebugSession:
 
 
 def _text_of(exc: Exception, names: Names) -> str:
-    """Errors made for people as they are; others, which an expression raised, with their type.
+    """Return the text of an error; the errors of an expression come with their type.
 
-    A name that is not there is often a field of the state.
+    An unknown name is often a field of the state.
     """
     if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)):
         return str(exc)

@@ -1,6 +1,6 @@
-"""What the shell shows: a scheduler and its requests as tables, and what the clients were told.
+"""Shows a session: the scheduler and its requests as tables, and the answers of clients.
 
-Looks only; takes nothing from the scheduler that a script could not. What an adapter's own state has more is shown too.
+Reads only what a script could read. Fields that an adapter adds to the state are shown too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.state import KVState, RowState, Snapshot, State
 from scripted.shell.statements import Names
 
-# What a part of the state is called in the table, where that is not its name.
+# Titles of parts of the state that differ from the fields' names.
 _NAMES: Final = {"kv": "pages", "tree": "prefix tree", "window": "window pages", "host": "host pages"}
 
 
@@ -33,7 +33,7 @@ def state_table(state: State) -> Table:
 
 
 def requests_table(handles: Iterable[BaseRequest]) -> Table:
-    """Every request of the session: what the scheduler did with it and what its client has."""
+    """Return a table of the session's requests: their state in the scheduler, and their clients' answers."""
     table = Table(box=ASCII)
     for title in ("rid", "status", "prompt left", "chunks", "cached", "pages", "retracted", "tokens", "end", "client"):
         table.add_column(title)
@@ -46,7 +46,7 @@ def requests_table(handles: Iterable[BaseRequest]) -> Table:
 
 
 def news_of(names: Names) -> Iterator[str]:
-    """What has been answered: a line for each request that has ended, and for each call."""
+    """Yield a line for each request that has ended and each call that was answered."""
     for name, value in names.items():
         if isinstance(value, BaseRequest) and value.finished:
             yield f"{name} ended: {value.finish_reason}, {len(value.output_ids)} tokens" + (

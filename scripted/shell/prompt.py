@@ -1,6 +1,6 @@
-"""Where the lines of a session come from: a person at a terminal, or a file.
+"""Reads the lines of a session from a terminal or a file.
 
-Owns reading alone; what a line means is not known here.
+Does not interpret them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Protocol, TextIO
 class Prompt(Protocol):
     @property
     def is_interactive(self) -> bool:
-        """True when a person reads the answers as they come."""
+        """Whether a person reads the answers as they come."""
         ...
 
     def read(self, prompt: str) -> str | None:
-        """The next line, without its end; None when there will be none."""
+        """Return the next line without its end; None at the end of the input."""
         ...
 
     def complete_with(self, completions: Callable[[str], Sequence[str]]) -> None:
-        """What may stand where a line, as far as it is typed, ends."""
+        """Take the function that completes a line at its end."""
         ...
 
 
 class TerminalPrompt:
-    """A person who types, with history, editing keys and completion of readline where it is installed."""
+    """Reads a terminal, with readline's history, editing keys and completion where it is installed."""
 
     is_interactive = True
 
@@ -44,14 +44,14 @@ class TerminalPrompt:
             def complete(begun: str, number: int) -> str | None:
                 line = readline.get_line_buffer()[: readline.get_endidx()]
                 fitting = [word for word in completions(line) if word.startswith(begun)]
-                # A name that takes a value goes on where it stands.
+                # No blank between a name and its value.
                 ended = [word if word.endswith("=") else f"{word} " for word in fitting]
                 return ended[number] if number < len(ended) else None
 
             readline.set_completer(complete)
 
     def read(self, prompt: str) -> str | None:
-        """One line; an interrupt drops what was typed, the end of the input leaves."""
+        """Read one line; an interrupt gives an empty line."""
         try:
             return input(prompt)
         except KeyboardInterrupt:
@@ -61,7 +61,7 @@ class TerminalPrompt:
 
 
 class FilePrompt:
-    """A file or a pipe; each line is echoed, so that the output reads like a session."""
+    """Reads a file or a pipe and echoes each line, so that the output reads like a session."""
 
     is_interactive = False
 
@@ -70,7 +70,7 @@ class FilePrompt:
         self._echo = echo
 
     def complete_with(self, completions: Callable[[str], Sequence[str]]) -> None:
-        """A file is written already."""
+        """Do nothing: a file is complete."""
 
     def read(self, prompt: str) -> str | None:
         line = self._stream.readline()

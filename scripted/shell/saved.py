@@ -1,6 +1,6 @@
-"""A session as a pytest file: its statements as lines of script, and what clients had been told at its end.
+"""Saves a session as a pytest file: its statements as lines of script, and assertions on the final answers.
 
-What is asserted comes from a run of its own on the scheduler as it is, so a file that is written is a file that passes.
+The assertions come from another run without the mutant, so a saved file passes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
 def save_session(
     path: Path, adapter: Adapter[ConfigT], config: ConfigT, statements: list[Statement], *, mutant: str | None = None
 ) -> None:
-    """Write the session as a test, ``mutant`` named as what it was found with.
+    """Write the session as a test that names its ``mutant``.
 
-    Raises ScriptDefinitionError when the file is there, or when the session does not pass without the mutant.
+    Raises ScriptDefinitionError for an existing file, and for a session that fails without the mutant.
     """
     if not isinstance(adapter, WritesScripts):
         raise ScriptDefinitionError(f"{path} was not written: the adapter {adapter.name} writes no tests")
@@ -55,7 +55,7 @@ def save_session(
 
 @dataclass
 class _Ending:
-    """Runs the statements and writes down what holds after the last one."""
+    """Runs the statements and collects assertions that hold after the last one."""
 
     statements: list[Statement]
     assertions: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""The statements of a session: each knows its lines in a script, and runs by evaluating what those lines say.
+"""The statements of a session: each has its lines of script, and runs by evaluating them.
 
-So a saved file does exactly what was seen in the shell. A statement keeps no state of its own.
+So a saved file does exactly what the shell did. A statement has no state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Names = dict[str, Any]
 
 @dataclass(frozen=True)
 class VerbCall:
-    """A verb of ``t``, as an expression; what it returns is kept under ``name``, if there is one."""
+    """A call of a verb of ``t``, as an expression; its result is assigned to ``name`` if there is one."""
 
     expression: str
     name: str | None = None
@@ -27,7 +27,7 @@ class VerbCall:
         return [self.expression if self.name is None else f"{self.name} = {self.expression}"]
 
     def perform(self, names: Names) -> Steps:
-        """Do it, and yield for each step of it."""
+        """Run the statement; yields for each of its steps."""
         value = value_of(self.expression, names)
         if self.name is not None:
             names[self.name] = value
@@ -57,7 +57,7 @@ class RunUntil:
         return [f"yield from {self._wait}"]
 
     def perform(self, names: Names) -> Steps:
-        """Wait. The expression is asked at once, so that one that cannot be asked is found before anything moves."""
+        """Wait. Evaluates the expression once before the first step, so that a wrong one changes nothing."""
         value_of(self.expression, names)
         yield from value_of(self._wait, names)
 
@@ -75,5 +75,5 @@ def lines_of(statements: list[Statement]) -> Iterator[str]:
 
 
 def value_of(expression: str, names: Names) -> Any:
-    """What an expression of a script is worth now."""
+    """Evaluate an expression of a script."""
     return eval(expression, names)  # noqa: S307 - it is the user's own script, in the user's own process

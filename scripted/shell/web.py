@@ -1,7 +1,7 @@
 """``scripted shell --web``: the session as a page in a browser, beside the timeline of its run.
 
-The page is another prompt: a line that it posts is read by the session, which answers as it does in a terminal. It is
-served on loopback, under an address that nobody can guess, to pages of that address alone, and ends with the session.
+The page is another prompt: the session reads the lines that it posts and answers as in a terminal. It is served on
+loopback, under a secret address, to pages of that address alone, and ends with the session.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 _PAGE: Final = Path(__file__).with_name("web.html")
 _MOST_BODY_BYTES: Final = 64 * 1024
 _MOST_SAID_CHARACTERS: Final = 200_000
-# Commands that a page which is loaded again still shows.
+# Commands that a reloaded page still shows.
 _MOST_EXCHANGES: Final = 200
 _READ_TIMEOUT_S: Final = 10.0
-# A command waits so long for looks at the state, which are short.
+# The longest wait of a command for reads of the state, which are short.
 _LOOK_TIME_S: Final = 1.0
 _WIDTH_COLUMNS: Final = 118
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A line and what the session said to it; without a prompt the session has ended."""
+    """A line and the session's answer; ``prompt`` is None at the end of the session."""
 
     line: str
     said: str
@@ -48,7 +48,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class WebPrompt:
-    """Lines from a page. The session runs in its own thread; while it waits for a line, the page may look at it."""
+    """Reads lines from a page. The session has its own thread; while it waits for a line, the page may read it."""
 
     is_interactive = True
 
@@ -56,7 +56,7 @@ class WebPrompt:
         self._out = io.StringIO()
         self.console = Console(file=self._out, width=_WIDTH_COLUMNS, color_system=None, force_terminal=False)
         self.exchanges: deque[Exchange] = deque(maxlen=_MOST_EXCHANGES)
-        # Held while a line is on its way, and while something looks at the session.
+        # Held while a line is answered, and while the session is read.
         self.busy = threading.Lock()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
@@ -64,10 +64,10 @@ class WebPrompt:
         self.ready = threading.Event()
 
     def complete_with(self, completions: Callable[[str], Sequence[str]]) -> None:
-        """The page asks the session itself."""
+        """Do nothing: the page asks the session."""
 
     def read(self, prompt: str) -> str | None:
-        """Answer the line before, and wait for the next one; an interrupt ends the session."""
+        """Answer the last line and wait for the next one; an interrupt ends the session."""
         self._answer(prompt)
         try:
             line = self._lines.get()
@@ -77,13 +77,13 @@ class WebPrompt:
         return line
 
     def end(self) -> None:
-        """The session has ended: the last line is answered, and no other will be read."""
+        """End the session: answer its last line and read no more."""
         self._answer(None)
-        # Its page gets that answer before the server ends.
+        # The page gets this answer before the server ends.
         self.busy.acquire(timeout=_READ_TIMEOUT_S)
 
     def take(self, line: str) -> Exchange:
-        """Give the session a line and wait for what it says. The caller holds ``busy``."""
+        """Give the session a line and wait for its answer. The caller holds ``busy``."""
         self._lines.put(line)
         return self._answers.get()
 
@@ -101,7 +101,7 @@ class WebPrompt:
 
 
 class WebShell:
-    """The server of one session's page, at ``url``, from ``with`` to its end."""
+    """Serves one session's page at ``url`` while its context is open."""
 
     def __init__(self, session: DebugSession, prompt: WebPrompt, port: int = 0) -> None:
         self.session, self.prompt = session, prompt
@@ -123,7 +123,7 @@ class WebShell:
         self._thread.join()
 
     def look(self, page: str, query: Mapping[str, list[str]]) -> tuple[str, str] | None:
-        """A page's content type and text; None for one that there is not."""
+        """Return a page's content type and text; None for an unknown page."""
         match page:
             case "":
                 return "text/html", _PAGE.read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ class WebShell:
         return None
 
     def command(self, line: str) -> str:
-        """What the session says to a line, and where it stands then."""
+        """Run a line; return the session's answer and its state as JSON."""
         exchange = self.prompt.take(line)
         ended = exchange.prompt is None
         return _json({"exchange": exchange} | ({} if ended else self._standing()))
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.CONFLICT, "text/plain", "the session is busy with the command before; wait for its answer"
             )
         else:
-            # Let go before it is sent: who has read an answer may give the next command.
+            # Released before the answer is sent: a client that has read it may send the next command.
             try:
                 answer = self.shell.command(line)
             finally:
@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, "application/json", answer)
 
     def _page(self) -> str | None:
-        """The page below the secret; None when the request was refused: another address, or a page of another site."""
+        """Return the page below the secret; None after refusing another address or a page of another site."""
         path, shell = urlsplit(self.path).path, self.shell
         origin = self.headers.get("Origin", f"http://{shell.host}")
         known = secrets.compare_digest(path[: len(shell.secret)].encode(), shell.secret.encode())
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """The terminal is the session's."""
+        """Log nothing: the terminal is the session's."""
 
 
 def _json(value: object) -> str:

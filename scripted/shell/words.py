@@ -1,7 +1,7 @@
-"""The shell's words for the verbs of ``t``: which there are, what each takes, and how what is typed after one is read.
+"""The shell's words for the verbs of ``t``, with their parameters, and the reader of their arguments.
 
-A word is what the action's class says, or the verb's own name. Signature and docstring are those of the verb, so that a
-verb of any adapter can be typed. Reading gives a call; only the verb itself refuses a value.
+A word is the action's shell word or the verb's own name. Signature and docstring are the verb's, so that verbs of every
+adapter can be typed. Reading gives a call; only the verb itself refuses a value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 class ShellWord(NamedTuple):
-    """``path`` is the verb below ``t``; ``is_start``: it begins a request; ``is_call``: its answer is waited for."""
+    """A word for the verb ``path`` of ``t``. ``is_start``: it begins a request; ``is_call``: it returns a call."""
 
     text: str
     path: str
@@ -35,7 +35,7 @@ class ShellWord(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """What is typed after it: ``[PAGES]`` may be left out."""
+        """Its parameters as help shows them; ``[PAGES]`` is optional."""
         parameters = self.signature.parameters.values()
         plain = [
             name.upper() if default is inspect.Parameter.empty else f"[{name.upper()}]"
@@ -55,7 +55,7 @@ class ShellWord(NamedTuple):
         return f"{self.text} {self.takes}".rstrip() + f"\nt.{self.path}{inspect.Signature(plain)}\n{self.doc}"
 
     def read(self, words: list[str], rids: Collection[str]) -> Verb:
-        """The call: plain words in their order, the rid of a request as its handle; ``NAME=VALUE`` by name.
+        """Read a call: positional words in their order, a rid as its request's handle, ``NAME=VALUE`` by name.
 
         Raises BadCommand.
         """
@@ -81,7 +81,7 @@ class ShellWord(NamedTuple):
 
 
 def words_of(t: BaseContext) -> Mapping[str, ShellWord]:
-    """What can be typed in a session with this ``t``, in the order of its actions."""
+    """Return the words of a session with this ``t`` in the order of its actions."""
     words = {}
     for action in actions_behind(t):
         short = {path: text for text, path in action.shell_words.items()}
@@ -106,7 +106,7 @@ def _word(t: BaseContext, action: type[Action], text: str, path: str) -> ShellWo
 
 
 def _value(text: str) -> object:
-    """A Python literal where it is one, else the text itself."""
+    """Read a Python literal, or return the text itself."""
     if text.lower() in _SPELT:
         return _SPELT[text.lower()]
     try:
