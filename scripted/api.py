@@ -1,4 +1,4 @@
-"""What the harness does, as five functions: search, replay, shrink, write a test, run a script.
+"""The harness as five functions: search, replay, shrink, write a test, run a script.
 
 The commands are thin shells over them. Every function takes the name of an adapter; none prints anything.
 """

@@ -269,7 +269,7 @@ def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, c
 
 
 def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Any:
-    """What the harness refuses before a script begins, told of the test: the harness's own lines say nothing."""
+    """Report a refusal before the script began at the test, since the harness's own lines tell nothing."""
     path, line, _ = item.location
     text = f"{type(failure.value).__name__}: {failure.value}"
     return _instead(failure, [f"{path}: in {item.name}", f"E       {text}"], text, (path, (line or 0) + 1))
@@ -288,7 +288,7 @@ def _instead(
 
 
 def _node_id(item: pytest.Item) -> str:
-    """What to give pytest where it was called: ids are relative to its root, and xdist adds a group to some."""
+    """Return the id of a test for the folder in which pytest was called, without the group that xdist adds."""
     _, _, inside = str(item.nodeid).partition("::")
     above, _, _ = inside.rpartition(item.name)
     return f"{os.path.relpath(item.path, item.config.invocation_params.dir)}::{above}{item.name}"
@@ -364,7 +364,7 @@ def _names_of(parser: pytest.Parser) -> set[str]:
 
 
 def _scripted_test(function: object) -> ScriptedTest | None:
-    """What ``@scripted`` made of a function; None for every other one. Loads nothing: a decorated test has done so."""
+    """Return the test that ``@scripted`` made of a function; None for any other. Imports nothing."""
     spec = getattr(function, "scripted", None)
     kind = getattr(sys.modules.get(_TEST), "ScriptedTest", None) if spec is not None else None
     return spec if kind is not None and isinstance(spec, kind) else None

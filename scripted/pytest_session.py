@@ -119,14 +119,14 @@ class ScriptedSession:
         return self.harness(test.config, "server", adapter=test.adapter, placement=test.placement)
 
     def take_counts(self) -> dict[str, int] | None:
-        """What the script of the present test compared and left, by name; None when none has passed."""
+        """Take the counts of the present test's script by name; None if none has passed."""
         counts, self.counts = self.counts, None
         return counts
 
     def vet(self, known: Mapping[str, Any], *, is_whole: bool = False) -> dict[str, tuple[str, dict[str, int]]]:
-        """What the scripts that passed would notice: by their names, the digest of the file, and counts by name.
+        """Vet the scripts that passed: return by their names the digest of the file, and counts by name.
 
-        What is ``known`` of the same file stands. The others are vetted, those of the newest files first, for a while
+        A result that is ``known`` for the same file stands. The others are vetted, the newest files first, for a while
         or until all are.
         """
         from scripted.report.tally import NOT_VETTED

@@ -1,4 +1,4 @@
-"""What KV events of vLLM say is in the prefix cache and is not; standalone tests about events have this text."""
+"""Compares vLLM's prefix cache with its KV events. Standalone tests about events contain this file."""
 
 from __future__ import annotations
 

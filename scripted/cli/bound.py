@@ -71,7 +71,7 @@ def _check(line: str, depth: int, together: int, minutes: float | None, mutant: 
 
 
 def _rows_of(page: Path) -> tuple[str, list[tuple[str, str, str]]]:
-    """What stands above the table, and the first three cells of each row. Raises ScriptDefinitionError."""
+    """Return the text above the table, and the first three cells of each row. Raises ScriptDefinitionError."""
     above, head, table = page.read_text(encoding="utf-8").partition(_HEAD)
     if not head:
         raise ScriptDefinitionError(f"--page takes a page with the table {_HEAD!r}, which {page} has not")

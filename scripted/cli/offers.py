@@ -1,4 +1,4 @@
-"""What an adapter may offer the commands beside its scheduler. Each is asked for by type."""
+"""Optional protocols of adapters for the commands. Each is asked for by type."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
-    """What a schedule of one machine can do, done to this one: ``do`` is its clause, without a step."""
+    """Does an action of one machine to the machine ``on``; ``do`` is its clause without a step."""
 
     on: str
     do: str
@@ -71,13 +71,13 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
         return not engine.is_dead and self.inner.reaches(engine.run)
 
     def smaller(self) -> Iterator[Action]:
-        """What is smaller of one machine."""
+        """Yield this action with each smaller action of its machine."""
         for smaller in self.inner.smaller():
             yield msgspec.structs.replace(self, do=clause_of(smaller))
 
     @classmethod
     def inner_base(cls, base: SearchBase, name: str) -> SearchBase:
-        """What a base schedule is to one of its machines."""
+        """Return the part of a base schedule that is one machine's."""
         adapter, config = fleet_adapter(cls.of), base.config
         starts = tuple([one.inner for one in base.starts if isinstance(one, OnEngine) and one.on == name])
         own = adapter.config_of(config, name)
@@ -100,7 +100,7 @@ def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
 
         @classmethod
         def extras(cls, base: SearchBase) -> Iterable[Action]:
-            """What can be added to a schedule of one machine, at each of them."""
+            """Yield the extras of one machine for each of them."""
             for name in base.config.names:
                 own = cls.inner_base(base, name)
                 for kind in fleet_adapter(of).inner_actions:
@@ -152,7 +152,7 @@ class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
 
 class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="release-link"):
-    """What is held goes on."""
+    """Releases the messages that a link holds."""
 
     examples: ClassVar = ("release-link sender=d0 receiver=p0",)
 
@@ -161,7 +161,7 @@ class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow-link"):
-    """What one machine says takes so many steps longer from now on."""
+    """Delays all later messages of one machine by this many steps."""
 
     steps: int = 3
 

@@ -193,7 +193,7 @@ class FleetAdapter(
         """All machines as they are now, with their links; None where they cannot be copied."""
 
     def plan_of(self, record: FleetRecord) -> object:
-        """What each machine launched."""
+        """Return the launch of each machine."""
         plans = {name: self.inner.plan_of(one) for name, one in record.last.items()}
         return {name: plan for name, plan in plans.items() if plan is not None} or None
 

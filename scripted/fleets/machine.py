@@ -116,7 +116,7 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
 
     @property
     def obstacle(self) -> Action | None:
-        """What undoes the next thing that keeps it from going on; None when nothing does."""
+        """Return the action that removes the next obstacle; None without one."""
         return ReleaseResults() if self._holding else super().obstacle
 
 
@@ -222,7 +222,7 @@ class FleetMachine:
         return all(one.run.machine.is_idle and not one.run.arrived for one in self.living)
 
     def counts(self) -> Mapping[str, int]:
-        """What the machines say of themselves, by name."""
+        """Return the counts of all machines, with their names."""
         return {f"{one.name}_{name}": n for one in self.living for name, n in one.run.machine.counts().items()}
 
 

@@ -1,1 +1,1 @@
-"""What the author of a script touches: ``@scripted``, ``t`` with its verbs, waits and queries, and the state."""
+"""The interface of scripts: ``@scripted``, ``t`` with its verbs, waits and queries, and the state."""

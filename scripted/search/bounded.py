@@ -32,10 +32,10 @@ _Key = tuple[tuple[bytes | None, ...], tuple[Action, ...]]
 
 
 class Bounded(msgspec.Struct, frozen=True):
-    """What was covered: ``schedules`` placements through ``states`` different states.
+    """The coverage of a bounded search: ``schedules`` placements through ``states`` different states.
 
-    ``merged`` steps led to a state that was known. ``failure`` is that of ``schedule``, the first that breaks a
-    promise; then the rest was not looked at, nor when ``complete`` is false, because time was up.
+    ``merged`` steps led to a known state. ``failure`` is the failure of ``schedule``, the first that breaks a promise.
+    The search stops there, and also when its time is up: then ``complete`` is false.
     """
 
     schedules: int
@@ -166,7 +166,7 @@ class _Tree:
 
 
 def _choices(left: tuple[Action, ...], most: int) -> Iterator[tuple[tuple[Action, ...], tuple[Action, ...]]]:
-    """What comes in one step, in each order, and what is left then; actions that are alike are taken once."""
+    """Yield the actions of one step in each order, with the actions left; equal ones are taken once."""
     seen = set()
     for count in range(min(most, len(left)) + 1):
         for numbers in itertools.permutations(range(len(left)), count):

@@ -33,7 +33,7 @@ _PARTS: Final = 4
 
 
 class SearchReport:
-    """What a campaign has done so far. ``findings`` has the first failure of each signature."""
+    """The results of a campaign so far. ``findings`` has the first failure of each signature."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()

@@ -60,7 +60,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exc: Exception, gate: Run) -> Failure:
-        """What an exception that ended a run says."""
+        """Describe the exception that ended a run."""
         rids = sorted(set(gate.oracle.names), key=len, reverse=True)
         names = "".join(rf"|(?<![\w-]){re.escape(rid)}(?![\w-])" for rid in rids)
         text = text_of(exc)
@@ -442,7 +442,7 @@ class Prefixes:
         return self._digests[step]
 
     def _rejoined(self, gate: Run) -> Outcome:
-        """What its own run would have come to."""
+        """Return the outcome that the rest of the run would have."""
         _, cells, unreached = self._passed[gate.step]
         base = self.outcome
         return Outcome(
@@ -455,7 +455,7 @@ class Prefixes:
 
 
 def _outline(gate: Run) -> object:
-    """What two equal states have in common, and most others do not: to read all of a state takes long."""
+    """Return a key that equal states share and most others do not; reading all of a state takes long."""
     live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
     deadline = None if gate.previous is None else gate.previous.deadline
     busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.obstacle

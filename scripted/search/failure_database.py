@@ -1,4 +1,4 @@
-"""What searches have found, kept in a file of the user's project: run first the next time, and shared as a file.
+"""Keeps the failures of searches in a file of the user's project, to be run first the next time and shared.
 
 One failure a line, as JSON: a schedule that replays it, and why it failed. Of each kind of failure the newest is kept.
 """

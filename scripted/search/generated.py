@@ -317,7 +317,7 @@ def _content(
 
 
 def event_kinds(schedule: Schedule) -> tuple[str, ...]:
-    """What the actions of an adapter can add to a schedule, by its kind; requests are drawn otherwise."""
+    """Return the kinds of actions that a search can add to a schedule; requests are drawn apart."""
     kinds = dict.fromkeys(_tag(extra) for extra in extras_of(schedule) if not extra.is_start)
     return tuple(EVENT + kind for kind in kinds)
 

@@ -149,7 +149,7 @@ def _earlier(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
-    """What an action says is smaller, and any whole number of it lower by half or by one, down to one."""
+    """Yield schedules with a smaller action, or with a whole number halved or lower by one, down to one."""
     for index, one in enumerate(schedule.placed):
         for action in itertools.chain(one.action.smaller(), _lower_numbers(one.action)):
             placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])

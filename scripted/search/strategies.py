@@ -85,7 +85,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
-        """What to add to the workload ``base``, which takes ``steps`` steps by itself, from the ``first``-th on.
+        """Yield additions to the workload ``base``, whose own run takes ``steps`` steps, from the ``first``-th on.
 
         Each is a tuple of Placed, or Drawn. Equal calls yield the same.
         """

@@ -1,6 +1,6 @@
-"""What is searched: a base schedule or a registered script, run again and again with something added.
+"""Targets of a search: a base schedule or a registered script, which runs again and again with added events.
 
-Both say how many steps they have, and run with additions; a target's text builds the same one in another process.
+Both have a number of steps, and run with additions; a target's text builds the same target in another process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a search does, and the units that its work is cut into: a unit finds the same in every process."""
+"""Plans of a search, and the units of its work: a unit finds the same in every process."""
 
 from __future__ import annotations
 
@@ -59,13 +59,11 @@ class Coverage:
 
 
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it,
-    and ``cpu_seconds`` of process time.
+    """A search of ``targets`` of ``adapter``, as ``target_named`` reads them.
 
-    Without targets it is generated ones, from the number ``generated_from`` on and without end.
-    ``events`` is how many the exhaustive strategy adds at a time.
-
-    ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
+    ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them without
+    end, from the number ``generated_from`` on. ``events`` is the number that the exhaustive strategy adds at a time.
+    ``ray`` is the address of the Ray that runs it, 'local' for a Ray of its own, None for none.
     """
 
     targets: tuple[str, ...] = ()
@@ -115,7 +113,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """What one unit did. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time."""
+    """The results of one unit. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time."""
 
     target: str
     schedules: int

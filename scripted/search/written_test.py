@@ -82,9 +82,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What a test is to do: the actions at their steps. ``schedule`` and ``failure`` are what its docstring says.
+    """A test to be written: actions at their steps. Its docstring has ``schedule`` and ``failure``.
 
-    The run of the schedule took ``steps``. ``settled`` goes on as long and then flushes; ``waits`` until all is idle.
+    The run of the schedule took ``steps``. ``settled`` goes on for as many and then flushes; ``waits`` until idle.
     """
 
     schedule: Schedule
