@@ -7,13 +7,13 @@ EXIT_INTERRUPTED = 130
 
 
 def _run() -> None:
-    """Run the command. Ctrl-C, its imports included, ends it with one line and the status that shells know."""
+    """Run the command. Ctrl-C ends it, also during its imports, with one line and the shells' status."""
     try:
         from ci.cli import main
 
         main()
     except (KeyboardInterrupt, SystemExit) as exc:
-        # The library of the command line ends an interrupted command with this status, and without a word.
+        # Typer ends an interrupted command with this status and prints nothing.
         if isinstance(exc, SystemExit) and exc.code != EXIT_INTERRUPTED:
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)

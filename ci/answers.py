@@ -1,4 +1,4 @@
-"""The texts of the answers on a pull request. Text that strangers wrote appears only as `ci.quoting` shows it."""
+"""Writes the answers on a pull request. Strangers' text appears only as `ci.quoting` shows it."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ TARGETS_SHOWN_MAX = 20
 
 
 def refused(reason: str) -> str:
-    """Answer a command that is not carried out."""
+    """Answer a refused command."""
     return f"Not done: {reason}{'' if reason.endswith(('?', '.')) else '.'}"
 
 
 def failed(command: str, reason: str) -> str:
-    """Answer a command that GitHub's API did not let through."""
+    """Answer a command that failed in GitHub's API."""
     return f"`/{command}` did not get through: {reason}. Parts of it may have started; give it again in a few minutes."
 
 
 def rerun_tests(command: RerunTest, cut: Cut, links: Sequence[str], sha: str) -> str:
-    """Answer `/rerun-test`: a row for each run, the local command, and what was left out."""
+    """Answer `/rerun-test`: a row for each run, the local command, and the targets left out."""
     rounds = "" if command.repeat == 1 else f", {command.repeat} rounds"
     lines = [f"Running on `{sha[:12]}`{rounds}:", "", "| runner | tests | about | run |", "| --- | --- | --- | --- |"]
     lines += [_row(batch, link) for batch, link in zip(cut.batches, links, strict=True)]
@@ -33,7 +33,7 @@ def rerun_tests(command: RerunTest, cut: Cut, links: Sequence[str], sha: str) ->
 
 
 def local_rerun(command: RerunTest) -> str:
-    """Return the exact command that does the same on one's own machine."""
+    """Return the command that does the same on one's own machine."""
     words = ["python", "-m", "ci", "rerun-test", *command.specs]
     words += ["--repeat", str(command.repeat)] if command.repeat != 1 else []
     words += ["--tier", command.tier.value] if command.tier else []

@@ -18,14 +18,14 @@ from ci.times import MeasuredTimes
 BATCH_LIMIT_S = 30 * 60.0
 JOB_LIMIT_S = 3 * 3600.0
 BATCHES_MAX = 16
-BATCH_TARGETS_MAX = 100  # Keeps the request under the size that a workflow input may have.
+BATCH_TARGETS_MAX = 100  # Keeps the request below the largest workflow input.
 INSTALL_ALLOWANCE_MINUTES = 15
-SLOWNESS_ALLOWANCE = 3.0  # A hunted flake often is a slow run: the job's own limit must not hide it.
+SLOWNESS_ALLOWANCE = 3.0  # A flake is often a slow run: the job's limit must not hide it.
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Targets for one run on one runner; `seconds` is what all rounds are expected to take."""
+    """Targets for one run on one runner; `seconds` is the expected time of all rounds."""
 
     runner: str
     targets: tuple[SpecTarget, ...]
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cut:
-    """The batches, and the targets that are left out, because they are disabled or cannot run there, with reasons."""
+    """The batches, and the targets left out as disabled or unable to run there, with reasons."""
 
     batches: tuple[Batch, ...]
     disabled: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""A conversation on a pull request: comment in; reaction, dispatch and answer out; later the result of the run.
+"""Answers comments on a pull request: reacts, dispatches a run, answers, and later comments its result.
 
 Runs the default branch's code only. The pull request's head is a folder that is read; its code runs in other jobs.
 """
@@ -74,7 +74,7 @@ class _Repository(msgspec.Struct, frozen=True):
 
 
 class CommentEvent(msgspec.Struct, frozen=True):
-    """GitHub's `issue_comment` event, as far as it is needed."""
+    """The needed fields of GitHub's `issue_comment` event."""
 
     action: str
     comment: _Comment
@@ -84,7 +84,7 @@ class CommentEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Bot:
-    """Everything that an answer depends on. `read_head` and `sha` are the pull request's head, the rest is ours."""
+    """The inputs of an answer. `read_head` and `sha` are the pull request's head, the rest is the default branch's."""
 
     github: GitHub
     catalogue: Catalogue
@@ -95,7 +95,7 @@ class Bot:
 
     @cached_property
     def registry(self) -> Registry:
-        """The head's tests, read once and only for somebody who may give the command: reading takes time."""
+        """The head's tests. Reading takes time, so they are read once, and only for a permitted command."""
         return self.read_head()
 
     def handle(self, event: CommentEvent) -> str:
@@ -124,7 +124,7 @@ class Bot:
         return text
 
     def _react(self, event: CommentEvent, content: str) -> None:
-        """React if GitHub lets us: a reaction is a courtesy, and must not cost the answer."""
+        """React if GitHub lets us; a failed reaction must not cost the answer."""
         with contextlib.suppress(GitHubError):
             self.github.react(event.comment.id, content)
 
@@ -300,7 +300,7 @@ def _read_results(path: Path) -> RunResult | None:
 
 
 def _head_sha(tree: Path) -> str:
-    """Return the commit that `tree` holds: what was read is what is dispatched, whatever was pushed in between."""
+    """Return the commit of `tree`: the commit that was read is dispatched, not one pushed meanwhile."""
     head = tree / ".git" / "HEAD"
     try:
         sha = head.read_text(encoding="ascii").strip()

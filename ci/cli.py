@@ -1,4 +1,4 @@
-"""The commands of `python -m ci`: each reads its options, calls one thing and turns its outcome into an exit status.
+"""The commands of `python -m ci`: each reads its options, makes one call and turns its outcome into an exit status.
 
 Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the command itself was wrong.
 """
@@ -30,7 +30,7 @@ from ci.times import MeasuredTimes, estimate_findings
 
 JSON_PATH = Path("out/ci/results.json")
 JUNIT_PATH = Path("out/ci/junit.xml")
-PLAIN_WIDTH = 160  # Where there is no terminal to ask: a log of a runner, a pipe.
+PLAIN_WIDTH = 160  # Of a pipe or a runner's log.
 
 HELP = """Run the registered tests, check their registrations, answer comments on pull requests.
 
@@ -73,10 +73,10 @@ class Repository:
 
 
 def main() -> None:
-    """Run one command; errors that `ci` raises on purpose are a line on stderr and exit status 2."""
-    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which takes pytest and its servers along.
+    """Run one command; a `CiError` becomes a line on stderr and exit status 2."""
+    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which ends pytest and its servers too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Names of tests and words of people: a log's encoding may lack some of their characters.
+    # A log's encoding may lack characters of test names and comments.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

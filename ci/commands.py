@@ -1,4 +1,4 @@
-"""The grammar of slash commands: the first line of a comment becomes one typed command, or a refusal with a reason.
+"""Parses slash commands: the first line of a comment becomes one typed command, or a refusal with a reason.
 
 Pure and suspicious: the text is a stranger's. Nothing is expanded, evaluated or looked up here.
 """
@@ -75,7 +75,7 @@ Options = dict[str, str]
 
 
 def parse_comment(body: str) -> Command | None:
-    """Return the command of a comment's first line, None if it has none of ours; raises `CommandRefusedError`."""
+    """Return the command of a comment's first line; None without one of ours. Raises `CommandRefusedError`."""
     line = body.partition("\n")[0].removesuffix("\r")
     name = _command_name(line)
     if name is None:
@@ -93,7 +93,7 @@ def parse_comment(body: str) -> Command | None:
 
 
 def name_of(command: Command) -> str:
-    """Return the word that people write, without the slash: `RerunTest` is `rerun-test`."""
+    """Return the command's word without the slash: `rerun-test` for `RerunTest`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", type(command).__name__).lower()
 
 

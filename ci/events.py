@@ -1,4 +1,4 @@
-"""The events that the probe inside pytest sends to the process that runs it: one JSON line an event.
+"""The events that the probe in pytest sends to its parent process, one JSON line each.
 
 Both ends import this file, so the line format has one definition. `file` is relative to the repository.
 """
@@ -10,11 +10,11 @@ import msgspec
 
 from lockstep.documents import document
 
-STACKS_SIGNAL = signal.SIGUSR2  # The other way: asks a process with the probe for its stacks, and ends it.
+STACKS_SIGNAL = signal.SIGUSR2  # Sent to a process with the probe: it writes its stacks and ends.
 
 
 class Collected(msgspec.Struct, frozen=True, tag=True):
-    """How many test runs a file will have."""
+    """The number of test runs of a file."""
 
     file: str
     count: int
@@ -29,7 +29,7 @@ class CollectFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class CollectSkipped(msgspec.Struct, frozen=True, tag=True):
-    """A file that skips itself as a whole."""
+    """A file that skips itself."""
 
     file: str
     reason: str
@@ -41,7 +41,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
-    """One phase (set-up, call or tear-down) of a test is over. `error` is the exception's bare class name."""
+    """The end of one phase (set-up, call or tear-down) of a test. `error` is the exception's bare class name."""
 
     file: str
     test: str
@@ -57,7 +57,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 
 
 class SessionEnded(msgspec.Struct, frozen=True, tag=True):
-    """Pytest's session is over with this exit status."""
+    """The end of pytest's session, with its exit status."""
 
     status: int
 
@@ -72,6 +72,6 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """Read one line; raises `DocumentError` for anything else than an event."""
+    """Decode one line; raises `DocumentError` for a line that is no event."""
     event: Event = document(line, cast(type[Event], Event))
     return event

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Account(msgspec.Struct, frozen=True):
-    """A GitHub account. `type` is Bot for what workflows write."""
+    """A GitHub account. `type` is Bot for the account of workflows."""
 
     login: str
     type: str = "User"
@@ -131,7 +131,7 @@ class GitHub:
         self._client.close()
 
     def role(self, login: str) -> str:
-        """Return admin, write, read or none: what this account may do in the repository."""
+        """Return the account's permission in the repository: admin, write, read or none."""
         path = f"/collaborators/{quote(login, safe='')}/permission"
         try:
             return self._get(path, _Permission).permission
@@ -281,5 +281,5 @@ def _checked(response: httpx.Response, method: str, path: str) -> httpx.Response
 
 
 def _is_outage(exc: GitHubError) -> bool:
-    """Whether the request may or may not have been carried out, and another try may fare better."""
+    """Whether it is unknown if the request was carried out, so that another try may succeed."""
     return exc.status == 0 or exc.status >= httpx.codes.INTERNAL_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""Who may give which command: the repository role, the file `ci/permissions.json`, and the author's own pull request.
+"""Permits commands by repository role, by the file `ci/permissions.json`, and to the author of a pull request.
 
 Pure: roles and names are handed in. The file is read from the default branch, never from the pull request.
 """
@@ -18,7 +18,7 @@ WRITE_ROLES = frozenset({"admin", "maintain", "write"})
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks, and whose code it is. `role` is GitHub's permission on the repository, `none` for strangers."""
+    """The author of a command, and of the code. `role` is GitHub's permission on the repository, `none` for strangers."""
 
     login: str
     role: str
@@ -28,7 +28,7 @@ class Asker:
 
 @dataclass(frozen=True)
 class Permissions:
-    """Commands (without slash) that a login may give beyond its role, by lower-case login."""
+    """Commands (without slash) granted beyond the role, by lower-case login."""
 
     granted: Mapping[str, frozenset[str]]
 

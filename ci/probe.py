@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stacks: Path | None = config.getoption("--ci-stacks")
     if stacks is not None:
         _arm_stacks(config, stacks)
-    # Registered scripts are held to more: each fails under a bug of its own.
+    # Registered scripts meet a stricter check: each fails under a mutant of its own.
     config.option.scripted_vet = "off"
     config.pluginmanager.register(Repeater(config.getoption("--ci-repeat")), "ci-repeater")
     events_fd: int | None = config.getoption("--ci-events-fd")
@@ -104,7 +104,7 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Report what the workers collected: the same on each of them."""
+        """Report the collection of the workers, which is the same on each."""
         if not self._left:
             self._count(ids)
 
@@ -120,7 +120,7 @@ class Reporter:
         self._send(Reported(file, report.nodeid, report.outcome, report.duration, error, text))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Report that a test is over; stop when its file is over too, had a failure, and that was asked for."""
+        """Report the end of a test. With --ci-stop, stop at the end of a file with a failure."""
         file = _file_of(nodeid)
         self._left[file] -= 1
         self._send(Finished(file, nodeid))
@@ -129,7 +129,7 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Report the end, after every other plugin had its say."""
+        """Report the end, after every other plugin."""
         self._send(SessionEnded(int(exitstatus)))
 
     def _count(self, nodeids: Iterable[str]) -> None:
@@ -152,7 +152,7 @@ def _again(item: pytest.Item) -> pytest.Item:
 
 
 def _arm_stacks(config: pytest.Config, folder: Path) -> None:
-    # chain=True: after the dump the signal does what it does by default, so the process ends without a second signal.
+    # chain=True: after the dump the signal's default action ends the process.
     file = (folder / f"{os.getpid()}.txt").open("w", encoding="utf-8")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=True)
 

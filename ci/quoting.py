@@ -1,4 +1,4 @@
-"""Shows text that a stranger wrote as a short code span of printable ASCII, which has no other meaning."""
+"""Quotes a stranger's text as a short code span of printable ASCII, without further markup."""
 
 import re
 

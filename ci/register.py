@@ -1,4 +1,4 @@
-"""The two calls with which a test file states where and how long it runs.
+"""Two calls by which a test file declares its suites and its time.
 
 They do nothing when they run: `ci.registry` reads them from the syntax tree and never imports the file.
 So their arguments must be constants, written out at the module's top level.

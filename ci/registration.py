@@ -1,6 +1,6 @@
-"""The content of one registration call, and the rules that it must keep.
+"""Reads registration calls, and checks their rules.
 
-Owns the reading of `register_cpu_ci` and `register_cuda_ci` calls out of a syntax tree; never evaluates an expression.
+Takes `register_cpu_ci` and `register_cuda_ci` calls from a syntax tree; never evaluates an expression.
 """
 
 import ast
@@ -26,7 +26,7 @@ Constant = str | bytes | bool | int | float | complex | None
 
 @dataclass(frozen=True)
 class Registration:
-    """One call: where and how long a file runs. `group` is the suite on a CPU and the stage on CUDA."""
+    """One call: a file's place and time. `group` is the suite on a CPU and the stage on CUDA."""
 
     hardware: Hardware
     group: str
@@ -191,7 +191,7 @@ def _values(call: ast.Call) -> dict[str, Constant]:
 
 
 def _unsigned(node: ast.expr) -> ast.expr:
-    """Look at the number after a sign, so that a negative estimate is reported as such and not as an expression."""
+    """Return the operand of a sign, so that a negative estimate is reported as a number and not as an expression."""
     return node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
 
 
@@ -200,7 +200,7 @@ def _constant(node: ast.expr) -> Constant:
     assert isinstance(inner, ast.Constant), ast.dump(node)
     value = inner.value
     if isinstance(value, int) and value.bit_length() > INTEGER_MAX_BITS:
-        value = math.inf  # Python refuses to write such a number out, in a complaint as well.
+        value = math.inf  # Python refuses to print such a number, in a complaint too.
     if inner is not node and isinstance(value, int | float):
         return -value
     return value if not isinstance(value, type(...)) else repr(value)

@@ -1,4 +1,4 @@
-"""Reads registrations from source text, and finds what is wrong with them.
+"""Reads registrations from source text, and reports their faults.
 
 Never imports or runs a test file: a file under review is data. The calls themselves are judged in `ci.registration`.
 Stands before everything else in a run: suites, specs and `python -m ci check` all start from a `Registry`.
@@ -25,7 +25,7 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 @dataclass(frozen=True, order=True)
 class RegistryFinding:
-    """Something wrong in one place, with the way out."""
+    """A fault in one place, with its remedy."""
 
     path: str
     line: int
@@ -62,7 +62,7 @@ class Registry:
 
 
 def read_registry(root: Path, catalogue: Catalogue) -> Registry:
-    """Read all test files below the catalogue's roots. Bad files become findings; this raises nothing for them."""
+    """Read all test files below the catalogue's roots. A bad file becomes a finding and raises nothing."""
     files: list[RegisteredFile] = []
     findings: list[RegistryFinding] = []
     for path in _source_files(root, catalogue):
@@ -126,7 +126,7 @@ def _judge(tree: ast.Module, path: str, catalogue: Catalogue, findings: list[Reg
 
 
 def _parse(root: Path, path: str, findings: list[RegistryFinding]) -> ast.Module | None:
-    """Parse one file of unknown origin; whatever a hostile file does to the parser is a finding."""
+    """Parse one file of unknown origin; every failure of the parser is a finding."""
     file = root / path
     problem = ""
     line = 1

@@ -13,7 +13,7 @@ REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are la
 
 
 class Tier(StrEnum):
-    """Where a script runs; `all` is every tier that the script names."""
+    """The tier of scripts; `all` is every tier that a script names."""
 
     SIM = "sim"
     SERVER = "server"
@@ -21,7 +21,7 @@ class Tier(StrEnum):
 
 
 class RerunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tests to run, how often, in which tier."""
+    """The tests to run, the number of rounds, and the tier."""
 
     specs: tuple[str, ...]
     repeat: Annotated[int, msgspec.Meta(ge=1, le=REPEAT_MAX)] = 1

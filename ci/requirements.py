@@ -1,7 +1,7 @@
-"""The page of requirements: which tests name which number in a docstring.
+"""Lists on the page of requirements the tests that name each number in a docstring.
 
-The page holds the numbers and their rules, written by people; the tests below each rule are made from the tests and
-nothing else. Tests are parsed, never imported.
+People write the numbers and rules on the page; the lists of tests come from the tests alone. Tests are parsed, never
+imported.
 """
 
 import ast
@@ -22,7 +22,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def files_by_number(root: Path) -> dict[str, list[str]]:
-    """The test files, relative to ``root`` and sorted, that name each number in a docstring."""
+    """Return the test files that name each number in a docstring, relative to ``root`` and sorted."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in sorted((root / TESTS).rglob("*.py")):
         for number in _numbers_in(path):
@@ -31,12 +31,12 @@ def files_by_number(root: Path) -> dict[str, list[str]]:
 
 
 def rendered(page: str, tests: dict[str, list[str]]) -> str:
-    """The page with the list of tests of each rule rewritten; everything else stays as it is."""
+    """Rewrite the list of tests of each rule; everything else stays."""
     return _RULE.sub(lambda rule: _rule(rule, tests), page)
 
 
 def untested(page: str, tests: dict[str, list[str]]) -> list[str]:
-    """The numbers on the page that no test names."""
+    """Return the numbers on the page that no test names."""
     return [rule["number"] for rule in _RULE.finditer(page) if rule["number"] not in tests]
 
 

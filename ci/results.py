@@ -26,7 +26,7 @@ class TestOutcome(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """How a file ended. EMPTY: none of its tests was there to run, so it has shown nothing."""
+    """The end of a file. EMPTY: there was no test to run, so it has shown nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -49,7 +49,7 @@ class TestResult(msgspec.Struct, frozen=True):
 
 
 class FileResult(msgspec.Struct, frozen=True):
-    """One file. `note` says what the tests cannot: who was killed and why, with stacks; or what an earlier try met."""
+    """The result of one file. `note` tells why it was killed, with stacks, or the errors of an earlier try."""
 
     path: str
     status: FileStatus
@@ -63,7 +63,7 @@ class FileResult(msgspec.Struct, frozen=True):
 
     @property
     def failed_tests(self) -> dict[str, tuple[int, list[str]]]:
-        """Each test that failed, with its runs and the errors of those that failed."""
+        """Each test that failed, with its number of runs and its errors."""
         runs = Counter(test.name for test in self.tests)
         errors: dict[str, list[str]] = {}
         for test in self.tests:

@@ -1,6 +1,6 @@
-"""A whole run: sessions one after the other until every file has a result.
+"""Runs sessions one after the other until every file has a result.
 
-Owns what happens after a failure: stop, go on in a new process, or try a declared flaky failure again.
+Decides after a failure: stop, go on in a new process, or retry a declared flaky failure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ RunSession = Callable[[Sequence[str], SessionOptions], dict[str, FileResult]]
 
 
 class Sharing(StrEnum):
-    """Which files share one pytest process, and with it servers of equal configuration."""
+    """The files that share one pytest process, and with it servers of equal configuration."""
 
     ALL = "all"
     CONFIGURATION = "configuration"
@@ -33,7 +33,7 @@ def run_files(
     sharing: Sharing = Sharing.ALL,
     session: RunSession = run_session,
 ) -> RunResult:
-    """Run the files and return a result for each, in their order; files never reached say so."""
+    """Run the files and return a result for each, in their order; files not reached are NOT_RUN."""
     results: dict[str, FileResult] = {}
     for group in _groups(files, sharing):
         if options.stop_on_failure and any(not result.ok for result in results.values()):
@@ -54,9 +54,9 @@ def _groups(files: Sequence[SelectedFile], sharing: Sharing) -> Iterable[list[st
 def _run_group(
     paths: Sequence[str], options: SessionOptions, catalogue: Catalogue, session: RunSession
 ) -> dict[str, FileResult]:
-    """Run sessions over what is left. Each gives at least one file a verdict, so this ends.
+    """Run sessions until no file is left. Each gives at least one file a verdict, so this ends.
 
-    Rounds are never tried again: a test is repeated in order to see the flake.
+    Rounds are never retried: they repeat a test in order to see the flake.
     """
     results: dict[str, FileResult] = {}
     left = list(paths)
@@ -77,7 +77,7 @@ def _run_group(
 
 
 def _deserves_retry(result: FileResult, catalogue: Catalogue) -> bool:
-    """Whether all failures are of declared classes with a try left. A timeout or a crash never is: it may be a bug."""
+    """Whether all failures have declared classes with a retry left. Timeouts and crashes are not retried: they may be bugs."""
     if result.status is not FileStatus.FAILED:
         return False
     errors = {test.error for test in result.tests if test.outcome is TestOutcome.FAILED}
@@ -85,7 +85,7 @@ def _deserves_retry(result: FileResult, catalogue: Catalogue) -> bool:
 
 
 def _joined(earlier: FileResult | None, result: FileResult) -> FileResult:
-    """Return the last try's result, which keeps in its note what the tries before it met."""
+    """Return the last try's result, with the errors of earlier tries in its note."""
     if earlier is None:
         return result
     errors = sorted({test.error for test in earlier.tests if test.outcome is TestOutcome.FAILED})

@@ -1,4 +1,4 @@
-"""One pytest process over several registered files: started, watched against its deadlines, stopped with stacks.
+"""Runs one pytest process over several registered files: watches its deadlines, and stops it with stacks.
 
 Owns the process and its descendants until they are gone. Waits on events and exits only, never by polling.
 """
@@ -33,7 +33,7 @@ STACKS_MAX_CHARS = 60_000
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How to run: seconds for each file, node ids that narrow a file, arguments that go to pytest as they are."""
+    """Options of a session: seconds for each file, node ids that narrow a file, and arguments for pytest."""
 
     root: Path
     timeout_s: float
@@ -44,13 +44,13 @@ class SessionOptions:
 
 
 class PytestExited(msgspec.Struct, frozen=True):
-    """The process ended with this return code; negative is a signal, as in `subprocess`."""
+    """The end of the process, with its return code; a negative one is a signal, as in `subprocess`."""
 
     code: int
 
 
 class EventsDrained(msgspec.Struct, frozen=True):
-    """No further event will come."""
+    """The end of the events."""
 
 
 def run_session(paths: Sequence[str], options: SessionOptions) -> dict[str, FileResult]:
@@ -91,11 +91,11 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
         try:
             message = inbox.get(timeout=max(0.0, min(tally.deadline, drain_deadline) - _now()))
         except queue.Empty:
-            if code is not None:  # A descendant still holds the pipe open; pytest itself has sent all its events.
+            if code is not None:  # A descendant keeps the pipe open; pytest has sent all its events.
                 return tally.exited(code)
             return tally.late(_now(), _stop_with_stacks(process, stacks))
         except KeyboardInterrupt:
-            # One that is still in its imports has nothing to end, and would only show where it stood.
+            # During its imports pytest has nothing to end and would only print a traceback.
             if has_begun:
                 _interrupt(process)
             raise
@@ -114,7 +114,7 @@ def _read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited
             try:
                 inbox.put(decode(line))
             except DocumentError as exc:
-                # Most likely half a line: the writer was killed in the middle of it.
+                # Probably half a line of a writer that was killed.
                 sys.stderr.write(f"left out a line of {len(line)} bytes that is no event of pytest: {exc}\n")
     inbox.put(EventsDrained())
 
@@ -146,7 +146,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process, whatever happened: descendants in the session's group are ended too."""
+    """End the process and all descendants in its session's group."""
     _kill(_family(process.pid))
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

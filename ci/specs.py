@@ -1,4 +1,4 @@
-"""Turns what people write into registered files and node ids: a path, a folder, a bare file name, a node id.
+"""Resolves test specs (a path, a folder, a bare file name, a node id) to registered files and node ids.
 
 A spec is only ever compared with the registry's own paths; it never reaches the file system or a shell.
 """
@@ -45,7 +45,7 @@ def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[SpecTarge
 
 
 def resolve_scenario(spec: str, registry: Registry) -> str:
-    """Return `path::name` of what is explored: a script or a schedule of a registered file; raises `SpecError`."""
+    """Return `path::name` of a scenario: a script or a schedule of a registered file. Raises `SpecError`."""
     check_spelling(spec)
     path, _, name = spec.partition("::")
     if not path.endswith(".py") or not name:
@@ -73,7 +73,7 @@ def _resolve(spec: str, registry: Registry) -> list[SpecTarget]:
 
 
 def check_spelling(spec: str) -> None:
-    """Refuse, with a reason, every spec that is not plainly spelled: hostile text ends here."""
+    """Raise `SpecError`, with a reason, for a spec with unusual characters: hostile text ends here."""
     if len(spec) > SPEC_MAX_CHARS:
         raise SpecError(f"a spec of {len(spec)} characters is longer than {SPEC_MAX_CHARS}: {quoted(spec)}")
     if not SPEC.fullmatch(spec):

@@ -44,7 +44,7 @@ class Hardware(StrEnum):
 
 
 class FlakyClass(BaseModel):
-    """An exception class, by its bare name, whose failures are retried; `reason` says why that is honest."""
+    """An exception class, by its bare name, whose failures are retried; `reason` justifies it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -111,7 +111,7 @@ class Catalogue(BaseModel):
             raise CatalogueError(f"{path}: {_first_complaint(exc)}") from exc
 
     def runner_labels(self, runner: str) -> tuple[str, ...]:
-        """Labels that a job must ask for to get this runner."""
+        """Return the labels with which a job requests this runner."""
         return self.runners[runner]
 
     def retries(self, error: str) -> int:

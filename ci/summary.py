@@ -1,4 +1,4 @@
-"""The table at the end of a run in a terminal. Shows results; decides nothing."""
+"""Prints the table at the end of a run. Decides nothing."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ MORE_ERRORS_MAX = 10
 
 
 def print_plan(console: Console, files: Sequence[SelectedFile], disabled: Sequence[tuple[str, str]]) -> None:
-    """Say what is about to run and what is not."""
+    """Print the number of files to run, and the disabled ones."""
     total = sum(file.seconds for file in files)
     console.print(f"{len(files)} files, about {total:.0f} s", highlight=False)
     for path, reason in disabled:
@@ -29,7 +29,7 @@ def print_plan(console: Console, files: Sequence[SelectedFile], disabled: Sequen
 
 
 def print_summary(console: Console, result: RunResult, planned: Sequence[SelectedFile]) -> None:
-    """Print a row for each file, then what went wrong, then the count alone on the last line."""
+    """Print a row for each file, then the failures, then the counts on the last line."""
     expected = {file.path: file.seconds for file in planned}
     table = Table(box=None, pad_edge=False)
     for title in ("file", "status", "passed", "failed", "skipped", "seconds", "expected"):
@@ -58,7 +58,7 @@ def _row(file: FileResult, expected: float | None) -> list[Text]:
 
 
 def _complaints(file: FileResult) -> list[str]:
-    """Return each failing test once with how often it failed, and the file's note."""
+    """Return a line for each failing test with its number of failures, and the file's note."""
     failed = file.failed_tests
     lines = [
         f"{file.path}::{name}: failed {len(errors)} of {runs} ({', '.join(sorted({one or 'error' for one in errors}))})"
@@ -70,6 +70,6 @@ def _complaints(file: FileResult) -> list[str]:
 
 
 def _tracebacks(file: FileResult) -> list[str]:
-    """Return the failures' own texts: a pytest that was killed or died did not come to print them."""
+    """Return the texts of failures, which a killed pytest did not print."""
     failed = [test for test in file.tests if test.outcome is TestOutcome.FAILED and test.text]
     return [f"{file.path}::{test.name}:\n{test.text}" for test in failed[:MORE_ERRORS_MAX]]

@@ -54,7 +54,7 @@ class FileTally:
             self.tests.append(self._open.pop(test))
 
     def result(self, status: FileStatus | None = None, note: str = "") -> FileResult:
-        """Return what is known. A verdict from outside fails the tests that are still open."""
+        """Return the result so far. A given ``status`` fails the tests that are still open."""
         tests = (*self.tests, *([self.collect_error] if self.collect_error else []))
         if status is None:
             status = self._own_status(tests)
@@ -86,7 +86,7 @@ class Tally:
         self.exit_status: int | None = None
 
     def apply(self, event: Event, now: float) -> None:
-        """Take one event in. What belongs to no file that was asked for (a conftest) counts for the first file."""
+        """Take one event. An event of no file of the run (a conftest) counts for the first file."""
         self._quiet_since = now
         if isinstance(event, SessionEnded):
             self.exit_status = event.status
@@ -110,7 +110,7 @@ class Tally:
 
     @property
     def deadline(self) -> float:
-        """When the process is to be killed, unless another event comes before."""
+        """The time at which the process is killed unless another event comes before."""
         active = [file.deadline for file in self._active() if file.deadline is not None]
         return min(active) if active else self._quiet_since + BETWEEN_FILES_TIMEOUT_S
 
@@ -140,14 +140,14 @@ class Tally:
         return [file for file in self._files.values() if file.deadline is not None and not file.is_over]
 
     def _suspects(self) -> list[FileTally]:
-        """Who to blame when no test was late: who was at work, else who came next, else who was last."""
+        """Return the files to blame when no test was late: the active ones, else the next, else the last."""
         waiting = [file for file in self._files.values() if not file.is_over and file.expected]
         unknown = [file for file in self._files.values() if not file.is_over]
         last = [self._last_active] if self._last_active else []
         return self._active() or waiting[:1] or last or unknown[:1]
 
     def _results(self, blamed: Sequence[FileTally], status: FileStatus, note: str) -> dict[str, FileResult]:
-        """Give all but the blamed their own verdict; only after an orderly end can a file have had nothing to run."""
+        """Give all but the blamed files their own verdict. A file can be EMPTY only after an orderly end."""
         results = {}
         for path, file in self._files.items():
             result = file.result(status, note) if file in blamed else file.result()

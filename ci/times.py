@@ -48,7 +48,7 @@ class MeasuredTimes:
         return MeasuredTimes({**self.seconds, hardware.value: kept})
 
     def save(self, root: Path) -> Path:
-        """Write the file, sorted, one value a line, so that a diff shows what changed."""
+        """Write the file, sorted and with one value a line, for readable diffs."""
         path = root / TIMES_PATH
         encoded = msgspec.json.encode(self.seconds, order="sorted")
         path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")

@@ -1,8 +1,8 @@
-"""vLLM's adapter on several released versions of vLLM: which workloads pass, which mutants have their place.
+"""Runs vLLM's adapter on several releases of vLLM, and reports the workloads that pass and the mutants that fit.
 
-`python -m ci.vllm_versions 0.33.0 0.32.0` fetches the wheel of each version without its requirements and unpacks what
-is Python; vLLM's scheduler needs no more. The libraries that vLLM imports are those of this environment. The exit
-status is 1 if a workload does not pass, or if nothing could be run, on one of them.
+`python -m ci.vllm_versions 0.33.0 0.32.0` fetches the wheel of each version without its requirements and unpacks its
+Python files; vLLM's scheduler needs no more. Libraries come from this environment. The exit status is 1 if a workload
+fails, or if nothing could be run, on one of the versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _FOLDER: Final = _ROOT / ".venv-vllm" / "versions"
 _LIMIT_S: Final = 900
 _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points.txt")
-# Runs where that vLLM is the first of its name. Whatever breaks is said on one line, and the rest goes on.
+# Runs with that vLLM first on the path. A broken workload becomes one line, and the rest goes on.
 _LOOK: Final = """
 from scripted_vllm.adapter import installed_version
 from scripted_vllm.config import VllmSettingsError
@@ -60,7 +60,7 @@ raise SystemExit(bool(broken))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Look at each version; 0 if all workloads pass on all of them."""
+    """Try each version; 0 if all workloads pass on all of them."""
     parser = argparse.ArgumentParser(prog="python -m ci.vllm_versions", description=__doc__)
     parser.add_argument("version", nargs="+", help="of vLLM, as it was released")
     parser.add_argument("--folder", type=Path, default=_FOLDER, help="where versions are kept (default: %(default)s)")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def look(version: str, folder: Path) -> bool:
-    """Whether all workloads pass on this version, which is fetched unless the folder has it."""
+    """Whether all workloads pass on this version; fetches it unless the folder has it."""
     tree = folder / version
     try:
         if not tree.is_dir():
