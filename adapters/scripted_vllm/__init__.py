@@ -1,6 +1,6 @@
 """The adapter ``vllm``: the scheduler and the KV cache manager of an installed vLLM, with a simulated model runner.
 
-Nothing else imports vLLM, and nothing of vLLM is kept here.
+Nothing else imports vLLM. No code of vLLM is copied here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# What vLLM and the libraries that it imports say of a machine without a graphics card is not about its scheduler, and
+# Warnings of vLLM and its libraries about a machine without a graphics card do not concern its scheduler, and
 # flushes that find a block in use and loads that fail are answered, not logged, thousands of times.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
-        import vllm.v1.core.sched.async_scheduler  # noqa: F401 - whether it is there
+        import vllm.v1.core.sched.async_scheduler  # noqa: F401 - fails here without vLLM
     except ImportError as exc:
         raise ScriptDefinitionError(
             f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a graphics card, "

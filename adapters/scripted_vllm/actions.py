@@ -1,5 +1,5 @@
-"""Actions on vLLM's scheduler beside the common ones: its KV connector offers, delays and fails loads, and
-grammars are late.
+"""Actions on vLLM's scheduler besides the common ones: its KV connector offers, delays and fails loads, and
+grammars compile late.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ RELEASE: Final = "release-transfers"
 HOLD_GRAMMARS: Final = "hold-grammars"
 RELEASE_GRAMMARS: Final = "release-grammars"
 END_SESSION: Final = "end-session"
-# Of a fleet: the transfer of a request is over; with a value that is not 0 nothing of it came.
+# In a fleet: the transfer of a request has ended; with a value other than 0 nothing of it came.
 ENDED: Final = "transfer-ended"
 UNKNOWN: Final = -1
 
 
 class _OfConnector(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of those that only a connector knows."""
+    """Base of the actions that need a connector."""
 
     needs: ClassVar = "has_connector"
     needed: ClassVar = "a connector: kv_connector must be 'sync' or 'async', got 'none'"
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
-    """Of the next load, or of the oldest that is under way, all from the block of this number on does not arrive."""
+    """Fails the oldest load under way, or the next one, from the block of this number on."""
 
     block: int = 0
 
@@ -48,7 +48,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
     @staticmethod
     @verb
     def fail_load(t: BaseContext, *, block: int = 0) -> None:
-        """Let the oldest load, or the next one, bring only what is before this block of the request."""
+        """Fail the oldest load under way, or the next one, from this block of the request on."""
         FailLoad(block=block).tell(t)
 
     @classmethod
@@ -57,7 +57,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="offer"):
-    """From now on this many tokens of each prompt are outside; -1: the connector cannot say yet."""
+    """Makes the connector offer this many tokens of each later prompt; with -1 it cannot tell yet."""
 
     tokens: int
 
@@ -67,7 +67,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def offer_prefixes(t: BaseContext, tokens: int) -> None:
-        """From now on the connector offers this many tokens of each prompt; with -1 it cannot say yet."""
+        """Let the connector offer this many tokens of each later prompt; with -1 it cannot tell yet."""
         OfferPrefixes(tokens=tokens).tell(t)
 
     @classmethod
@@ -77,11 +77,11 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
-    """Loads and saves that are not waited for do not end from now on."""
+    """Keeps asynchronous loads and saves from ending."""
 
     examples: ClassVar = ("hold-transfers",)
     is_extra: ClassVar = True
-    # HiSparse has some under way, too.
+    # HiSparse has transfers too.
     needs: ClassVar = "has_transfers"
 
     @staticmethod
@@ -92,7 +92,7 @@ class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
-    """They end again."""
+    """Lets loads and saves end again."""
 
     examples: ClassVar = ("release-transfers",)
     added_beside: ClassVar = "hold-transfers"
@@ -106,7 +106,7 @@ class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
-    """From now on no grammar is compiled."""
+    """Keeps grammars from being compiled."""
 
     examples: ClassVar = ("hold-grammars",)
 
@@ -122,7 +122,7 @@ class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
-    """Grammars are compiled again."""
+    """Lets grammars be compiled again."""
 
     examples: ClassVar = ("release-grammars",)
     added_beside: ClassVar = "hold-grammars"
@@ -135,7 +135,7 @@ class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=
 
 
 class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"):
-    """A session gets ``tokens`` more of a prompt, and goes on with it when it has answered."""
+    """Gives a session ``tokens`` more of a prompt, which it takes after its present answer."""
 
     rid: str
     tokens: int
@@ -147,7 +147,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
     @staticmethod
     @verb
     def send_more(t: BaseContext, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
-        """Give a session more input; returns the handle of what it answers to that, after what it answers now."""
+        """Give a session more input; returns the handle of the answer to it, which follows the present answer."""
         more = SendMore(rid=t.rid_of("send_more()", r), tokens=tokens, new=new, seed=seed)
         if not isinstance(tokens, int) or tokens < 1:
             raise BadCall(f"send_more() takes tokens of 1 or more, got {tokens!r}")
@@ -160,12 +160,12 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         return t.run.start(message)
 
     def message(self, run: RunLike) -> Add | None:
-        """Return the session's next request; None if it ends, got something in this step, or fills the context."""
+        """Return the session's next request; None if it ends, already got input in this step, or fills the context."""
         before = self._before(run)
         context = run.config.max_model_len
         if before is None:
             return None
-        # What it says, or will have said, without its last token.
+        # Its output so far or to come, without the last token.
         said = before.alone(max(0, min(before.max_new_tokens, context - len(before.prompt_ids))))[:-1]
         prompt = (*before.prompt_ids, *said, *prompt_ids(self.tokens, self.seed))
         if len(prompt) >= context and run.config.checks_sessions:
@@ -180,7 +180,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         )
 
     def _before(self, run: RunLike) -> Add | None:
-        """The last request of the session, unless it has ended; None if there is none."""
+        """Return the last request of a live session; None without one."""
         if not run.machine.is_session(self.rid) or any(getattr(one, "rid", "") == self.rid for one in run.given):
             return None
         life = next(life for life in reversed(run.oracle.account.lives) if life.message.rid == self.rid)
@@ -197,13 +197,13 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A token, and two blocks, which share a prefix with other prompts."""
+        """Add one token, or two blocks that share a prefix with other prompts."""
         sizes = (1, 2 * base.config.block_size)
         return [cls(rid=rid, tokens=size, new=3) for rid in _sessions_of(base) for size in sizes]
 
 
 class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="end-session"):
-    """The client of a session has no more input."""
+    """Ends the input of a session."""
 
     rid: str
 
@@ -212,7 +212,7 @@ class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, ta
     @staticmethod
     @verb
     def end_session(t: BaseContext, r: Any) -> None:
-        """Say that there is no more input."""
+        """End the input of a session."""
         EndSession(rid=t.rid_of("end_session()", r)).tell(t)
 
     def reaches(self, run: RunLike) -> bool:
@@ -229,7 +229,7 @@ def _sessions_of(base: SearchBase) -> Iterable[str]:
 
 _CONNECTED: Final = {"kv_connector": ("sync", "async")}
 _STRUCTURED: Final = {"structured_output": (True,)}
-# Each with the settings without which it does nothing.
+# Each action with the settings that it needs.
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     FailLoad: _CONNECTED,
     OfferPrefixes: _CONNECTED,
@@ -240,7 +240,7 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     SendMore: {},
     EndSession: {},
 }
-# The settings that do nothing without a connector either.
+# Settings that need a connector too.
 NEEDED_BY_SETTINGS: Final = dict.fromkeys(
     ("kv_role", "kv_load_failure_policy", "kv_offered_tokens", "kv_transfer_steps", "kv_saves"), _CONNECTED
 )

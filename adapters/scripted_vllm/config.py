@@ -12,32 +12,37 @@ from scripted.sdk.images import LARGEST_IMAGE
 
 
 class VllmSettingsError(ValueError):
-    """These settings make no vLLM engine; the text says which rule they break."""
+    """Settings that make no vLLM engine; the text names the broken rule."""
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
 
-    ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
-    runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
-    has two groups; with an ``attention_chunk_size`` to those of the same chunk, and it has one more; with a
-    ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. Of prompts in windows and
-    states only each ``prefix_cache_retention_interval`` is cached, and where a prompt ends; -1 for all. With
-    ``swa_bounded_replay`` nothing of a window is cached: behind a prefix hit its last window is computed again. With a
-    ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it; with a ``mamba_checkpoint_alignment``, 0
-    for none, the kernels leave the state there inside a chunk. With an ``rswa_window`` layers attend to the prompt, and
-    of the output to so many tokens; with ``circular_buffer_tokens`` one more group has a block of a request for those
-    of the same group of so many. A block is spread over ``decode_context_parallel_size`` ranks. With
-    ``hisparse_host_blocks``, 0 for none, HiSparse keeps pages in so many blocks of host memory, and reads them there
-    through ``hisparse_hot_blocks`` of the device. ``kv_connector`` says how a connector loads, if there is one:
-    ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with
-    ``kv_saves`` the blocks of a request that ended are kept until it is saved. With ``structured_output`` requests may
-    have grammars, each of which is compiled in ``grammar_steps``. With ``max_loras``, 0 for none, three LoRAs are
-    known, and so many may be computed together. With an ``encoder_cache_size``, in tokens, prompts may have images, of
-    which ``encoder_compute_budget`` tokens are computed in a step; with ``ec_connector`` every second one is outside,
-    and comes in ``ec_transfer_steps``. A model with ``is_encoder_decoder`` attends to its first image apart from the
-    prompt. ``log_stats`` is that of the engine. Without ``checks_sessions`` a session gets input that outgrows its
-    context, as vLLM's front end lets it.
+    - ``num_gpu_blocks`` includes the null block, which no request gets.
+    - ``model_runner``: the version of vLLM's model runner for which plans are made.
+    - ``sliding_window``: some layers attend to this many tokens; the cache has a second group.
+    - ``attention_chunk_size``: some layers attend to tokens of the same chunk; one more group.
+    - ``mamba_cache_mode`` other than ``off``: some layers are Mamba's; one more group.
+    - ``prefix_cache_retention_interval``: windows and states are cached at its multiples and at the end of a prompt; -1
+      caches all.
+    - ``swa_bounded_replay``: windows are not cached; behind a prefix hit the last window is computed again.
+    - ``prefix_match_unit``: a prefix hit ends at any multiple of it; 0 for none.
+    - ``mamba_checkpoint_alignment``: kernels keep the state at its multiples inside a chunk; 0 for none.
+    - ``rswa_window``: layers attend to the prompt and to this many tokens of the output.
+    - ``circular_buffer_tokens``: one more group, with one block a request for this many tokens.
+    - ``decode_context_parallel_size``: the number of ranks over which a block is spread.
+    - ``hisparse_host_blocks``: HiSparse keeps pages in this many blocks of host memory, 0 for none, and reads them
+      through ``hisparse_hot_blocks`` of the device.
+    - ``kv_connector``: how a connector loads, if there is one. ``kv_offered_tokens`` of each prompt are outside; an
+      ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of an ended request are kept
+      until it is saved.
+    - ``structured_output``: requests may have grammars, each compiled in ``grammar_steps``.
+    - ``max_loras``: three LoRAs are known, and this many may be computed together; 0 for none.
+    - ``encoder_cache_size``, in tokens: prompts may have images; ``encoder_compute_budget`` tokens of them are computed
+      in a step. With ``ec_connector`` every second image is outside and comes in ``ec_transfer_steps``.
+    - ``is_encoder_decoder``: the model attends to its first image apart from the prompt.
+    - ``log_stats`` is the engine's setting. Without ``checks_sessions`` a session may outgrow its context, as vLLM's
+      front end lets it.
     """
 
     block_size: int = 4
@@ -99,28 +104,28 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def windows(self) -> tuple[tuple[int, bool], ...]:
-        """Of the groups behind the first: their tokens, and whether these are a chunk."""
+        """The tokens of each group behind the first, and whether they are a chunk."""
         sizes = ((self.sliding_window, False), (self.attention_chunk_size, True))
         return tuple([one for one in sizes if one[0]])
 
     @property
     def kv_block_size(self) -> int:
-        """Tokens of a block, on all ranks."""
+        """The tokens of a block on all ranks."""
         return self.block_size * self.decode_context_parallel_size
 
     @property
     def room(self) -> int:
-        """Tokens that all blocks hold but the null block."""
+        """The tokens of all blocks but the null block."""
         return (self.num_gpu_blocks - 1) * self.kv_block_size
 
     @property
     def rings(self) -> tuple[int, ...]:
-        """Of the groups of one block behind those with states: the tokens of which it holds the last."""
+        """The tokens that each group of one block holds; these groups follow the groups with states."""
         return (self.circular_buffer_tokens,) if self.circular_buffer_tokens else ()
 
     @property
     def has_groups(self) -> bool:
-        """Whether the cache has more than one."""
+        """Whether the cache has more than one group."""
         return (
             bool(self.windows or self.rings or self.hisparse_host_blocks) or self.has_mamba or self.is_encoder_decoder
         )
@@ -146,12 +151,12 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def has_mamba(self) -> bool:
-        """Whether there are layers that keep a state."""
+        """Whether some layers keep a state."""
         return self.mamba_cache_mode != "off"
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens of a hash of the prefix cache."""
+        """The tokens of a hash of the prefix cache."""
         return self.prefix_match_unit or math.gcd(self.kv_block_size, *self.states)
 
     @property
@@ -161,7 +166,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Of the groups behind those with windows: tokens from one block of states to the next."""
+        """The tokens between two blocks of states, for each group behind the groups with windows."""
         sizes = {"off": (), "none": (self.max_model_len,), "align": (self.block_size,)}
         return sizes[self.mamba_cache_mode]
 
@@ -172,18 +177,18 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def has_transfers(self) -> bool:
-        """Whether something may be under way that a schedule can hold."""
+        """Whether there are transfers that a schedule can hold."""
         return self.has_connector or self.hisparse_host_blocks > 0
 
     @property
     def depth(self) -> int:
-        """Batches that vLLM has in flight with such an engine: ``VllmConfig.max_concurrent_batches``."""
+        """The most batches in flight: ``VllmConfig.max_concurrent_batches``."""
         if not self.async_scheduling:
             return self.pipeline_parallel_size
         return self.pipeline_parallel_size + 1
 
 
-# What holds of settings that make an engine, and how an error says it.
+# The rules of settings that make an engine, with their error texts.
 _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
     (lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1, "sizes are 1 or more"),
     (

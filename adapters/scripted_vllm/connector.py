@@ -1,7 +1,7 @@
-"""A KV connector whose behaviour a schedule says: what it offers, how long a transfer takes, which loads fail.
+"""A KV connector that a schedule controls: the offered tokens, the time of a transfer, the loads that fail.
 
-This is the role that vLLM's scheduler talks to. What a worker would do is the machine's (``machine.py``), and what a
-load means is the device's: KV that comes from outside, or does not.
+It has the scheduler's role in vLLM. The machine (``machine.py``) plays the workers, and the device knows which KV came
+from outside.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
 
-# Requests that were aborted or failed hand nothing on.
+# Aborted and failed requests are not saved.
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """A load that vLLM asked for: the tokens of a request from ``start`` to the end of ``token_ids``."""
+    """A load that vLLM requested: the tokens of a request from ``start`` to the end of ``token_ids``."""
 
     request_id: str
     start: int
@@ -38,10 +38,10 @@ class Planned(KVConnectorMetadata):
 
 
 class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
-    """``offered`` is how many tokens of each prompt there are outside; None while the connector cannot say.
+    """Offers ``offered`` tokens of each prompt from outside; None while it cannot tell.
 
-    ``saving`` are the requests whose blocks it keeps after their end. Of ``kv_connector_extra_config``,
-    ``is_async`` says how it loads, and ``saves`` whether it keeps the blocks of what has ended.
+    ``saving`` are the requests whose blocks it keeps after their end. In ``kv_connector_extra_config``, ``is_async``
+    says how it loads, and ``saves`` whether it keeps the blocks of ended requests.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -52,7 +52,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_async: bool = extra["is_async"]
         self._is_consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
         self._saves: bool = extra["saves"]
-        # States are loaded at the end of a block, and never that after the last token, which is computed again.
+        # States are loaded at the end of a block, but not after the last token, which is computed again.
         self._state_tokens: int = extra["state_tokens"]
         # In a fleet: how many tokens of a prompt another engine has, and its number there, by the rid of a request that
         # comes; then by the request, until blocks are there for them; those of which none were needed; the numbers of
@@ -68,33 +68,33 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A load brings all that its end needs of windows and states."""
+        """A load brings the windows and states at its end."""
         return True
 
     def offer(self, tokens: int | None) -> None:
-        """From now on so many of each prompt are outside; None: it cannot say yet."""
+        """Offer this many tokens of each later prompt; None: it cannot tell yet."""
         self.offered = tokens
 
     def arrive(self, rid: str, request_id: str) -> None:
-        """A request is there; in a fleet another engine may have its prompt."""
+        """Note a request; in a fleet another engine may have its prompt."""
         if rid in self.coming:
             self.promised[request_id], self.numbers[request_id] = self.coming.pop(rid)
 
     def take_unused(self) -> list[str]:
-        """The requests that turned out to need nothing of what is kept for them."""
+        """Take the requests that need none of the KV kept for them."""
         unused, self.unused = self.unused, []
         return unused
 
     # -- vLLM's scheduler asks --
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """A consumer gets the blocks of the request itself, with the windows that no prefix cache keeps."""
+        """Name the groups: a consumer reads the request's own blocks, with windows that no prefix cache keeps."""
         if self._is_consumer:
             return tuple(self._kv_cache_config.transfer_group_ids)
         return tuple(super().get_loaded_kv_cache_group_ids(request))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """A load that is waited for leaves the last token to compute, because its result is what is sampled from."""
+        """Offer tokens. A synchronous load leaves the last token to be computed, since sampling needs its result."""
         if self.offered is None:
             return None, False
         offered = self.promised.get(request.request_id, self.offered) if self.is_remote else self.offered
@@ -120,7 +120,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         return Planned(asked)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request that ended by itself is saved, and its blocks are kept until then."""
+        """Save a request that ended by itself, and keep its blocks until then."""
         self._from.pop(request.request_id, None)
         if self.promised.pop(request.request_id, None) is not None:
             self.unused.append(request.request_id)

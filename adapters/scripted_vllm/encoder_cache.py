@@ -1,4 +1,4 @@
-"""A connector to an encoder cache that is outside: every second image is there, and comes in so many steps."""
+"""A connector to an outside encoder cache, which has every second image and sends it in a number of steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Loaded(ECConnectorMetadata):
 
 
 class OutsideImages(ECConnectorBase):
-    """The role that vLLM's scheduler talks to. ``now`` is the step; an image that was asked for is there when due."""
+    """Plays the scheduler's role. ``now`` is the step; a requested image arrives when due."""
 
     def __init__(self, vllm_config: Any, role: Any) -> None:
         super().__init__(vllm_config, role)
@@ -24,7 +24,7 @@ class OutsideImages(ECConnectorBase):
 
     @property
     def is_waited_for(self) -> bool:
-        """Something is on its way."""
+        """Whether an image is on its way."""
         return any(due >= self.now for due in self.due.values())
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whether workers have what plans read of images, without a word of the search; standalone tests have this text."""
+"""Checks that workers have the images that plans read. Knows no search: standalone tests contain this file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scripted_vllm.readers import positions_of
 
 
 def made_by(plan: Any) -> list[tuple[str, list[int]]]:
-    """Which images of which requests the workers have with a plan: their encoder makes them, or they come."""
+    """Return the images that workers get with a plan, by request: encoded or received."""
     come = [(name, [place]) for name, place in getattr(plan.ec_connector_metadata, "loads", ())]
     return [*plan.scheduled_encoder_inputs.items(), *come]
 
 
 def missing_in(plans: Sequence[Any]) -> list[tuple[str, str]]:
-    """Of all plans of a scheduler in order: each request that reads an image which the workers do not have then."""
+    """Return, over all plans of a scheduler in order, each request that reads an image which the workers lack."""
     features: dict[str, Any] = {}
     there: set[str] = set()
     missing = []

@@ -1,4 +1,4 @@
-"""vLLM's own objects as its engine makes them, without a word of the search; standalone tests begin with this text."""
+"""Makes vLLM's own objects as its engine does. Knows no search: standalone tests begin with this file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_scheduler(settings: Any) -> Scheduler:
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
     if settings.mamba_cache_mode == "none":
         sizes["hash_block_size"] = settings.scheduler_block_size
-    # An engine that counts is told who has ended, as those that share their load are.
+    # An engine with statistics learns of ended requests, as engines that share their load do.
     told = settings.log_stats
     scheduler = kind(config, kv_cache, structured, include_finished_set=told, log_stats=told, **sizes)
     if settings.structured_output:
@@ -105,9 +105,9 @@ def new_request(
     session: bool = False,
     images: Sequence[tuple[int, int, str]] = (),
 ) -> Request:
-    """A request as vLLM's front end hands it on; no token ends it but its own stop tokens.
+    """Make a request as vLLM's front end does; only its own stop tokens end it.
 
-    Of its ``images`` each is where it begins, its tokens, and its name; tokens of the prompt stand in for them.
+    Each of ``images`` has its start, its tokens and its name; tokens of the prompt stand in for it.
     """
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -164,7 +164,7 @@ def _config_of(settings: Any) -> VllmConfig:
         # A released vLLM finds no device on a machine without a graphics card.
         device_config=DeviceConfig(device="cpu"),
     )
-    # What the platform of this machine would decide, and a model would have to be loaded for.
+    # Decided by the platform otherwise, which would load a model for it.
     config.scheduler_config.async_scheduling = settings.async_scheduling
     config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
     config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
@@ -187,7 +187,7 @@ def _config_of(settings: Any) -> VllmConfig:
             prompt_lookup_max=2,
             prompt_lookup_min=1,
         )
-        # A drafter that is a model would have to be loaded.
+        # A draft model would have to be loaded.
         config.speculative_config.method = settings.speculative_method
         config.speculative_config.disable_lookahead_block_hashes = settings.disable_lookahead_block_hashes
     if settings.max_loras:
@@ -199,7 +199,7 @@ def _config_of(settings: Any) -> VllmConfig:
 
 
 def _connect(config: VllmConfig, settings: Any) -> None:
-    """To what is outside: KV, and what an encoder makes."""
+    """Configure the connectors to outside KV and outside images."""
     if settings.hisparse_host_blocks:
         config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
     if settings.has_connector:
@@ -226,7 +226,7 @@ def _connect(config: VllmConfig, settings: Any) -> None:
 
 @functools.cache
 def _kv_cache_of(settings: Any) -> KVCacheConfig:
-    """Its groups: full attention, windows, Mamba's states, a ring, what a decoder reads of its encoder."""
+    """Return the groups: full attention, windows, Mamba's states, a ring, an encoder's output for its decoder."""
     shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
     specs: dict[str, Any] = {"layer": FullAttentionSpec(**shape)}
     if settings.rswa_window:
@@ -268,7 +268,7 @@ def _kv_cache_of(settings: Any) -> KVCacheConfig:
 
 
 def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]:
-    """The groups of HiSparse: pages on the host, the indexer's, pages on the device, and rows of the host there."""
+    """Return the groups of HiSparse: host pages, the indexer's, device pages, and the device region for host rows."""
     roles, sizes = kv_cache_interface.KVCacheGroupRole, {"block_size": settings.block_size, "page_size": 1}
     hot = kv_cache_interface.HiSparseHotSpec(blocks_per_request=settings.hisparse_hot_blocks, **sizes)
     return [

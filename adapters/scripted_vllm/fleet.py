@@ -1,7 +1,7 @@
 """The adapter ``vllm-fleet``: vLLM's schedulers as producers and consumers of KV, as one machine of the search.
 
-A request of a consumer is computed by a producer first, up to one token, as the proxies of vLLM's examples do it. The
-producer keeps the blocks; the consumer pulls them and says when it has them. What is lost is computed by the consumer.
+A producer first computes a consumer's request up to one token, as the proxies of vLLM's examples do. The producer keeps
+the blocks; the consumer pulls them and reports when it has them. The consumer computes lost KV itself.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _STATES: Final = StateReader()
 _LOST: Final = 1
 
 
-# -- what they say to one another; each names the prompt by the consumer's number --
+# -- messages between engines; each names the prompt by the consumer's number --
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A consumer's proxy wants a prompt computed."""
+    """A consumer's proxy requests the KV of a prompt."""
 
     number: int
     prompt_ids: tuple[int, ...]
@@ -60,13 +60,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The consumer needs the prompt, or its KV, no more."""
+    """The consumer no longer needs the prompt or its KV."""
 
     number: int
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """The producer has the KV of a prompt and keeps it; ``is_there`` is False where it ended otherwise."""
+    """The producer keeps the KV of a prompt; ``is_there`` is False if the prompt ended otherwise."""
 
     number: int
     is_there: bool
@@ -91,7 +91,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
 @dataclass
 class Kept:
-    """Of a producer: a prompt. ``read`` is what was asked of its blocks, until the consumer has it."""
+    """A prompt that a producer keeps. ``read`` is the pending request for its blocks."""
 
     rid: str
     read: Pull | None = None
@@ -99,7 +99,7 @@ class Kept:
 
 @dataclass
 class ProxiedPrompt:
-    """Of a consumer: a request and who computes its prompt. ``message`` waits for that, and is None afterwards."""
+    """A consumer's request and its producer. ``message`` waits for the prompt, and is None afterwards."""
 
     rid: str
     at: str
@@ -107,7 +107,7 @@ class ProxiedPrompt:
 
 
 class ProxiedRun(MemberRun):
-    """A run whose requests may wait for another engine before its scheduler has them."""
+    """A run whose requests may wait for another engine before its scheduler gets them."""
 
     proxy: Proxy
 
@@ -116,7 +116,7 @@ class ProxiedRun(MemberRun):
             super().give(event)
 
     def _check_waits(self) -> None:
-        # Whose KV is on its way waits for another engine.
+        # A request with KV on its way waits for another engine.
         if not self.machine.transfers.under_way:
             super()._check_waits()
 
@@ -125,9 +125,9 @@ class ProxiedRun(MemberRun):
 
 
 class Proxy:
-    """The proxy before a consumer, which has prompts computed elsewhere first. Before a producer it does nothing.
+    """The proxy before a consumer, which has producers compute prompts. Before a producer it does nothing.
 
-    ``prompts`` are those that are not over, by their numbers.
+    ``prompts`` has the open prompts by number.
     """
 
     def __init__(self, member: VllmMember, producers: Sequence[str]) -> None:
@@ -140,23 +140,23 @@ class Proxy:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """The requests that the scheduler has not seen."""
+        """The requests that the scheduler has not got."""
         return {one.rid: number for number, one in self.prompts.items() if one.message is not None}
 
     def meet(self, other: str) -> None:
-        """A producer is there."""
+        """Note a producer."""
         if other in self._producers:
             self._reached.add(other)
 
     def part_from(self, other: str) -> None:
-        """A producer is gone: what it has not sent is computed here."""
+        """Lose a producer: compute here the prompts that it has not sent."""
         self._reached.discard(other)
         for number, one in list(self.prompts.items()):
             if one.at == other:
                 self.lose(number)
 
     def takes(self, event: Any) -> bool:
-        """Whether this is kept from the scheduler, which may be for good."""
+        """Whether the proxy keeps an event from the scheduler, possibly for good."""
         if isinstance(event, Abort) and event.rid in self.waiting:
             number = self.waiting[event.rid]
             self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
@@ -171,7 +171,7 @@ class Proxy:
         return True
 
     def lose(self, number: int) -> None:
-        """The KV of a prompt does not come."""
+        """Note that the KV of a prompt does not come."""
         one = self.prompts.pop(number, None)
         if one is None:
             return
@@ -209,7 +209,7 @@ class Proxy:
                 del self.prompts[message.number]
 
     def after_step(self) -> None:
-        """See what the connector wants, and what it needs no more."""
+        """Request the KV that the connector wants, and drop the KV that it no longer needs."""
         connector = self._connector
         for load in self._run.machine.transfers.take_asked():
             number = connector.numbers[load.request_id]
@@ -219,7 +219,7 @@ class Proxy:
             self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
 
     def _take_number(self, number: int) -> str:
-        """The request of a number, whose KV is over."""
+        """Return the request of a number, whose transfer has ended."""
         numbers: dict[str, int] = self._connector.numbers
         request_id = next(one for one, its in numbers.items() if its == number)
         del numbers[request_id]
@@ -242,7 +242,7 @@ class VllmMember(SearchedMember):
         run.machine.transfers.is_remote = run.machine.scheduler.connector.is_remote = True
         self.proxy = run.proxy = Proxy(self, producers if name[0] == "d" else ())
         self.kept: dict[tuple[str, int], Kept] = {}
-        # Those whose end the scheduler has not taken.
+        # Requests whose end the scheduler has not taken.
         self.ending: set[str] = set()
         self._begun = 0
 
@@ -255,7 +255,7 @@ class VllmMember(SearchedMember):
         for reply in () if previous is None else previous.replies:
             if isinstance(reply, (Tokens, Refused)) and reply.rid in owners:
                 self._ended(owners[reply.rid], reply)
-        # One that was dropped may have been computed in the same step.
+        # A dropped prompt may have been computed in the same step.
         kept = self.run.machine.scheduler.connector.kept
         self.ending &= kept.keys()
         for request_id in [one for one in kept if rid_of(one) not in owners and one not in self.ending]:
@@ -307,7 +307,7 @@ class VllmMember(SearchedMember):
             self.said.append((key[0], Computed(wanted.number, is_there=False)))
             return
         self._begun += 1
-        # A consumer that came back counts from 1 again.
+        # A restarted consumer counts from 1 again.
         run, rid = self.run, f"{key[0]}.{self._begun}"
         self.kept[key] = Kept(rid)
         add = message_of(run, rid, wanted.prompt_ids, 1, priority=wanted.priority, lora=wanted.lora)
@@ -351,7 +351,7 @@ class VllmMember(SearchedMember):
         return next(((name, block_ids) for name, block_ids in kept.items() if rid_of(name) == rid), ("", ()))
 
     def end_save(self, request_id: str) -> None:
-        """Its blocks are not needed any more."""
+        """Release its blocks."""
         self.ending.add(request_id)
         self.run.give(Signal(name=ENDED, rid=request_id, value=0))
 

@@ -1,4 +1,4 @@
-"""A backend of vLLM's structured output: its grammars know no text, and a schedule says when one is compiled."""
+"""A backend of vLLM's structured output: grammars without text, compiled when the schedule says."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 from scripted.core.masks import STATES, is_allowed, state_after
 
 _BITS = 32
-# More than any token that is said.
+# Above all tokens of outputs.
 _VOCABULARY = 160
 _MASKS = [
     [sum(1 << bit for bit in range(_BITS) if is_allowed(first + bit, state)) for first in range(0, _VOCABULARY, _BITS)]
     for state in range(STATES)
 ]
-# A word of a mask is signed.
+# Words of a mask are signed.
 _ROWS = [
     torch.tensor([word - (1 << _BITS) if word >> (_BITS - 1) else word for word in mask], dtype=torch.int32)
     for mask in _MASKS
@@ -27,7 +27,7 @@ _STATES = {tuple(row.tolist()): state for state, row in enumerate(_ROWS)}
 
 
 class Grammar(StructuredOutputGrammar):
-    """The grammar of one request: its states, one more than the tokens that it has accepted."""
+    """The grammar of one request: its states, one more than its accepted tokens."""
 
     def __init__(self) -> None:
         self.states = [0]
@@ -63,13 +63,13 @@ class Grammar(StructuredOutputGrammar):
 
 
 class Compiler(StructuredOutputBackend):
-    """``requests`` are those of the scheduler. vLLM compiles in threads; here somebody says when one is done."""
+    """Compiles grammars when told; vLLM does it in threads. ``requests`` are the scheduler's."""
 
     def __init__(self, requests: Mapping[str, Any]) -> None:
         self._requests = requests
 
     def finish(self, request_id: str, compiles: bool = True) -> None:
-        """The grammar of this request is there, or does not compile; a request that has ended needs none."""
+        """End the compilation of a request's grammar, with success or not. Ended requests need none."""
         if request_id in self._requests:
             grammar = Grammar() if compiles else ValueError("this grammar does not compile")
             self._requests[request_id].structured_output_request.grammar = grammar
@@ -85,15 +85,15 @@ class Compiler(StructuredOutputBackend):
 
 
 def masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> dict[str, tuple[int, list[int | None]]]:
-    """Of each masked request of a plan, how many guesses may hold, and the states that its tokens are masked for.
+    """Return for each masked request of a plan the guesses that may hold, and the states of its tokens' masks.
 
-    None is for a token that is not masked.
+    The state of an unmasked token is None.
     """
     if given is None:
         return {}
     rows = given.grammar_bitmask.tolist()
     sizes = [1 + len(plan.scheduled_spec_decode_tokens.get(one, ())) for one in given.structured_output_request_ids]
-    # Since 0.33 all have as many rows; before, each had as many as it has guesses, and one.
+    # Since 0.33 all requests have equally many rows; before, each had one more than its guesses.
     every = None if sum(sizes) == len(rows) else len(rows) // len(sizes)
     masks, first = {}, 0
     for at, request_id in enumerate(given.structured_output_request_ids):

@@ -1,6 +1,6 @@
-"""The workers of HiSparse: mirror rows into host memory, report the pages that are there, and read some of them.
+"""The workers of HiSparse: mirror rows into host memory, report the pages there, and read some of them.
 
-vLLM's own connector plans it (``HiSparseConnector``); blocks of host memory have numbers behind those of the device.
+vLLM's own ``HiSparseConnector`` plans it; the numbers of host blocks follow the numbers of device blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from scripted_vllm.config import VllmSettings, VllmSettingsError
 
 
 class SparseHost:
-    """In the place of ``Transfers``, with such a connector: it loads nothing, and its saves hold no request up.
+    """Stands in for ``Transfers`` with this connector: it loads nothing, and no request waits for its saves.
 
-    ``mirrored`` is what the next batch does after it computes. Nothing is restored from the host, which only follows
-    loads of another connector; and no block of the host is copied, which only hits within a block ask for.
+    ``mirrored`` has the copies that follow the next batch. Nothing is restored from the host, since that needs loads of
+    another connector; no host block is copied, since that needs hits within a block.
     """
 
     arrived: tuple[Load, ...] = ()
@@ -42,11 +42,11 @@ class SparseHost:
         self._steps = settings.kv_transfer_steps
         self._hot = settings.hisparse_hot_blocks
         self._now = 0
-        # By request, the device's blocks that its pages are read from; 0 for a page that is read from the host.
+        # The device blocks of each request's pages; 0 for a page that is read from the host.
         self._resident: dict[str, dict[int, int]] = {}
         # The workers take them up in the next step.
         self._given: list[int] = []
-        # Each with the step in which it is over.
+        # Each with the step in which it ends.
         self._enqueued: list[tuple[int, int]] = []
 
     @property
@@ -66,7 +66,7 @@ class SparseHost:
             self.holds = signal.name == HOLD
 
     def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput:
-        """The workers see a plan: what its result will say of pages."""
+        """Take a plan; return the pages that its result reports."""
         for name in [name for name in self._resident if name not in requests]:
             del self._resident[name]
         asked = plan.kv_connector_metadata
@@ -101,9 +101,9 @@ class SparseHost:
         )
 
     def read_from(self, name: str, tables: Sequence[Sequence[int]], start: int, end: int) -> tuple[int, ...]:
-        """The blocks that the pages of a request are read from and written to. Raises Violation.
+        """Return the blocks from which a request's pages are read and to which they are written. Raises Violation.
 
-        Of its tables the first is the host's, and the last that of the region into which rows of the host are brought.
+        The first table is the host's, the last one the device region for rows of the host.
         """
         resident = self._resident.get(name, {})
         pages = range(-(-end // self._size))

@@ -10,7 +10,7 @@ from scripted_vllm.encoder_check import made_by
 from scripted_vllm.ids import rid_of
 
 _NAME: Final = "image-"
-# The token that stands in a prompt for each one of an image.
+# The token that stands in a prompt for each token of an image.
 _PLACEHOLDER: Final = 0
 
 
@@ -20,7 +20,7 @@ def name_of(image: Image) -> str:
 
 
 def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
-    """The prompt as vLLM has it: all images look alike in it."""
+    """Return the prompt as vLLM has it, in which all images look alike."""
     ids = list(prompt)
     for image in images:
         ids[image.start : image.start + image.count] = [_PLACEHOLDER] * image.count
@@ -28,29 +28,29 @@ def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
 
 
 def seen_in(prompt: Sequence[int], features: Sequence[Any]) -> tuple[int, ...]:
-    """The opposite: these tokens with the content of the images among them."""
+    """Return a prompt of vLLM's with the content of its images."""
     places = [(one.mm_position.offset, one.mm_position.length, _number_of(one.identifier)) for one in features]
     return with_images(prompt, [Image(*place) for place in places])[: len(prompt)]
 
 
 class Images:
-    """Of the plans since the last batch, for workers see those that compute nothing too."""
+    """Collects the images of the plans since the last batch; workers get plans without a batch too."""
 
     def __init__(self) -> None:
         self._dropped: tuple[int, ...] = ()
         self._encoded: tuple[tuple[str, int], ...] = ()
-        # All that was ever encoded.
+        # All images that were ever encoded.
         self._known: set[int] = set()
 
     def take(self, plan: Any, requests: Mapping[str, Any]) -> None:
-        """The workers see a plan of these requests."""
+        """Take a plan of these requests."""
         self._dropped += tuple(map(_number_of, plan.free_encoder_mm_hashes))
         for name, places in made_by(plan):
             self._encoded += tuple((rid_of(name), place) for place in places)
             self._known |= {_number_of(requests[name].mm_features[place].identifier) for place in places}
 
     def drop_all(self) -> None:
-        """The workers are told to forget all of them."""
+        """Forget all images, as the workers are told."""
         self._dropped = tuple(sorted(self._known))
 
     def of_batch(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_conv
 
 
 def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
-    """Follow these events; ``said`` are the blocks that are said to be cached, by group and hash."""
+    """Follow events; ``said`` has the blocks announced as cached, by group and hash."""
     for event in events:
         match event:
             case BlockStored():
@@ -22,7 +22,7 @@ def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
 
 
 def not_cached(pool: Any, said: Iterable[tuple[int, Any]] = ()) -> set[tuple[int, Any]]:
-    """Of what was said, and of the events that are on their way, what is not in the cache."""
+    """Return the blocks announced as cached, in ``said`` or in events on their way, that are not in the cache."""
     there = set(said)
     take_events(there, pool.kv_event_queue)
     cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - it has no other way to be listed

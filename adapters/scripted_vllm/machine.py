@@ -1,4 +1,4 @@
-"""vLLM's scheduler as a machine of the search: events go in as its engine gives them, plans and replies come out."""
+"""vLLM's scheduler as a machine of the search: takes events as its engine gives them, returns plans and replies."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ if TYPE_CHECKING:
 _KEEP: Final = PauseMode(name="keep")
 _WAIT: Final = PauseMode(name="wait", stops_running=False)
 _ABORT: Final = PauseMode(name="abort", aborts=True)
-# With these vLLM empties its caches when it is idle, and answers then; so it goes to sleep.
+# With these modes vLLM empties its caches when it is idle, and answers then; its sleep does the same.
 _CLEARING: Final = {
     f"{mode.name}-clear": PauseMode(
         name=f"{mode.name}-clear", stops_running=mode.stops_running, aborts=mode.aborts, flushes=True
     )
     for mode in (_KEEP, _WAIT, _ABORT)
 }
-# Those of EngineCoreProc.pause_scheduler.
+# The modes of EngineCoreProc.pause_scheduler.
 PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
 
-# vLLM's engine plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
+# vLLM's engine plans again after an empty plan, without end. After this many in a row plans stay empty.
 _EMPTY_PLANS: Final = 3
 
 
-# What a worker says that was told to mask for another token: no grammar knows it, and no model says it.
+# The token of a worker with a wrong mask: no grammar and no model has it.
 _MASKED: Final = 0
 
 
 class Subscriber(NullEventPublisher):
-    """In the place of vLLM's publisher: ``said`` are the blocks, by group and hash, as of the events that came."""
+    """Stands in for vLLM's publisher. ``said`` has the blocks announced as cached, by group and hash."""
 
     def __init__(self) -> None:
         self.said: set[tuple[int, Any]] = set()
@@ -87,7 +87,7 @@ class Subscriber(NullEventPublisher):
         take_events(self.said, events.events)
 
     def check(self, pool: Any) -> None:
-        """With the events that are on their way, nothing is said to be cached that is not. Raises Violation."""
+        """Raise Violation for a block that is announced as cached and is not."""
         missing = not_cached(pool, self.said)
         if missing:
             groups = sorted({group for group, _ in missing})
@@ -98,14 +98,14 @@ class Subscriber(NullEventPublisher):
 
 
 class Grammars:
-    """Those that are being compiled, each in so many steps unless they are held."""
+    """Grammars that are being compiled, each in a number of steps unless they are held."""
 
     def __init__(self, steps: int, compiler: Any) -> None:
         self.holds = False
         self._steps = steps
         self._compiler = compiler
         self._now = 0
-        # When each is done, and whether it compiles, by the request.
+        # The step in which each is done, and whether it compiles, by request.
         self._waiting: dict[str, tuple[int, bool]] = {}
 
     @property
@@ -113,7 +113,7 @@ class Grammars:
         return bool(self._waiting) and not self.holds
 
     def begin(self, step: int) -> None:
-        """A step begins: what is due is done."""
+        """Begin a step: finish the grammars that are due."""
         self._now = step
         for request_id, (due, compiles) in list(self._waiting.items()):
             if due <= step and not self.holds:
@@ -129,9 +129,9 @@ class Grammars:
 
 
 class _Flight(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan whose result is not in. Of one that computes nothing there is no batch, and no result to wait for.
+    """A plan without its result. A plan that computes nothing has no batch and no result.
 
-    ``guesses`` are those that it was made with, and ``masks`` those that the workers were given: ``masks_of``.
+    ``guesses`` are the drafts that it was made with, ``masks`` the workers' masks: see ``masks_of``.
     """
 
     plan: Any
@@ -143,9 +143,9 @@ class _Flight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VllmMachine:
-    """A new scheduler of these settings, driven as ``EngineCore.step_with_batch_queue`` does it.
+    """Drives a new scheduler of these settings as ``EngineCore.step_with_batch_queue`` does.
 
-    A result goes in first, then what clients asked for, then one batch is planned if there is room for it in flight.
+    A step takes a result, then the clients' events, then plans a batch if fewer than ``depth`` are in flight.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -163,7 +163,7 @@ class VllmMachine:
         self._waits_for_masks = False
         self._late: list[Event] = []
         self._verified: list[tuple[str, int]] = []
-        # What each is called inside.
+        # The internal name of each request.
         self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
         self._images = Images()
@@ -174,7 +174,7 @@ class VllmMachine:
         self._replies: list[Reply] = []
         # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
         self._flushed: set[str] = set()
-        # The calls of pauses that are answered when nothing is left to do.
+        # Calls of pauses that are answered when the engine is idle.
         self._clearing: list[str] = []
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
@@ -222,7 +222,7 @@ class VllmMachine:
         return not (left or self._in_flight)
 
     def counts(self) -> Mapping[str, int]:
-        """Requests by queue, batches in flight, transfers, blocks that are free or hold what can be evicted."""
+        """Return requests by queue, batches in flight, transfers, and free or evictable blocks."""
         scheduler, images = self.scheduler, self.scheduler.encoder_cache_manager
         return {
             "waiting": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
@@ -244,7 +244,7 @@ class VllmMachine:
         return self._transfers
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
+        """Return the action against held transfers or grammars, a waiting session, or a connector that cannot tell."""
         if self._transfers.holds:
             return ReleaseConnector()
         if self._grammars.holds:
@@ -314,10 +314,10 @@ class VllmMachine:
             return
         if event.session:
             if not event.goes_on:
-                # A new one; the client of an old one that waits under this name has left it.
+                # A new session; the client of an old one that waits under this name has left it.
                 self._end_session(event.rid)
             if self.is_session(event.rid):
-                # More of it is a request of the same name, with what is new.
+                # More input is a request of the same name with the new tokens.
                 request_id, prompt, images = self._sessions[event.rid], prompt[-event.session :], ()
             self._sessions[event.rid] = request_id
             self._runner.sessions.add(request_id)
@@ -329,7 +329,7 @@ class VllmMachine:
             stop_token_ids=event.stop_token_ids,
             # vLLM serves the lowest number first.
             priority=-event.priority,
-            # Those of one step came at the same time.
+            # Requests of one step arrive at the same time.
             arrival_time=float(self._steps),
             lora=event.lora,
             grammar=event.grammar,
@@ -349,7 +349,7 @@ class VllmMachine:
             self.scheduler.add_request(new_request(self._settings, self._sessions.pop(rid), [0], max_tokens=1))
 
     def is_session(self, rid: str) -> bool:
-        """It has not ended; maybe it waits for more."""
+        """Whether a rid is a live session, which may wait for input."""
         request = self.scheduler.requests.get(self._sessions.get(rid, ""))
         return request is not None and not request.is_finished()
 
@@ -360,14 +360,14 @@ class VllmMachine:
         everybody = self.scheduler.requests.values()
         silent = {request.request_id for request in everybody if _waits_for_input(request)}
         for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
-            # A session that has answered has told its client all.
+            # A session that has answered has sent its client everything.
             if request.request_id not in silent:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
     def id_of(self, rid: str) -> str:
-        """Return a live request's internal name, or for any other a name that vLLM does not know.
+        """Return a live request's internal name, or a name that vLLM does not know for any other.
 
-        One that has ended may be there until its transfer is over.
+        An ended request may be there until its transfer ends.
         """
         requests = self.scheduler.requests.values()
         named = [one for one in requests if rid_of(one.request_id) == rid and not one.is_finished()]
@@ -385,7 +385,7 @@ class VllmMachine:
             self._replies.append(Answer(call_id=event.call_id, ok=True))
 
     def _clear_when_idle(self) -> None:
-        """The pauses that wait for it end, the last of them first: ``EngineCoreProc._notify_idle_state_callbacks``."""
+        """End the pauses that wait for idleness, the last first, as ``EngineCoreProc._notify_idle_state_callbacks``."""
         while self._clearing and not (self.scheduler.has_requests() or self._in_flight):
             running = {request.request_id for request in self.scheduler.running}
             try:
@@ -419,10 +419,10 @@ class VllmMachine:
         self._skip_empty_plans()
 
     def _sample_last(self, drafts: DraftTokenIds) -> None:
-        """The result is in that the masks of the last plan waited for."""
+        """Sample the last plan, whose masks waited for this result."""
         self._waits_for_masks = False
         last = self._in_flight.pop()
-        # Copies of this machine share the plan, and only what stands here of it changes.
+        # Copies of this machine share the plan; only these of its parts change.
         last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
         if drafts.draft_token_ids:
             self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
@@ -453,7 +453,7 @@ class VllmMachine:
         is_full = len(self._in_flight) >= self.depth
         if is_full or self._waits_for_masks or not (self.scheduler.has_requests() or self._transfers.go_on):
             return None, set()
-        # Until their results are in, the scheduler counts all guesses as right.
+        # Until results are in, the scheduler counts all guesses as accepted.
         guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
         transferred = self._transfers.run(plan, self.scheduler.requests)
@@ -482,7 +482,7 @@ class VllmMachine:
         return batch, plan.preempted_req_ids or set()
 
     def _with_masks(self, flight: _Flight) -> _Flight:
-        """The workers sample, with the masks of this moment."""
+        """Return a flight with the masks of this moment, with which the workers sample."""
         masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
         return msgspec.structs.replace(flight, masks=masks) if masks else flight
 
@@ -492,12 +492,12 @@ def _waits_for_input(request: Any) -> bool:
 
 
 def _cuts_off(reply: Reply, rid: str) -> bool:
-    """It tells a request that it is over, before it ended by itself."""
+    """Whether a reply ends a request before it ended by itself."""
     return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)
 
 
 def _verified(share: Share, flight: _Flight) -> Share:
-    """Of the guesses behind the last that may hold none does."""
+    """Replace the guesses of a share that its mask rules out."""
     for name, (holding, _) in flight.masks.items():
         if rid_of(name) == share.rid and holding < len(share.draft_ids):
             ids = (*share.draft_ids[:holding], *[_MASKED] * (len(share.draft_ids) - holding))

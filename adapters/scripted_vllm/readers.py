@@ -1,4 +1,4 @@
-"""Readers of vLLM's plans and outputs, without a word of the search; standalone tests have this text."""
+"""Reads vLLM's plans and outputs. Knows no search: standalone tests contain this file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def positions_of(plan: Any, request_id: str) -> range:
-    """The positions that a plan computes of a request."""
+    """Return the positions of a request that a plan computes."""
     cached = plan.scheduled_cached_reqs
     starts = {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
     starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -16,7 +16,7 @@ def positions_of(plan: Any, request_id: str) -> range:
 
 
 def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
-    """The tokens that the client of a request was told."""
+    """Return the tokens that the client of a request received."""
     told = [one for output in outputs for each in output.values() for one in each.outputs]
     return [token for one in told if one.request_id == request_id for token in one.new_token_ids]
 

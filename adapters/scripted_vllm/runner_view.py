@@ -1,6 +1,6 @@
-"""The requests as vLLM's model runner knows them from the plans alone: computed tokens and block tables.
+"""The requests as vLLM's model runner knows them from plans alone: computed tokens and block tables.
 
-Plans say what has changed. What a plan forgets to say is missing here, as it is on the device.
+Plans state changes. A change that a plan omits is missing here, as it is on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Request:
         self.blocks = [[*table] for table in blocks]
         # Tokens that the plan said the request has when it began or was resumed; None once that is history.
         self.known: int | None = known
-        # Those of its prompt.
+        # The tokens of its prompt.
         self.prompt = prompt
         # Where the window before its prefix hit begins; 0 if nothing is computed again.
         self.replays_from = replays_from
@@ -35,10 +35,10 @@ class _Request:
 def tables_of_groups(
     blocks: Sequence[Sequence[int]], settings: VllmSettings, kept: tuple[int, int] = (0, 0), first: int = 0
 ) -> dict[str, Any]:
-    """Those of the groups behind the first, in their order: windows, states, rings, and what is crossed."""
+    """Return the tables of the groups behind the first, in their order: windows, states, rings, cross attention."""
     others = iter([tuple(table) for table in blocks[1:]])
     if settings.hisparse_host_blocks:
-        # The indexer attends to everything; the region for rows of the host is overwritten, and nothing of it kept.
+        # The indexer attends to everything; the region for host rows is overwritten and keeps nothing.
         return {
             "windows": (Window(block_ids=next(others), tokens=settings.max_model_len),),
             "rings": tuple([Ring(block_id=block, tokens=1) for block in blocks[-1]]),
@@ -56,27 +56,27 @@ def tables_of_groups(
 
 
 def _states(blocks: tuple[int, ...], size: int, kept: tuple[int, int]) -> StateTable:
-    # Nothing is kept where the place has the null block.
+    # A place with the null block keeps nothing.
     return StateTable(block_ids=blocks, tokens=size, kept=kept if kept[0] and blocks[kept[1]] else (0, 0))
 
 
 class RunnerView:
-    """Of plans of this scheduler. ``host`` says which pages of a request are where, if some are in host memory."""
+    """Follows the plans of one scheduler. ``host`` knows the places of pages if some are in host memory."""
 
     def __init__(self, settings: VllmSettings, scheduler: Any, host: SparseHost | None = None) -> None:
         self._settings = settings
-        # Of the positions that a prompt's share computes: which state is kept beside the last.
+        # The state that a prompt's share keeps beside its last one.
         self._checkpoint_of = _checkpoint_reader(settings, scheduler)
         self._host = host
         self._version = settings.model_runner
         self._requests: dict[str, _Request] = {}
-        # Those that begin again with what they have.
+        # Requests that begin again with their tokens so far.
         self.sessions: set[str] = set()
 
     def shares_of(self, plan: SchedulerOutput, guessing: Collection[str]) -> tuple[Share, ...]:
-        """Take a plan in; what each request computes, in the plan's order. Raises Violation for one with gaps.
+        """Take a plan; return the share of each request in the plan's order. Raises Violation for a plan with gaps.
 
-        ``guessing`` are requests with guesses in flight, of which the scheduler cannot know where they are.
+        ``guessing`` are requests with guesses in flight, whose positions the scheduler cannot know.
         """
         starts = self._update(plan)
         shares = []
@@ -121,7 +121,7 @@ class RunnerView:
     def _update(self, plan: SchedulerOutput) -> dict[str, int]:
         gone = set(plan.finished_req_ids)
         if self._version == 2:
-            # The first version keeps what is preempted, and waits for all of it to be replaced.
+            # Version 1 keeps preempted requests, and waits for all of their blocks to be replaced.
             gone |= plan.preempted_req_ids or set()
         for rid in gone:
             self._requests.pop(rid, None)

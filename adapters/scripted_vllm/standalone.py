@@ -1,4 +1,4 @@
-"""Parts of a standalone test of vLLM beside vLLM itself: the adapter's own, and the text of calls and plans."""
+"""Parts of a standalone test of vLLM: code of the adapter, and the text of calls and plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VllmStandalone(Standalone):
-    """The scheduler, and its connector where there is one."""
+    """Writes tests of the scheduler, and of its connector if there is one."""
 
     helpers = (positions_of, said_of, launches, moves)
 

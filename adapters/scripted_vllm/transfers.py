@@ -1,4 +1,4 @@
-"""The connectors of vLLM's workers: loads that arrive or fail, saves that end, each reported in a result."""
+"""The connectors of vLLM's workers: loads that arrive or fail and saves that end, each reported in a result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKES_NAMES: Final = "failed_recving" in KVConnectorOutput.__dataclass_fields__
 
 
 class _Transfer(msgspec.Struct, frozen=True):
-    """A load, or the save of a request that has ended, which is over in step ``due``."""
+    """A load, or the save of an ended request, which ends in step ``due``."""
 
     request_id: str
     due: int
@@ -29,17 +29,17 @@ class _Transfer(msgspec.Struct, frozen=True):
 
 
 class Transfers:
-    """Of a connector of vLLM's scheduler; None where there is none, and nothing happens.
+    """The transfers of the scheduler's connector; without a connector there are none.
 
-    ``under_way`` are those that nobody waits for. What is over in a step is in the result of the next plan, as a worker
-    reports it; ``arrived`` is what came in this step.
+    ``under_way`` are asynchronous transfers. Workers report the ends of a step in the result of the next plan;
+    ``arrived`` are the loads of this step.
     """
 
     def __init__(self, settings: VllmSettings, connector: Any) -> None:
         self.under_way: list[_Transfer] = []
         self.arrived: tuple[Load, ...] = ()
         self.holds = False
-        # Something is over in this step.
+        # Whether a transfer ends in this step.
         self.ended = False
         self._connector = connector
         self._steps = settings.kv_transfer_steps
@@ -49,16 +49,16 @@ class Transfers:
         self._by_name = settings.has_groups
         self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
         self._now = 0
-        # From which block on the next load fails.
+        # The block from which on the next load fails.
         self._failing: int | None = None
-        # In a fleet transfers end when the other engine says so: by request, and whether all of it was lost.
+        # In a fleet the other engine ends transfers: by request, and whether all was lost.
         self.is_remote = False
         self._over: dict[str, bool] = {}
         self._asked: list[Offered] = []
         self._ended: list[_Transfer] = []
 
     def take_asked(self) -> list[Offered]:
-        """The loads that began, for a fleet that carries them."""
+        """Take the loads that began, for the fleet that carries them."""
         asked, self._asked = self._asked, []
         return asked
 
@@ -91,7 +91,7 @@ class Transfers:
             self.holds = signal.name == HOLD
 
     def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput | None:
-        """The workers see a plan of these requests: what its result will say of transfers."""
+        """Take a plan of these requests; return the transfers that its result reports."""
         if self._connector is None:
             return None
         saving, self._connector.saving = self._connector.saving, []
@@ -139,7 +139,7 @@ class Transfers:
             self._failing = None
         tables = tables_of_groups(load.tables, self._settings)
         if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
-            # A store of prefixes has no windows of such models.
+            # A store of prefixes has no windows of these models.
             tables["windows"] = ()
         return Load(
             rid=rid_of(load.request_id),

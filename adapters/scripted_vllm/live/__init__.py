@@ -1,1 +1,1 @@
-"""vLLM's own server under scripts: its front end, its engine process, its busy loop, which stops at our gate."""
+"""Runs scripts on vLLM's own server: its front end, its engine process, and its busy loop, which stops at our gate."""

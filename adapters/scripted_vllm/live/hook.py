@@ -1,4 +1,4 @@
-"""The hook in vLLM's engine process: its busy loop is its own, and stops at the gate where it waits anyway."""
+"""The hook in vLLM's engine process: vLLM's own busy loop stops at the gate wherever it waits."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from scripted_vllm.live.stops import VllmStops
 
 
 def install() -> None:
-    """vLLM calls this in each of its processes, maybe twice."""
+    """Install the hook. vLLM calls this in each of its processes, possibly twice."""
     hook_loop(EngineCoreProc, "run_busy_loop", adapter=ADAPTER, config=VllmSettings, stops=VllmStops, machine=LiveVllm)

@@ -11,7 +11,7 @@ from scripted_vllm.config import VllmSettings
 
 # vLLM calls it in each of its processes.
 _PLUGIN: Final = Plugin("vllm.general_plugins", "scripted_vllm.live.hook:install")
-# What vLLM's attention on a CPU computes in one go.
+# The block size of vLLM's attention on a CPU.
 _BLOCK_SIZE: Final = 32
 # Settings that only the simulated runner understands.
 _SIMULATED: Final = (
@@ -27,7 +27,7 @@ _RUNS: Final = "a live vLLM on a CPU runs one synchronous stage, without guesses
 
 
 def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:
-    """Raises ScriptDefinitionError for settings that a live vLLM on a CPU does not have."""
+    """Return the command. Raises ScriptDefinitionError for settings that a live vLLM on a CPU lacks."""
     check_simulated(settings, _SIMULATED, _RUNS)
     if settings.block_size % _BLOCK_SIZE:
         raise ScriptDefinitionError(

@@ -1,4 +1,4 @@
-"""A live vLLM as a machine of the SDK: events go in over HTTP, and what its loop plans and says is seen at the gate."""
+"""A live vLLM as a machine of the SDK: sends events over HTTP, and sees plans and outputs of its loop at the gate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripted_vllm.runner_view import RunnerView
 if TYPE_CHECKING:
     from scripted_vllm.live.stops import VllmStops
 
-# What vLLM's front end puts before the name that a client gives.
+# vLLM's front end prefixes the client's name with this.
 _PREFIX: Final = "cmpl-"
 
 
@@ -40,7 +40,7 @@ class LiveVllm(LiveEngine):
 
     @property
     def is_idle(self) -> bool:
-        """No request is there, and the loop waits for messages."""
+        """Whether there is no request and the loop waits for messages."""
         return not self.scheduler.requests and self._gate.where == "messages" and not self._stops.inbox.held
 
     @property
@@ -48,7 +48,7 @@ class LiveVllm(LiveEngine):
         return self._gate.where == "step" and self.scheduler.has_requests()
 
     def counts(self) -> Mapping[str, int]:
-        """Requests by queue, batches in flight, free blocks: what the live scheduler says."""
+        """Return requests by queue, batches in flight and free blocks of the live scheduler."""
         scheduler = self.scheduler
         return {
             "waiting": len(scheduler.waiting),
@@ -82,7 +82,7 @@ class LiveVllm(LiveEngine):
             self._replies.append(Refused(rid=event.rid, reason=client.text))
 
     def abort(self, rid: str, client: HttpCall) -> None:
-        """Its client hangs up."""
+        """Hang up a client."""
         del self._clients[rid]
         self._gone.add(rid)
         client.hang_up()

@@ -1,4 +1,4 @@
-"""Where vLLM's busy loop stops: it waits for messages or for a result, or would plan twice in one step."""
+"""The stops of vLLM's busy loop: where it waits for messages or a result, or would plan twice in one step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ENDING: Final = ("WAKEUP", "EXECUTOR_FAILED")
 
 
 class VllmStops(LoopStops):
-    """In ``EngineCoreProc.run_busy_loop``.
+    """Stops ``EngineCoreProc.run_busy_loop``.
 
-    ``plans`` were made, each with the number of its batch; ``outputs`` go to the front end; ``aborted`` are requests
-    that the scheduler gave up.
+    ``plans`` has the plans with the numbers of their batches; ``outputs`` go to the front end; the scheduler aborted
+    the requests in ``aborted``.
     """
 
     def __init__(self, core: Any) -> None:
@@ -95,7 +95,7 @@ class VllmStops(LoopStops):
 
 
 class _Result:
-    """A result of vLLM's executor that the loop gets when the script lets it through."""
+    """A result of vLLM's executor, which the loop gets when the script releases it."""
 
     def __init__(self, future: Any, batch_id: int, stops: VllmStops) -> None:
         self._future = future
