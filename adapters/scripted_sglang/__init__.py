@@ -1,6 +1,6 @@
 """The adapter ``sglang``: the scheduler of an installed SGLang, on a CPU, with a simulated worker.
 
-Nothing else imports SGLang, and nothing of SGLang is kept here.
+Nothing else imports SGLang. No code of SGLang is copied here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if importlib.util.find_spec("sglang") is None:
     raise ScriptDefinitionError(
         "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with one that runs on the CPU"
     )
-# SGLang reads them when it is imported. The tree of its prefix cache is Rust by default, which cannot be copied.
+# SGLang reads these when it is imported. Its prefix tree is written in Rust by default, which cannot be copied.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
 stubs.install()
@@ -35,6 +35,6 @@ with warnings.catch_warnings():
             "`make sglang` installs that one with what it needs"
         ) from exc
 if PORT_VARIABLE not in os.environ:
-    # In a search retractions, refused flushes and aborts are answered thousands of times; some log at the root.
+    # A search meets thousands of retractions, refused flushes and aborts; some are logged at the root.
     logging.getLogger("sglang").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

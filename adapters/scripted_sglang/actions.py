@@ -1,4 +1,4 @@
-"""Actions on SGLang's host tier and storage: copies take long, are lost, or never come."""
+"""Actions on SGLang's host tier and storage: copies are late or lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIERS: Final = ("host", "storage")
 
 
 class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of those that only a host tier knows."""
+    """Base of the actions that need a host tier."""
 
     needs: ClassVar = "enable_hierarchical_cache"
     needed: ClassVar = "enable_hierarchical_cache=True, which this configuration has not"
 
 
 class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of those that only a storage knows."""
+    """Base of the actions that need a storage."""
 
     is_extra: ClassVar = True
     needs: ClassVar = "has_storage"
@@ -35,7 +35,7 @@ class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):
-    """From now on no copy to or from a tier, ``host`` or ``storage``, ends."""
+    """Keeps copies to and from a tier, ``host`` or ``storage``, from ending."""
 
     tier: str = TIERS[0]
 
@@ -44,7 +44,7 @@ class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold
     @staticmethod
     @verb
     def hold_tier(t: BaseContext, tier: str = TIERS[0]) -> None:
-        """Let nothing that is carried to or from this tier end until ``release_tiers``."""
+        """Let no copy to or from this tier end until ``release_tiers``."""
         if tier not in TIERS:
             raise BadCall(f"hold_tier() takes {' or '.join(TIERS)}, got {tier!r}")
         HoldTier(tier=tier).tell(t)
@@ -61,7 +61,7 @@ class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold
 
 
 class ReleaseTiers(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="release-tiers"):
-    """It ends again."""
+    """Lets copies end again."""
 
     examples: ClassVar = ("release-tiers",)
     added_beside: ClassVar = "hold-tier"
@@ -69,12 +69,12 @@ class ReleaseTiers(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="
     @staticmethod
     @verb
     def release_tiers(t: BaseContext) -> None:
-        """Let what is carried end again."""
+        """Let copies end again."""
         ReleaseTiers().tell(t)
 
 
 class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag="fail-storage"):
-    """Of the pages that are read together next, only so many come."""
+    """Makes the next read of the storage return only this many pages."""
 
     pages: int = 0
 
@@ -83,7 +83,7 @@ class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag
     @staticmethod
     @verb
     def fail_storage(t: BaseContext, pages: int = 0) -> None:
-        """Let only so many come of the pages that are read together next."""
+        """Let the next read of the storage return only this many pages."""
         FailStorage(pages=pages).tell(t)
 
     @classmethod
@@ -92,27 +92,27 @@ class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class ForgetStored(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag="forget-stored"):
-    """The storage has nothing any more."""
+    """Empties the storage."""
 
     examples: ClassVar = ("forget-stored",)
 
     @staticmethod
     @verb
     def forget_stored(t: BaseContext) -> None:
-        """Let the storage lose all that it has."""
+        """Empty the storage."""
         ForgetStored().tell(t)
 
 
 _TIERED: Final = {"enable_hierarchical_cache": (True,)}
 _STORED: Final = {**_TIERED, "hicache_storage_backend": ("dynamic",)}
-# Each with the settings without which it does nothing.
+# Each action with the settings that it needs.
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     HoldTier: _TIERED,
     ReleaseTiers: _TIERED,
     FailStorage: _STORED,
     ForgetStored: _STORED,
 }
-# The settings that do nothing without a host tier, or a storage, either.
+# Settings that need a host tier or a storage too.
 NEEDED_BY_SETTINGS: Final = {
     **dict.fromkeys(("hicache_ratio", "hicache_write_policy", "hicache_storage_backend"), _TIERED),
     **dict.fromkeys(("hicache_storage_prefetch_policy", "hicache_host_memory_mode", "prefetch_threshold"), _STORED),

@@ -1,4 +1,4 @@
-"""SGLang's scheduler as an adapter of the search: what it declares and how it is copied."""
+"""SGLang's scheduler as an adapter of the search: its declarations and its copies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from scripted_sglang.standalone import SglangStandalone
 
 check_loops()
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
-# Nothing of these changes after the scheduler is made, or it only counts and publishes what happened.
+# Constant after the scheduler is made, or only counting and publishing.
 _SHARED: Final = (
     *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
     *(
@@ -61,9 +61,9 @@ _SHARED: Final = (
 )
 
 
-# What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the last
-# thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has overtaken
-# is forgotten in the next turn. A storage keeps what it has.
+# A batch keeps its parts until the next one, and the last one for ever. The last thousand pauses are kept; the tree
+# of the policy lpm is rebuilt on demand; a chunk whose abort a pause has overtaken is forgotten in the next turn. A
+# storage keeps its pages.
 _NEVER_EMPTY: Final = (
     "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
     "storage_backend.numbers", "storage_existence_cache",
@@ -84,7 +84,7 @@ COPIER: Final = Copier(
 
 @functools.lru_cache(maxsize=256)
 def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
-    """To make one costs a hundred times as much as to copy it."""
+    """Keep the first machine of these settings: a copy costs a hundredth of a new one."""
     return Frozen(SglangMachine(settings), COPIER)
 
 
@@ -107,31 +107,31 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
     return Capabilities(
         flush=True,
         pause_modes=PAUSE_MODES,
-        # Its front end takes a lock for each.
+        # Its front end takes a lock for each pause.
         pauses_in_turn=True,
         preemption=True,
         priority=settings.enable_priority_scheduling,
-        # An abort of a request that runs is carried out with its next result.
+        # An abort of a running request takes effect with its next result.
         late_launches=settings.depth,
     )
 
 
 class SglangAdapter(SchedulerAdapter):
-    """An adapter of the SDK whose machine does not say what it consists of."""
+    """An adapter of the SDK whose machine does not list its parts."""
 
     def digests(self, run: Any) -> Iterator[bytes]:
-        """Nobody sees what is in a tensor, and each request knows when it came."""
+        """Yield no digests: tensors are not read, and each request holds the time of its arrival."""
         del run
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 
     def obstacle(self, run: Any) -> Action | None:
-        """The machine says it."""
+        """Return the machine's obstacle."""
         undo: Action | None = run.machine.obstacle(run)
         return undo
 
 
 def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
-    """The adapter of schedulers with these settings."""
+    """Make the adapter of schedulers with these settings."""
     return SglangAdapter(
         name,
         config=config,

@@ -1,7 +1,7 @@
-"""The settings of the machine, and a new scheduler of them: SGLang's own, with no model behind it.
+"""The settings of the machine, and a new scheduler of them: SGLang's own, without a model.
 
-The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. After the first one of a process,
-which makes its process groups, it is done in a fraction of a second.
+The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. The first one of a process makes
+the process groups; later ones take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scripted_sglang.event_loop import MODEL
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
 Mode = Literal["null", "prefill", "decode"]
 
-# What makes a server that needs no graphics card.
+# Arguments of a server without a graphics card.
 ON_CPU: Final = {
     "device": "cpu",
     "dtype": "float32",
@@ -41,9 +41,9 @@ ON_CPU: Final = {
     "watchdog_timeout": 1e9,
     "random_seed": 0,
 }
-# And no tokenizer and no weights.
+# And without tokenizer and weights.
 _ARGUMENTS: Final = {**ON_CPU, "load_format": "dummy", "skip_tokenizer_init": True}
-# Of a scheduler with a role. What decode retracts goes to tensors of the CPU; a pool needs a graphics card.
+# Of a scheduler with a role. Retracted KV goes to tensors of the CPU; a pool needs a graphics card.
 _TRANSFERS: Final = {
     "disaggregation_transfer_backend": "mooncake",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
@@ -73,7 +73,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
     # Of the backend's own configuration.
     prefetch_threshold: int = 4
-    # Requests have the names that clients gave them, as SGLang takes them; else none begins like another.
+    # Requests keep their clients' names, as in SGLang; without this no name is the beginning of another.
     client_rids: bool = True
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def of_server(self) -> dict[str, Any]:
-        """All of them that are arguments of SGLang's server."""
+        """Return the settings that are arguments of SGLang's server."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in _OWN}
         if not self.enable_hierarchical_cache:
             return {name: value for name, value in values.items() if name not in _OF_HOST}
@@ -121,30 +121,30 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def kept_back(self) -> int:
-        """Tokens that have to be free when a request begins, beside its prompt."""
+        """The tokens that must be free besides its prompt when a request begins."""
         return 0
 
     @property
     def room(self) -> int:
-        """Prompt and output of a request: of the context one token is kept back, and of both together another one."""
+        """The most tokens of a request: one of the context is kept back, and one more of prompt and output."""
         pool = self.max_total_tokens // self.page_size * self.page_size
         return min(self.context_length, pool) - 2 - self.kept_back
 
     @property
     def depth(self) -> int:
-        """Batches in flight: with the overlap schedule one is planned while another is computed."""
+        """The batches in flight: with the overlap schedule one is planned while another is computed."""
         return 1 if self.disable_overlap_schedule else 2
 
 
 class ServerSettings(SglangSettings, frozen=True):
-    """Those of a server of a fleet, which has a role."""
+    """The settings of a server of a fleet, which has a role."""
 
     disaggregation_mode: Mode = "null"
     num_reserved_decode_tokens: int = 4
     disaggregation_decode_enable_radix_cache: bool = False
     disaggregation_decode_allocation_policy: Literal["early", "prefill_complete"] = "early"
     optimistic_prefill_attempts: int = 0
-    # What a client aborts, and what ends with an error or an abort at one server, the router aborts at both.
+    # The router aborts a request at both servers when a client aborts it, or when it ends early at one of them.
     router_tells_both: bool = True
 
     def __post_init__(self) -> None:
@@ -173,7 +173,7 @@ class ServerSettings(SglangSettings, frozen=True):
         if self.disaggregation_mode == "null":
             return {name: values[name] for name in SglangSettings().of_server}
         if self.disaggregation_mode == "decode":
-            # Prefill servers alone have a host tier.
+            # Only prefill servers have a host tier.
             values = {name: value for name, value in values.items() if name not in _OF_HOST}
         return {**values, **_TRANSFERS}
 
@@ -194,8 +194,8 @@ _STORAGE: Final = {
     "interface_v1": 1,
 }
 _groups: dict[str, Any] = {}
-# What it publishes of its load, nobody reads, and nothing removes the file of shared memory. A thread that watches it
-# never ends, and keeps it with all that it has: after 2,700 settings a collection of garbage took seconds.
+# Nothing reads the load that it publishes, or removes its file of shared memory. A thread that watches it never ends
+# and keeps the whole scheduler alive: after 2,700 settings a garbage collection took seconds.
 _left_out: Final[dict[str, Any]] = dict.fromkeys(
     ("create_load_snapshot_writer", "create_scheduler_watchdog"), lambda *_, **__: None
 )
@@ -203,7 +203,7 @@ _left_out: Final[dict[str, Any]] = dict.fromkeys(
 
 @functools.cache
 def _model_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder with the configuration of the model, and for sockets; it goes with the process."""
+    """Make a folder for the model's configuration and for sockets, which is removed with the process."""
     folder = tempfile.TemporaryDirectory(prefix="scripted-sglang-")
     (Path(folder.name) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     return folder
@@ -211,7 +211,7 @@ def _model_folder() -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def _groups_of_the_process() -> Iterator[None]:
-    """Process groups are made for the first scheduler; the others are told them."""
+    """Make the process groups for the first scheduler, and give them to later ones."""
     if not _groups:
         yield
         _groups.update(runtime_context.get_parallel()._stamp)  # noqa: SLF001 - where SGLang keeps them
@@ -225,15 +225,15 @@ def _groups_of_the_process() -> Iterator[None]:
 
 
 def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
-    """SGLang's scheduler of these settings, with the context that it has to be used in."""
+    """Make SGLang's scheduler of these settings, with the context in which it must be used."""
     if "disaggregation_mode" in settings.of_server:
         transfers.install()
     if "enable_hierarchical_cache" in settings.of_server:
         host.install()
-    # A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
+    # A flush ends with a garbage collection, which costs a hundred times the rest of it.
     current_platform.empty_cache = lambda: None
-    # The same costs more than the rest of a scheduler, and there is nothing that it could free.
-    # The first one of a process waits for the disk and the network, on a busy machine for long.
+    # A collection here costs more than the rest of a scheduler and frees nothing.
+    # The first scheduler of a process waits for disk and network, on a busy machine for long.
     watched = contextlib.nullcontext() if _groups else unwatched()
     with watched, mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")

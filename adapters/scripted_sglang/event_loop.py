@@ -1,4 +1,4 @@
-"""SGLang's scheduler on its own event loop, told what comes in each turn; a standalone test has this text."""
+"""Runs SGLang's scheduler on its own event loop with the messages of each turn. Standalone tests contain this."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-# Its end of sequence is a token that nobody says.
+# Its end-of-sequence token occurs in no output.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -38,7 +38,7 @@ MODEL = {
 
 
 def new_scheduler(settings: Any) -> Scheduler:
-    """On the CPU, over a random model of one layer."""
+    """Make a scheduler on the CPU, over a random model of one layer."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
@@ -67,7 +67,7 @@ def new_scheduler(settings: Any) -> Scheduler:
     with mock.patch.object(tempfile, "tempdir", folder):
         ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    # What it publishes of its load would lie in a file of shared memory that nothing removes.
+    # Its published load would stay in a file of shared memory.
     with mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None):
         return Scheduler(args, ports)
 
@@ -75,7 +75,7 @@ def new_scheduler(settings: Any) -> Scheduler:
 def request(
     rid: str, prompt: Iterable[int], new: int, priority: int | None = None, stop: Iterable[int] = ()
 ) -> TokenizedGenerateReqInput:
-    """As the front end sends it."""
+    """Make a request as the front end sends it."""
     sampling = SamplingParams(max_new_tokens=new, stop_token_ids=set(stop) or None)
     sampling.normalize(None)
     return TokenizedGenerateReqInput(
@@ -96,11 +96,11 @@ def request(
 
 
 class Turns:
-    """In place of the sockets and of the forward pass: what comes in each turn, and what the scheduler makes of it."""
+    """Stands in for sockets and forward pass: gives the messages of each turn, and keeps the scheduler's answers."""
 
     def __init__(self) -> None:
         self.messages: list[list[Any]] = [[]]
-        # Of each batch the tokens that it computes of each request; how each request ended and each flush was answered.
+        # The tokens of each request in each batch; the end of each request, and the answer to each flush.
         self.batches: list[dict[str, int]] = []
         self.ends: dict[str, str] = {}
         self.flushes: list[bool] = []
@@ -115,7 +115,7 @@ class Turns:
         return self.messages.pop(0)
 
     def run(self, scheduler: Any) -> None:
-        """All turns, by the scheduler's own loop."""
+        """Run all turns on the scheduler's own loop."""
 
         def receive(local_reqs: Any = ()) -> list[Any]:
             scheduler.gracefully_exit = len(self.messages) == 1

@@ -1,7 +1,7 @@
 """The adapter ``sglang-fleet``: SGLang's schedulers as prefill and decode servers, as one machine of the search.
 
-A router sends each request to a decode server and to a prefill server, with the number of a room. The servers find one
-another by it: SGLang's own KV managers, whose messages and writes take the links of the fleet.
+A router sends each request to a decode server and to a prefill server with a room number, by which SGLang's own KV
+managers find each other. Their messages and writes take the links of the fleet.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from scripted_sglang.transfers import Frames, PageWrite, Recompute, Row, Written
 
 NAME: Final = "sglang-fleet"
 MUTANTS: Final = read_mutants(Path(__file__).with_name("fleet_mutants.toml"))
-# What servers of a fleet know of one another.
+# The servers' knowledge of each other.
 _ACQUAINTANCES: Final = (
     *("decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table"),
     *("connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost"),
 )
-# What SGLang never forgets of a room that was aborted at its prefill server, or whose write failed (docs/sglang.md).
+# Kept by SGLang for ever for a room that was aborted at its prefill server or whose write failed (docs/sglang.md).
 _FORGOTTEN: Final = (
     *("_deferred_abort_ack_tracker", "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len"),
     *("_staging_outstanding", "_deferred_ack_poisoned_rooms"),
@@ -62,17 +62,17 @@ SERVER: Final = adapter_of(
 )
 _ROLES: Final = {"p": "prefill", "d": "decode"}
 _WAKE: Final = Signal(name="transfers")
-# A room has the number of the engine that was made, and one of the request there.
+# A room consists of the engine's number and the request's number there.
 _ROOMS: Final = 1000
 # Caches are flushed in the last turn after the end, and in the one before it where no pause had to end first.
 _FLUSHES: Final = 2
 
 
-# -- what the router says to a prefill server --
+# -- messages of the router to a prefill server --
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """A request, which a decode server has too."""
+    """A request that a decode server has too."""
 
     room: int
     prompt_ids: tuple[int, ...]
@@ -80,13 +80,13 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class ClientLeft(msgspec.Struct, frozen=True):
-    """Its client has gone, or it ended at its decode server."""
+    """The client of a request has left, or it ended at its decode server."""
 
     room: int
 
 
 class GivenUp(msgspec.Struct, frozen=True):
-    """A prefill server did not take a request or ended it, so the router aborts it at the decode server."""
+    """A prefill server refused or ended a request, so the router aborts it at the decode server."""
 
     room: int
 
@@ -98,19 +98,19 @@ class RoutedRun(MemberRun):
     router: Router | None = None
 
     def give(self, event: Any) -> None:
-        """Abort what the router sent to two servers at both."""
+        """Give an event; abort a request at both of its servers."""
         if self.router is not None:
             event = self.router.passes(event)
         if event is not None:
             super().give(event)
 
     def give_here(self, event: Any) -> None:
-        """To this server alone."""
+        """Give an event to this server alone."""
         super().give(event)
 
     @property
     def obstacle(self) -> Action | None:
-        """A pause that aborts has the lock that its end takes: it ends by itself, or never."""
+        """Return the obstacle. An aborting pause holds the lock that its end needs: it ends by itself, or never."""
         undo = super().obstacle
         is_stuck = self.machine._ending is not None  # noqa: SLF001 - the machine of this adapter
         return None if is_stuck and undo == self.adapter.resuming else undo
@@ -133,7 +133,7 @@ class Router:
         self._count = 0
 
     def passes(self, event: Any) -> Any:
-        """Return the event for the decode server; None if the router answers by itself."""
+        """Return the event for the decode server; None if the router answers it."""
         rooms = self._run.machine.role.rooms
         if isinstance(event, Abort) and event.rid in rooms and self._run.config.router_tells_both:
             self._member.said.append((rooms[event.rid][0], ClientLeft(rooms[event.rid][1])))
@@ -151,7 +151,7 @@ class Router:
 
 
 class ServerHalf(msgspec.Struct, frozen=True):
-    """A prefill server's half of a request: it is called ``rid`` there, and waits for the server ``peer``."""
+    """A prefill server's half of a request, with its name ``rid`` there and its other server ``peer``."""
 
     rid: str
     peer: str
@@ -169,7 +169,7 @@ class SglangMember(SearchedMember):
         run.router = Router(self, prefills, made) if name[0] == "d" else None
         transfers = run.machine.role.transfers
         transfers.local_ip, transfers.born = name, made
-        # Of a prefill server: who has the other half of a request, by its room.
+        # On a prefill server: the holder of a request's other half, by room.
         self.halves: dict[int, ServerHalf] = {}
 
     @property
@@ -178,7 +178,7 @@ class SglangMember(SearchedMember):
 
     def step(self) -> None:
         if isinstance(self.role, Decode):
-            # What was retracted asks for a server again, which may be gone by now.
+            # A retracted request needs its server again, which may be gone by now.
             awaiting = set(self.role.awaiting())
             rooms = self.role.rooms.items()
             self._excuse(
@@ -233,7 +233,7 @@ class SglangMember(SearchedMember):
         self.run.give_here(_WAKE)
 
     def not_sent(self, receiver: str, message: Any) -> None:
-        """The connection broke; both sides know."""
+        """Note that a message was not sent: the connection broke, as both sides know."""
 
     def meet(self, other: str) -> None:
         if other[0] != self.name[0]:
@@ -262,11 +262,11 @@ class SglangMember(SearchedMember):
         return super().is_quiet and not self.halves
 
     def _excuse(self, rooms: Iterable[int]) -> None:
-        """The requests of these may end with an error."""
+        """Allow the requests of these rooms to end with an error."""
         self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
-        """Let the router abort at the other server each request that ended here before it was computed."""
+        """Let the router abort requests at the other server that ended here before they were computed."""
         previous = self.run.previous
         ended = {
             reply.rid
@@ -294,7 +294,7 @@ class SglangMember(SearchedMember):
         self.run.give_here(add)
 
     def _begin_writes(self) -> None:
-        """Chunks begin to be written, to where decode servers said. Raises Violation."""
+        """Begin to write chunks to the decode servers' pages. Raises Violation."""
         machine = self.run.machine
         for number, chunk, info in self.role.transfers.begin_writes(machine.computed):
             half = self.halves[chunk.room]
@@ -310,7 +310,7 @@ class SglangMember(SearchedMember):
             self.said.append((info.endpoint, PageWrite(chunk.room, number, first, targets, half.prompt_ids[:end])))
 
     def _part_of(self, chunk: Any, half: ServerHalf, info: Any) -> tuple[int, int]:
-        """The positions that a chunk sends."""
+        """Return the positions that a chunk sends."""
         size = self.run.machine.scheduler.page_size
         first = chunk.index_slice.start * size + (info.decode_prefix_len or 0)
         return first, min(first + len(chunk.prefill_kv_indices) * size, len(half.prompt_ids))
@@ -326,7 +326,7 @@ class SglangMember(SearchedMember):
             )
 
     def _end_write(self, number: int) -> None:
-        """End a write. Its source must still have been there, unless nobody wants it any more. Raises Violation."""
+        """End a write, whose source must have stayed unless the write is no longer wanted. Raises Violation."""
         transfers = self.role.transfers
         chunk = transfers.writing.pop(number, None)
         if chunk is None:
@@ -340,7 +340,7 @@ class SglangMember(SearchedMember):
     # -- a decode server --
 
     def _take_pages(self, sender: str, pages: PageWrite) -> None:
-        """They are written to where the request still waits for them. Raises Violation."""
+        """Take pages, for which the request must still wait. Raises Violation."""
         role: Decode = self.role
         size = self.run.machine.scheduler.page_size
         waits = [one.req for one in role.receivers() if one.req.bootstrap_room == pages.room]
@@ -412,7 +412,7 @@ class SglangFleets(FleetAdapter):
         return SglangMember(name, run, [one for one in config.names if one[0] == "p"], machine.made)
 
     def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
-        """As for each server; but a pause that leaves a batch where it is ends first."""
+        """Return the finale of each server, after the end of a pause that keeps a batch."""
         paused = [one for one in run.machine.living if one.run.oracle.paused is not None]
         if turn and paused:
             return [(one.name, Resume(call_id=one.run.new_call_id())) for one in paused]
@@ -423,7 +423,7 @@ class SglangFleets(FleetAdapter):
         return SERVER.mutant_names
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
-        """The page of the mutants of one server."""
+        """Write the page of the mutants of one server."""
         SERVER.write_mutants(page, found)
 
     def fleet_digest(self, run: FleetRun) -> bytes:

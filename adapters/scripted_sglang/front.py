@@ -1,4 +1,4 @@
-"""SGLang's own front end before its scheduler, without HTTP and a tokenizer; a standalone test has this text."""
+"""Runs SGLang's own front end and scheduler, without HTTP and tokenizer. Standalone tests contain this file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sglang.srt.utils.aio_rwlock import RWLock
 
 from scripted_sglang.event_loop import Turns, request
 
-# So often everybody goes on until he waits, before the scheduler takes what was sent.
+# Rounds in which every coroutine runs until it waits, before the scheduler takes their messages.
 MOST_WAITS = 20
 
 
 class FrontEnd(TokenizerManager):
-    """Its ``generate_request``, ``abort_request``, ``pause_generation`` and ``continue_generation``.
+    """The front end's ``generate_request``, ``abort_request``, ``pause_generation`` and ``continue_generation``.
 
-    ``open`` are the calls that are not over, by name.
+    ``open`` has the open calls by name.
     """
 
     is_pause = enable_metrics = enable_priority_scheduling = False
@@ -63,7 +63,7 @@ class FrontEnd(TokenizerManager):
     # -- the turns --
 
     def run(self, scheduler: Any) -> None:
-        """All turns, by the scheduler's own loop. Who sleeps waits for the next one."""
+        """Run all turns on the scheduler's own loop. A sleeping coroutine waits for the next turn."""
         with (
             mock.patch.object(self.turns, "come", self._come),
             mock.patch.object(asyncio, "sleep", self._sleep),
@@ -87,7 +87,7 @@ class FrontEnd(TokenizerManager):
         self.sleeping.append(self.loop.create_future())
         return self.sleeping[-1]
 
-    # -- what its methods ask --
+    # -- needed by its methods --
 
     def auto_create_handle_loop(self) -> None: ...
 

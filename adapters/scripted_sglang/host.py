@@ -1,7 +1,7 @@
-"""SGLang's own host tier and storage, on the CPU: what carries pages between device, host and storage is the machine's.
+"""SGLang's own host tier and storage on the CPU; the machine copies the pages between device, host and storage.
 
-Replaced are the streams and events of a device, the kernels that copy, the registration of host memory, and threads and
-their queues. What is cached where, and when, is SGLang's.
+Replaces the streams and events of a device, the copy kernels, the registration of host memory, and threads and their
+queues. SGLang decides which pages are cached in which tier.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from scripted.sdk import Batch, BatchResult, Signal, Violation
 from scripted_sglang.actions import FAIL, FORGET, HOLD, RELEASE, TIERS
 from scripted_sglang.streams import DEVICE, THREADS, Pages, Queue, Stream, current_stream
 
-# Numbers of blocks that are no pages of the device: of the host those from here on, of the storage those below 0, which
-# a flush does not empty.
+# Block numbers beyond the device: the host's from here on, the storage's below 0, which a flush does not empty.
 HOST: Final = 10_000
 _HOST, _STORAGE = TIERS
 
 
 def pages_of(slots: torch.Tensor, size: int) -> list[int]:
-    """The pages that these slots are. Raises Violation for slots that are none."""
+    """Return the pages of these slots. Raises Violation for slots that are no whole pages."""
     there = slots.tolist()
     pages = [slot // size for slot in there[::size]]
     if there != [page * size + place for page in pages for place in range(size)]:
@@ -39,10 +38,9 @@ def pages_of(slots: torch.Tensor, size: int) -> list[int]:
 
 
 class Storage(hicache_storage.HiCacheStorage):
-    """A storage backend that never loses a page, unless it is told to.
+    """A storage backend that loses pages only when told.
 
-    ``numbers`` are the blocks of what is stored, by key. Of the next pages that are read only so many come, if
-    ``failing`` says so.
+    ``numbers`` has the block of each stored page by key. With ``failing`` the next read returns only this many pages.
     """
 
     def __init__(self, config: Any, kwargs: Any = None) -> None:
@@ -84,7 +82,7 @@ class Storage(hicache_storage.HiCacheStorage):
 
 
 class NoHost:
-    """A scheduler without a host tier: nothing is carried."""
+    """The host tier of a scheduler without one: nothing is copied."""
 
     is_known = True
 
@@ -104,10 +102,10 @@ class NoHost:
         return True
 
     def begin(self, launched: int, events: Iterable[Any]) -> None:
-        """A step begins, before which so many batches were launched."""
+        """Begin a step, after this many launched batches."""
 
     def launch(self, batch: Any, number: int) -> None:
-        """A batch is computed from what it waits for."""
+        """Compute a batch after the loads that it waits for."""
 
     def end(self, in_flight: Iterable[Batch]) -> Pages:
         """Return the pages copied in this step."""
@@ -116,10 +114,10 @@ class NoHost:
 
 
 class HostTier(NoHost):
-    """That of a scheduler's ``tree_cache``.
+    """The host tier of a scheduler's ``tree_cache``.
 
-    What was begun in a step is over in the next one, unless it is held; the threads of the storage go on as far as they
-    can in each. A batch waits for what is loaded for it, so that with its result that is over.
+    Copies of one step end in the next one unless they are held; the threads of the storage run as far as they can in
+    each step. A batch waits for its loads, so they have ended when its result is there.
     """
 
     def __init__(self, tree_cache: Any) -> None:
@@ -128,15 +126,15 @@ class HostTier(NoHost):
         self._to_host: Stream = controller.l2_transfer_engine.device_to_host_stream
         self._to_device: Stream = controller.l2_transfer_engine.host_to_device_stream
         self._held: set[str] = set()
-        # Nothing was over in this step that the loop could not have known before it.
+        # Whether all copies that ended in this step were known to have ended before.
         self.is_known = True
-        # Of batches in flight, the last transfer that each waited for.
+        # The last transfer that each batch in flight waited for.
         self._waited_for: dict[int, int] = {}
         pool = self._pool = controller.mem_pool_host.anchor_entry.host_pool
-        # No KV is in it.
+        # It holds no KV.
         pool.kv_buffer = None
         pool.k_data_refs = pool.v_data_refs = pool.host_kv_data_refs = []
-        pool.device_k_buffers = pool.device_v_buffers = pool._buffer_infos = ()  # noqa: SLF001 - where it keeps them
+        pool.device_k_buffers = pool.device_v_buffers = pool._buffer_infos = ()  # noqa: SLF001 - SGLang's own place
 
     @property
     def holds(self) -> bool:
@@ -156,7 +154,7 @@ class HostTier(NoHost):
         return any(not queue.empty() for _, queue in self._threads())
 
     def _threads(self) -> list[tuple[Any, Queue]]:
-        """Those of the storage, each with the queue that it waits at."""
+        """Return the threads of the storage, each with the queue at which it waits."""
         one = self._controller
         if not one.enable_storage:
             return []
@@ -196,7 +194,7 @@ class HostTier(NoHost):
             storage.forget()
 
     def launch(self, batch: Any, number: int) -> None:
-        """As its worker does it: before a layer, wait until that was loaded."""
+        """Wait before each layer until it was loaded, as SGLang's worker does."""
         counter = self._controller.layer_done_counter
         counter.set_consumer(batch.hicache_consumer_index)
         for layer in range(counter.num_layers):
@@ -204,7 +202,7 @@ class HostTier(NoHost):
         self._waited_for[number] = self._to_device.made
 
     def end(self, in_flight: Iterable[Batch]) -> Pages:
-        """Raises Violation for what does not wait for batches that write the same pages, and for what is lost."""
+        """Return the copied pages. Raises Violation for a copy that overtakes a writer, and for lost slots."""
         size = self._pool.page_size
         written = {one.id: one for one in in_flight}
         for stream, pages in Stream.fresh:
@@ -218,7 +216,7 @@ class HostTier(NoHost):
         return tuple(Stream.copies)
 
     def _check_nothing_is_lost(self) -> None:
-        """Raises Violation for slots of the host that nobody has, and nobody will give back."""
+        """Raise Violation for slots of the host that have no owner."""
         cache, controller = self._cache, self._controller
         if not self.is_quiet or cache.ongoing_write_through or cache.ongoing_load_back or cache.ongoing_backup:
             return
@@ -227,7 +225,7 @@ class HostTier(NoHost):
         waiting = (controller.host_mem_release_queue, controller.ack_prefetch_queue, controller.prefetch_hit_queue)
         if cache.ongoing_prefetch or any(queue for queue in waiting if queue is not None and not queue.empty()):
             return
-        nodes = cache.tree_core._collect_all_nodes()  # noqa: SLF001 - there is no other way to them
+        nodes = cache.tree_core._collect_all_nodes()  # noqa: SLF001 - not public
         values = [data.host_value for node in nodes for data in node.component_data if data is not None]
         kept = sum(len(value) for value in values if value is not None)
         used = self._pool.logical_size - self._pool.available_size()
@@ -236,7 +234,7 @@ class HostTier(NoHost):
 
 
 def written_by(share: Any, size: int) -> Sequence[int]:
-    """The pages that a share writes."""
+    """Return the pages that a share writes."""
     pages: Sequence[int] = share.block_ids[share.start // size : (share.start + share.count - 1) // size + 1]
     return pages
 
@@ -248,7 +246,7 @@ def _carry(sources: Iterable[int], targets: Iterable[int]) -> None:
 def _to_host(
     pool: Any, device_pool: Any, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
 ) -> None:
-    """In place of the kernel that copies all layers of these slots to the host."""
+    """Stand in for the kernel that copies all layers of these slots to the host."""
     del device_pool, io_backend
     size = pool.page_size
     _carry(pages_of(device_indices, size), [HOST + page for page in pages_of(host_indices, size)])
@@ -263,7 +261,7 @@ def _to_device(
     io_backend: str,
     **_: Any,
 ) -> None:
-    """In place of the kernel that copies one layer of them back: the model has one."""
+    """Stand in for the kernel that copies one layer back; the model has one."""
     assert layer_id == 0, f"the model has one layer, and layer {layer_id} is loaded"
     del device_pool, io_backend
     size = pool.page_size
@@ -271,8 +269,8 @@ def _to_device(
 
 
 def _hashes(token_ids: Any, prior: bytes | None, page_size: int | None = None) -> str | list[str]:
-    """In place of a C++ extension that is compiled when it is first called: of all tokens, or of each page's prefix."""
-    raw, count, *_ = native_hash._native_hash_input(token_ids)  # noqa: SLF001 - what it hashes
+    """Stand in for a C++ extension that compiles when first called: hash all tokens, or each page's prefix."""
+    raw, count, *_ = native_hash._native_hash_input(token_ids)  # noqa: SLF001 - SGLang's own input
     hashes, digest = [], prior or b""
     for start in range(0, count, page_size or max(1, count)):
         page = raw[start : min(count, start + (page_size or count))]
@@ -282,14 +280,14 @@ def _hashes(token_ids: Any, prior: bytes | None, page_size: int | None = None) -
 
 
 def install() -> None:
-    """From now on the host tiers of this process have these; none of them waits."""
+    """Give the host tiers of this process these stand-ins, which never wait."""
     cache_controller.device_module = l2_transfer.device_module = DEVICE
     cache_controller.Queue = hybrid_cache_controller.Queue = Queue
     for module in (cache_controller, hybrid_cache_controller, unified_radix_cache, base, hicache_storage):
         module.threading = THREADS
     utils.get_native_hash = _hashes
-    # A cache would be kept until the process ends, to be closed then.
+    # The handler would keep a cache until the process ends.
     unified_radix_cache.atexit = SimpleNamespace(register=lambda _: None)
-    common._cuda_host_register = lambda *_: None  # noqa: SLF001 - what registers memory
+    common._cuda_host_register = lambda *_: None  # noqa: SLF001 - registers memory
     MHATokenToKVPoolHost.backup_from_device_all_layer = _to_host
     MHATokenToKVPoolHost.load_to_device_per_layer = _to_device

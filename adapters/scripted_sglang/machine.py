@@ -1,6 +1,6 @@
 """SGLang's scheduler as a machine of the search: its own methods in the order of its own event loops.
 
-A loop is cut where it waits: for the result of a batch, and for messages. Only the worker's forward pass is simulated.
+A loop is cut where it waits for the result of a batch or for messages. Only the worker's forward pass is simulated.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from scripted_sglang.transfers import Launched
 _IN_PLACE: Final = PauseMode(name="in_place")
 _RETRACT: Final = PauseMode(name="retract")
 _ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
-# Those of /pause_generation. The last one is carried out by the front end, with an abort of everything.
+# The modes of /pause_generation. The front end carries the last one out, by aborting everything.
 PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
 
-# No token has such an id: it stands for one that a batch in flight will choose.
+# No token has an id from here on: these stand for tokens that a batch in flight will choose.
 _FIRST_HANDLE: Final = 1_000_000
-# A turn of the loop without a batch may be followed by one with a batch; after so many in a row none comes by itself.
+# A turn without a batch may be followed by a turn with one; after this many in a row none comes without an event.
 _EMPTY_TURNS: Final = 3
 _MOST_ROWS: Final = 64
 _NOTHING: Final = 0
 
 
 class _Wait(Enum):
-    """Where a turn of the loop stands: it is over, or needs a result before or after the launch."""
+    """The state of a turn of the loop: over, or waiting for a result before or after the launch."""
 
     NOTHING = "nothing"
     BEFORE_LAUNCH = "before"
@@ -81,7 +81,7 @@ class _Wait(Enum):
 _FOR_NOTHING, _BEFORE_LAUNCH, _AFTER_LAUNCH = _Wait
 
 
-# What the loops do, in their order, is written down in ``SglangMachine``; this is what they are made of.
+# The calls of the loops, whose order is written in ``SglangMachine``.
 _TURN: Final = frozenset({
     "ingest_requests", "_record_scheduler_state_for_paused_engine", "get_next_batch_to_run", "run_batch",
     "process_batch_result", "on_idle",
@@ -95,7 +95,7 @@ _LOOPS: Final = {
 
 
 def check_loops() -> None:
-    """Raises ScriptDefinitionError for loops of another version, which do something else."""
+    """Raise ScriptDefinitionError for a version of SGLang with different loops."""
     for loop, known in _LOOPS.items():
         codes = [inspect.unwrap(getattr(Scheduler, loop)).__code__]
         codes += [one for one in codes[0].co_consts if isinstance(one, CodeType)]
@@ -109,14 +109,14 @@ def check_loops() -> None:
 
 
 class _Receiver:
-    """In place of the sockets that bring messages: they are put into the scheduler's own list instead."""
+    """Stands in for the receiving sockets; messages are put into the scheduler's own list."""
 
     def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
         return list(local_reqs)
 
 
 class _Sender:
-    """In place of the sockets to the front end; ``flushed`` is its last answer to a flush."""
+    """Stands in for the sockets to the front end; ``flushed`` is the last answer to a flush."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -128,11 +128,11 @@ class _Sender:
 
 
 def _keep_nothing(batch: Any) -> None:
-    """In place of what keeps tensors alive for a graphics card."""
+    """Stand in for the function that keeps tensors alive for a graphics card."""
 
 
 class _Dispatcher:
-    """In place of the table of all messages, each with its handler: the handlers of those that are given here."""
+    """Stands in for the table of messages and handlers, with the messages that this machine gives."""
 
     def __init__(self, scheduler: Any, table: Mapping[type, Any]) -> None:
         self._scheduler = scheduler
@@ -148,13 +148,13 @@ class _Dispatcher:
 
 
 class _Worker:
-    """In place of the worker: a forward pass chooses handles, which become tokens when the result is there."""
+    """Stands in for the worker: a forward pass returns handles, which become tokens with the result."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self.launched = 0
         self.shares: tuple[Share, ...] = ()
-        # Of each request: the handle of the token that was chosen last, and the token, once its result is there.
+        # The handle of each request's newest token, and the token once its result is there.
         self.chosen: dict[str, tuple[int, int | None]] = {}
 
     def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
@@ -171,7 +171,7 @@ class _Worker:
         )
 
     def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
-        """The result of a batch is there; a row that comes to no end of its request samples what nobody looks at."""
+        """Take the tokens of a batch's handles; a row before the end of its prompt samples an unused token."""
         known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
         handles.copy_(torch.tensor(list(known.values())))
         for rid, (handle, _) in self.chosen.items():
@@ -179,7 +179,7 @@ class _Worker:
                 self.chosen[rid] = handle, known[handle]
 
     def _token(self, req: Any, token: int) -> int:
-        """A handle goes in where the last token of the request is to; -1 while nobody knows it."""
+        """Return the token of an input, which may be a handle; -1 while it is unknown."""
         if token < _FIRST_HANDLE:
             return token
         handle, known = self.chosen.get(req.rid, (None, None))
@@ -190,7 +190,7 @@ class _Worker:
 
 
 class SglangMachine:
-    """A new scheduler of these settings, stepped as ``event_loop_overlap`` or ``event_loop_normal`` does it."""
+    """Steps a new scheduler of these settings as ``event_loop_overlap`` or ``event_loop_normal`` does."""
 
     def __init__(self, settings: SglangSettings) -> None:
         self.depth = settings.depth
@@ -211,25 +211,25 @@ class SglangMachine:
         scheduler.request_receiver = _Receiver()
         scheduler.recv_from_tokenizer = scheduler.watchdog = None
         scheduler.record_batch_in_overlap = _keep_nothing
-        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - what it is made of
+        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - its table
         scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
         self._worker = scheduler.model_worker = _Worker(settings.page_size)
-        # Requests for which a router found no prefill server.
+        # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()
-        # What the front end keeps: requests that are not over, those whose abort was sent, and during a pause its mode
-        # and the requests that it holds back.
+        # The front end's state: open requests, requests whose abort was sent, and during a pause its mode and the
+        # requests that it holds back.
         self._alive: dict[str, Add] = {}
         self._abort_sent: set[str] = set()
         self._pause: str | None = None
         self._held: list[Add] = []
-        # The call of a pause that aborts, until nothing is left; it has the lock that all pauses and their ends take.
+        # The call of an aborting pause until no request is left; it holds the lock of all pauses and their ends.
         self._ending: str | None = None
         self._behind: deque[Event] = deque()
-        # Messages that the loop has not taken, because it waits for a result.
+        # Messages that the loop takes after the result for which it waits.
         self._inbox: deque[Event] = deque()
-        # Batches whose results are not back, with what the worker returned.
+        # Batches without their results, with the worker's return values.
         self._in_flight: deque[tuple[Batch, GenerationBatchResult]] = deque()
-        # Where the loop stands: the batch of this turn, whether it was launched, and whether the turn is over.
+        # The state of the loop: the batch of this turn, whether it was launched, and whether the turn is over.
         self._batch: Any = None
         self._result: Any = None
         self._waits = _FOR_NOTHING
@@ -241,7 +241,7 @@ class SglangMachine:
     # -- what the search asks --
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take these events and do what the loop does up to its next launch or wait."""
+        """Take events and run the loop up to its next launch or wait."""
         del now
         self._replies = []
         self.host.begin(self._worker.launched, events)
@@ -274,7 +274,7 @@ class SglangMachine:
 
     @property
     def is_idle(self) -> bool:
-        """The scheduler says so, nothing is in flight, and the front end waits for nothing."""
+        """Whether the scheduler is idle, nothing is in flight, and the front end waits for nothing."""
         with self.inside():
             idle: bool = self.scheduler.is_fully_idle()
         transfers = self.role.transfers
@@ -282,21 +282,21 @@ class SglangMachine:
         return idle and is_quiet and not (self._in_flight or self._inbox or self._alive or self._ending)
 
     def inside(self) -> AbstractContextManager[Any]:
-        """The context that SGLang's classes look into."""
+        """The context that SGLang's classes read."""
         context: AbstractContextManager[Any] = use_context(self._context)
         return context
 
     def counts(self) -> Mapping[str, int]:
-        """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
+        """Return requests by queue, batches in flight, and free or evictable rows and pages."""
         return {**counts_of(self.scheduler, len(self._in_flight)), **self.role.queues()}
 
     @property
     def computed(self) -> int:
-        """How many batches were computed, of all that were launched."""
+        """The number of launched batches that were computed."""
         return self._worker.launched - len(self._in_flight)
 
     def pages_in_flight(self) -> set[int]:
-        """Those that batches in flight write."""
+        """Return the pages that batches in flight write."""
         size = self.scheduler.page_size
         shares = [share for batch, _ in self._in_flight for share in batch.shares]
         return {page for share in shares for page in written_by(share, size)}
@@ -309,7 +309,7 @@ class SglangMachine:
     # -- a turn of the loop --
 
     def _turn(self) -> Batch | None:
-        """From the last wait to the next launch or wait. Where a result is waited for, it has to be there to go on."""
+        """Run from the last wait to the next launch or wait. A turn that waits for a result goes on with it."""
         scheduler = self.scheduler
         if self._waits is _AFTER_LAUNCH:
             if not self._has_result():
@@ -340,7 +340,7 @@ class SglangMachine:
         return self._launch(is_processed=False)
 
     def _launch(self, *, is_processed: bool) -> Batch | None:
-        """Launch what was planned, if anything was; then the turn waits for a result, or is over."""
+        """Launch the planned batch, if any; then the turn waits for a result, or is over."""
         scheduler, launched = self.scheduler, None
         if self._batch:
             self.host.launch(self._batch, self._worker.launched + 1)
@@ -367,12 +367,12 @@ class SglangMachine:
         self._waits = _FOR_NOTHING
 
     def _has_result(self) -> bool:
-        """That of the batch which the loop looks at next."""
+        """Whether the result that the loop takes next is there."""
         queued = self.scheduler.result_queue
         return not self._in_flight if not self.scheduler.enable_overlap else len(queued) > len(self._in_flight)
 
     def _process(self) -> None:
-        """A result is there: ``pop_and_process`` of the overlap loop, or the end of a turn of the other."""
+        """Process a result: ``pop_and_process`` of the overlap loop, or the end of a turn of the normal loop."""
         scheduler = self.scheduler
         batch, result = scheduler.result_queue.popleft() if scheduler.enable_overlap else (self._batch, self._result)
         scheduler.process_batch_result(batch, result)
@@ -384,7 +384,7 @@ class SglangMachine:
         """Take messages until there are no more; False when one of them waits for a result."""
         scheduler = self.scheduler
         if self._ending is not None and self._alive:
-            # The front end says so until nothing is left.
+            # The front end repeats the abort until no request is left.
             self._say(AbortReq(abort_all=True))
         self._end_pause()
         while self._inbox:
@@ -402,7 +402,7 @@ class SglangMachine:
         return True
 
     def _end_pause(self) -> None:
-        """A pause that aborts is answered when nothing is left, and gives its lock back."""
+        """Answer an aborting pause when no request is left, and release its lock."""
         if self._ending is not None and not self._alive:
             self._replies.append(Answer(call_id=self._ending, ok=True))
             self._ending = None
@@ -442,7 +442,7 @@ class SglangMachine:
                 raise TypeError(f"SGLang has nothing for {event}")
 
     def _flush(self, event: FlushCache) -> None:
-        """A flush frees what nobody reads; a pause may not keep it from that. Raises Violation."""
+        """Flush. Raises Violation if a pause alone makes the scheduler refuse."""
         scheduler = self.scheduler
         locked = scheduler.tree_cache.protected_size()
         self._say(FlushCacheReqInput())
@@ -450,7 +450,7 @@ class SglangMachine:
         if self._front.flushed and locked:
             raise Violation(f"{event.call_id} empties the cache, of which {locked} tokens are locked")
         owned = self._rows - scheduler.req_to_token_pool.available_size()
-        # With a role, requests that wait for the other server own what is not memory.
+        # With a role, requests that wait for the other server own more than memory.
         is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
         if not self._front.flushed and is_unjust and self.role.transfers is None and self.host.is_known:
             raise Violation(f"{event.call_id} is refused, although no request owns memory")
@@ -475,9 +475,9 @@ class SglangMachine:
         self._say(message)
 
     def refusal_of(self, event: Add) -> str | None:
-        """Why the front end refuses it, or why it would not be computed as it asks; None where it begins."""
+        """Return why the front end or the scheduler refuses a request; None if it begins."""
         tokens, new = len(event.prompt_ids), event.max_new_tokens
-        # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
+        # Refused by the front end, or answered with an error by the scheduler after a prefill of one token.
         if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
             return f"{tokens} + {new} tokens are too long"
         if not self._fits(tokens, new):
@@ -487,7 +487,7 @@ class SglangMachine:
         return None
 
     def _fits(self, tokens: int, new: int) -> bool:
-        """Whether the output is not cut: a request that does not fit into all pages alone is told less than it asks."""
+        """Whether a request alone fits into all pages, so that its output is not truncated."""
         scheduler = self.scheduler
         new = min(new, scheduler.max_req_len - tokens - 1)
         most = scheduler.token_to_kv_pool_allocator.max_new_tokens_for_memory(
@@ -500,7 +500,7 @@ class SglangMachine:
         return most is not None and most >= new
 
     def _abort(self, rid: str) -> None:
-        """The front end passes on what aborts one of its requests, once, also of those that it holds back."""
+        """Pass on the abort of one of the front end's requests, held back or not, once."""
         known = rid in self._alive or any(one.rid == rid for one in self._held)
         if known and rid not in self._abort_sent:
             self._abort_sent.add(rid)
@@ -526,7 +526,7 @@ class SglangMachine:
                     raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
 
     def _give_up(self, output: AbortReq) -> None:
-        """The scheduler ends a request by itself; one of which nothing was computed does not begin."""
+        """End a request that the scheduler gave up; without computed tokens it does not begin."""
         rid = rid_of(output.rid)
         if output.finished_reason is not None and output.rid not in self._worker.chosen:
             self._refuse(rid, output.finished_reason["message"])

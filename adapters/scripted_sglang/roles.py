@@ -19,7 +19,7 @@ _PREFILL: Final = _TURN | {
 }  # fmt: skip
 _DECODE: Final = _TURN | {"process_decode_queue", "get_next_disagg_decode_batch_to_run"}
 _OVERLAP: Final = frozenset({"_apply_war_barrier", "launch_batch_sample_if_needed"})
-# What the loops with a role are made of, as ``machine.py`` says it of those without.
+# The calls of the loops with a role; ``machine.py`` has the calls of the others.
 LOOPS: Final = {
     "event_loop_normal_disagg_prefill": _PREFILL,
     "event_loop_overlap_disagg_prefill": _PREFILL
@@ -34,7 +34,7 @@ LOOPS: Final = {
 
 
 class Role:
-    """None: a scheduler that prefills and decodes. ``transfers`` is the manager of one that has a role."""
+    """The role of a scheduler that prefills and decodes. With another role, ``transfers`` is its KV manager."""
 
     may_wait_before_launch = True
     transfers: LinkedManager | None = None
@@ -44,7 +44,7 @@ class Role:
         self.loads: list[Load] = []
 
     def plan(self) -> Any:
-        """The next batch, after what the loop does before it."""
+        """Return the next batch, after the loop's calls before it."""
         scheduler = self._scheduler
         return scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
 
@@ -52,7 +52,7 @@ class Role:
         """Do the last work of a turn."""
 
     def queues(self) -> Mapping[str, int]:
-        """How many requests are where."""
+        """Return the number of requests in each queue."""
         return {}
 
     def routed(self, rid: str) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ class Role:
 
 
 class _WithTransfers(Role):
-    """``rooms`` are what routers gave to requests: the prefill engine and the number of the pair, by rid."""
+    """A role with KV transfers. ``rooms`` has the prefill engine and the room number of each request, by rid."""
 
     transfers: LinkedManager
 
@@ -81,12 +81,12 @@ class _WithTransfers(Role):
         self.rooms = {rid: given for rid, given in self.rooms.items() if rid in live}
 
     def rid_in(self, room: int) -> str | None:
-        """The request of a room, if it is alive."""
+        """Return the live request of a room."""
         return next((rid for rid, (_, number) in self.rooms.items() if number == room), None)
 
 
 class Prefill(_WithTransfers):
-    """``event_loop_normal_disagg_prefill`` and ``event_loop_overlap_disagg_prefill``."""
+    """The role of ``event_loop_normal_disagg_prefill`` and ``event_loop_overlap_disagg_prefill``."""
 
     may_wait_before_launch = False
 
@@ -113,16 +113,16 @@ class Prefill(_WithTransfers):
 
 
 class Decode(_WithTransfers):
-    """``event_loop_normal_disagg_decode`` and ``event_loop_overlap_disagg_decode``.
+    """The role of ``event_loop_normal_disagg_decode`` and ``event_loop_overlap_disagg_decode``.
 
-    ``loads`` are what came to requests whose transfer, or whose return from the host, is over.
+    ``loads`` has the KV of ended transfers, and of ended returns from the host.
     """
 
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler, scheduler.disagg_decode_prealloc_queue)
-        # No time passes between attempts to reach a server, so that one is as good as all of them.
-        scheduler.disagg_decode_prealloc_queue._max_ensure_retries = 1  # noqa: SLF001 - there is no other way to it
-        # Rooms of prefill engines that are gone.
+        # No time passes between attempts to reach a server, so one attempt is enough.
+        scheduler.disagg_decode_prealloc_queue._max_ensure_retries = 1  # noqa: SLF001 - not public
+        # Rooms of lost prefill engines.
         self.orphans: set[int] = set()
 
     def plan(self) -> Any:
@@ -137,7 +137,7 @@ class Decode(_WithTransfers):
         return scheduler.get_next_disagg_decode_batch_to_run(running_batch=scheduler.running_batch)
 
     def _load_of(self, req: Any, *, is_restored: bool) -> Load:
-        """Its KV but that of its last token, which is known."""
+        """Return the KV of a request without its last token, which is known."""
         tokens = (*req.origin_input_ids, *req.output_ids)
         return Load(
             rid=rid_of(req.rid),
@@ -148,25 +148,25 @@ class Decode(_WithTransfers):
         )
 
     def pages_of(self, req: Any, count: int) -> tuple[int, ...]:
-        """The table of a request's first ``count`` tokens."""
+        """Return the pages of a request's first ``count`` tokens."""
         size = self._scheduler.page_size
         slots = self._scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :count:size].tolist()
         return tuple([slot // size for slot in slots])
 
     def receivers(self) -> Iterator[Any]:
-        """Requests into whose pages another engine may write."""
+        """Yield the requests into whose pages another engine may write."""
         queue = self._scheduler.disagg_decode_transfer_queue
         yield from queue.queue
-        for one, *_ in queue._deferred_releases:  # noqa: SLF001 - there is no other way to them
+        for one, *_ in queue._deferred_releases:  # noqa: SLF001 - not public
             yield one
 
     def lose(self, name: str) -> None:
-        """A prefill engine is gone, and with it what it was writing."""
+        """Lose a prefill engine with its writes."""
         self.orphans |= {one.req.bootstrap_room for one in self.receivers() if one.req.bootstrap_host == name}
         self.transfers.lose_prefill(name)
 
     def _end_deferred(self) -> None:
-        """An engine that is gone writes nothing: the pages that are kept for its writes may be given back."""
+        """Release the pages that were kept for the writes of a lost engine."""
         if not self.orphans:
             return
         self.orphans &= {one.req.bootstrap_room for one in self.receivers()}
@@ -176,7 +176,7 @@ class Decode(_WithTransfers):
                 state.prefill_ranks.update(range(acks))
 
     def awaiting(self) -> Iterable[str]:
-        """Requests whose KV is not there."""
+        """Yield the requests that wait for KV."""
         queue = self._scheduler.disagg_decode_prealloc_queue
         reqs = [one.req for one in (*queue.queue, *self._scheduler.disagg_decode_transfer_queue.queue)]
         return [rid_of(req.rid) for req in (*reqs, *queue.held_rebootstrap_reqs)]
@@ -193,7 +193,7 @@ class Decode(_WithTransfers):
 
 
 def role_of(scheduler: Any) -> Role:
-    """That of this scheduler."""
+    """Return the role of this scheduler."""
     mode = scheduler.disaggregation_mode
     if mode == DisaggregationMode.PREFILL:
         return Prefill(scheduler)

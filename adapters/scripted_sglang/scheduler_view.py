@@ -12,7 +12,7 @@ _END = "#"
 
 
 def inner_name(rid: str, number: int | None = None) -> str:
-    """A name that is not the beginning of another one; with a number it is that of one request alone."""
+    """Return a name that is no beginning of another one; with a number it names one request alone."""
     return f"{rid}{_END}" if number is None else f"{rid}{_END}{number}{_END}"
 
 
@@ -21,10 +21,9 @@ def rid_of(name: str) -> str:
 
 
 def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = None) -> Iterator[Share]:
-    """Yield the shares of a forward pass: rows of the table, where they are written, and the input tokens.
+    """Yield the shares of a forward pass: rows of the table, written places, and input tokens.
 
-    ``size`` is that of a page. ``token`` says which token an input stands for, of a request and that input; without it
-    tokens are not stated.
+    ``size`` is the page size. ``token`` returns the token of a request's input; without it shares have no tokens.
     """
     ends, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
     counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(ends)
@@ -58,7 +57,7 @@ def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = N
 
 
 class Retractions:
-    """Notices requests that lost their pages, wherever they are by now."""
+    """Finds requests that lost their pages, in any queue."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -70,7 +69,7 @@ class Retractions:
         self._counts.pop(rid, None)
 
     def lost(self, scheduler: Any, batch: Any) -> tuple[str, ...]:
-        """Those who lost them since it was last asked."""
+        """Return the requests that lost their pages since the last call."""
         lost = []
         batches = (batch, scheduler.last_batch, scheduler.running_batch)
         for req in (*scheduler.waiting_queue, *(req for one in batches if one is not None for req in one.reqs)):
@@ -82,7 +81,7 @@ class Retractions:
 
 
 def counts_of(scheduler: Any, in_flight: int) -> Mapping[str, int]:
-    """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
+    """Return requests by queue, batches in flight, and free or evictable rows and pages."""
     cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
     return {
         "waiting": len(scheduler.waiting_queue),

@@ -1,4 +1,4 @@
-"""Parts of a standalone test of SGLang beside SGLang itself: its event loop, its front end, and the promises."""
+"""Parts of a standalone test of SGLang: its event loop, its front end, and the promises."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _TAKE: Final = "get_next_batch_to_run"
 _NO_STOPS: Final = "a request has stop tokens, and the turns have no model to choose them"
-# After so many turns more whatever ends by itself has ended.
+# After this many more turns every request that can end has ended.
 _MORE_TURNS: Final = 20
 _ALL_ENDED: Final = "not front.open"
-# What was wrong, and what of the turns shows it.
+# A failure, and the expression over the turns that shows it.
 _PROMISES: Final = {
     r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
     r"(\w+) is launched, but it was aborted": "all({0!r} not in batch for batch in turns.batches[-1:])",
@@ -49,7 +49,7 @@ class _Turns(Standalone):
     runs: str
     promises: Mapping[str, str]
     launch = _TAKE
-    # The loop hears no results; what clients are told is in ``turns``.
+    # The loop gets no results; clients' answers are in ``turns``.
     update = ""
     first = ("import os", "", 'os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")', "")
     prepare = f"import runpy; runpy.run_path({str(Path(stubs.__file__))!r})['install']()"
@@ -60,7 +60,7 @@ class _Turns(Standalone):
 
     @staticmethod
     def check(settings: SglangSettings) -> None:
-        """Raises NotImplementedError for settings that the turns do not have."""
+        """Raise NotImplementedError for settings that the turns do not support."""
         known = [f"settings.{field.name}" for field in msgspec.structs.fields(settings)]
         text = Path(turns.__file__).read_text(encoding="utf-8")
         changed = [
@@ -89,7 +89,7 @@ class _Turns(Standalone):
 
 
 class FrontStandalone(_Turns):
-    """A standalone test that calls SGLang's front end, turn by turn."""
+    """Writes a test that calls SGLang's front end, turn by turn."""
 
     runs = "front"
     promises = _OF_THE_FRONT_END
@@ -130,7 +130,7 @@ class FrontStandalone(_Turns):
 
 
 class SglangStandalone(_Turns):
-    """Its messages turn by turn; what only its front end does wrong is a test of that."""
+    """Writes a test that gives SGLang's scheduler its messages, turn by turn."""
 
     runs = "turns"
     promises = _PROMISES

@@ -1,7 +1,7 @@
-"""In place of a device's streams and events, and of threads: what was begun is over when the machine says so.
+"""Stands in for a device's streams and events, and for threads: the machine decides when work ends.
 
-A stream here carries transfers of pages, in their order. A transfer is made when it is over, or when a batch waits for
-it; until then its source may change. An event is over when all is over that its stream had begun when it was recorded.
+A stream carries transfers of pages in order. A transfer is copied when it ends, or when a batch waits for it; until
+then its source may change. An event ends with all transfers that its stream had begun when it was recorded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Pages = tuple[tuple[int, int], ...]
 
 
 class Stream:
-    """``begun``, ``made`` and ``over`` are how many transfers are; ``waited_for`` how many batches it waited for.
+    """A stream of transfers, counted by ``begun``, ``made`` and ``over``; it waited for ``waited_for`` batches.
 
-    ``copies`` are what was made since somebody took them, and ``fresh`` the transfers that were begun.
+    ``copies`` has the pairs copied since they were last taken, ``fresh`` the transfers begun.
     """
 
-    # Of all streams, in order, within a step of one machine; and how many batches were launched before it.
+    # Of all streams in order, within a step of one machine; ``batches`` counts the launches before it.
     copies: ClassVar[list[tuple[int, int]]] = []
     fresh: ClassVar[list[tuple[Stream, Pages]]] = []
     batches: ClassVar[int] = 0
@@ -38,7 +38,7 @@ class Stream:
         self.fresh.append((self, pages))
 
     def make(self, last: int) -> None:
-        """Transfers up to this one are made, although nobody may know it."""
+        """Copy the transfers up to this one, before their end is known."""
         while self.made < last:
             self.made += 1
             self.copies.extend(self._waiting.popleft())
@@ -54,7 +54,7 @@ class Stream:
     # -- what SGLang calls --
 
     def wait_stream(self, other: Any) -> None:
-        """The only other stream is that of the batches."""
+        """Wait for the only other stream, which computes the batches."""
         del other
         self.waited_for = self.batches
 
@@ -88,7 +88,7 @@ class Event:
             self._stream.end(self.last)
 
 
-# Those that are entered; the first is the one that batches are computed on.
+# Entered streams; batches are computed on the first.
 _streams: Final = [Stream()]
 
 
@@ -109,7 +109,7 @@ DEVICE: Final = SimpleNamespace(Event=Event, Stream=Stream, stream=_on, current_
 
 
 class Flag:
-    """In place of ``threading.Event``: nobody waits for it."""
+    """Stands in for ``threading.Event``; nothing waits for it."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -125,7 +125,7 @@ class Flag:
 
 
 class Thread:
-    """Its body runs when somebody asks for it."""
+    """Stands in for ``threading.Thread``; its body runs on request."""
 
     def __init__(self, target: Any = None, **_: Any) -> None:
         self.target = target
@@ -145,11 +145,11 @@ class Thread:
 
 
 class Waits(Exception):
-    """Somebody would wait for what is not there."""
+    """A thread would wait."""
 
 
 class Queue:
-    """In place of ``queue.Queue``: the body of a thread ends where it would wait."""
+    """Stands in for ``queue.Queue``; a thread's body ends where it would wait."""
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self.queue = deque(items)

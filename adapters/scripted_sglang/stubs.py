@@ -1,6 +1,6 @@
-"""Modules that SGLang imports and its scheduler never calls, made here where they are absent.
+"""Stubs for modules that SGLang imports and its scheduler never calls.
 
-Kernels, pictures, shells: each of them is large, and most of them cannot be installed without a graphics card.
+Kernels, image libraries, shells: all are large, and most cannot be installed without a graphics card.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STUBBED: Final = ("IPython", "sgl_kernel", "torchvision", "triton")
 
 
 class _Names(type):
-    """A class has whatever it is asked for: the name itself."""
+    """Gives a class every attribute: its name."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -26,7 +26,7 @@ class _Names(type):
 
 
 class _Base(metaclass=_Names):
-    """A base class for any class, which takes any arguments and can be called."""
+    """A base class that takes any arguments and can be called."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -34,12 +34,12 @@ class _Base(metaclass=_Names):
 
 
 class _Module(types.ModuleType):
-    """Has whatever it is asked for: a class for a capital letter, else a module; as a decorator it changes nothing."""
+    """Has every attribute: a class for a capital letter, else a module; as a decorator it changes nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        # Newer than whatever is asked for.
+        # Newer than every required version.
         self.__version__ = "99.0.0"
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
 """SGLang's own KV manager of the Mooncake backend, with links in place of its sockets, its RDMA and its threads.
 
-The bodies of its threads run when a message is there, and when the write of a chunk is over. Nothing waits, and no time
-passes: what a time limit would end ends when the other engine is gone.
+The bodies of its threads run when a message arrives and when the write of a chunk ends. Nothing waits, and no time
+passes: the loss of the other engine takes the place of time limits.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ PORT: Final = 1
 _ROW: Final = ("output_ids", "cached_tokens", "bootstrap_room")
 
 
-# -- what the managers say to one another --
+# -- messages between managers --
 
 
 class Frames(msgspec.Struct, frozen=True):
-    """One message of SGLang's, as it goes over its sockets."""
+    """One message of SGLang's, as its sockets carry it."""
 
     parts: tuple[bytes, ...]
 
 
 class PageWrite(msgspec.Struct, frozen=True):
-    """The KV of a part of a prompt, written into the other engine's pages: to ``targets``, from ``start`` on."""
+    """The KV of a part of a prompt from ``start`` on, written into the pages ``targets`` of the other engine."""
 
     is_bulk: ClassVar[bool] = True
 
@@ -50,31 +50,31 @@ class PageWrite(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The write of a chunk is over."""
+    """The end of the write of a chunk."""
 
     chunk: int
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The values that go with the last chunk into a row of the other engine's buffers."""
+    """The values that the last chunk writes into a row of the other engine's buffers."""
 
     index: int
     values: Mapping[str, tuple[int, ...]]
 
 
 class Recompute(msgspec.Struct, frozen=True):
-    """A request of which the KV was given up: ``/generate`` at the prefill engine."""
+    """A request whose KV was dropped: ``/generate`` at the prefill engine."""
 
     room: int
     prompt_ids: tuple[int, ...]
     priority: int
 
 
-# -- in place of streams and queues --
+# -- stand-ins for streams and queues --
 
 
 class Launched:
-    """In place of an event of a stream: what was launched when it was recorded. ``batches`` is how many ever were."""
+    """Stands in for an event of a stream: the launches before its record. ``batches`` counts all launches."""
 
     batches: ClassVar[int] = 0
 
@@ -89,7 +89,7 @@ class Launched:
 
 
 class Chunks:
-    """In place of a queue that a thread waits at."""
+    """Stands in for a queue at which a thread waits."""
 
     def __init__(self, *chunks: Any) -> None:
         self.waiting = deque(chunks)
@@ -98,12 +98,12 @@ class Chunks:
         self.waiting.append(chunk)
 
     def get(self) -> Any:
-        """The next one; None ends the thread's body."""
+        """Return the next chunk; None ends the thread's body."""
         return self.waiting.popleft() if self.waiting else None
 
 
 class _Wire:
-    """In place of a socket to another engine."""
+    """Stands in for a socket to another engine."""
 
     def __init__(self, manager: LinkedManager, name: str) -> None:
         self._manager = manager
@@ -117,7 +117,7 @@ class _Wire:
 
 
 class LinkedManager(conn.MooncakeKVManager):
-    """``said`` goes to the engine of that name. ``writing`` are chunks whose write goes on, by number."""
+    """SGLang's manager over links. ``said`` has messages by engine, ``writing`` the chunks under way by number."""
 
     _zmq_ctx: Any
     server_socket: Any
@@ -136,10 +136,10 @@ class LinkedManager(conn.MooncakeKVManager):
         self.said: list[tuple[str, Any]] = []
         self.writing: dict[int, Any] = {}
         self.begun = 0
-        # The engines that can be reached, and how often one of this name was made.
+        # The reachable engines, and the number of engines made under each name.
         self.reached: set[str] = set()
         self.born = 0
-        # Sessions of decode engines that are gone, until they register again.
+        # Sessions of lost decode engines, until they register again.
         self.lost: set[str] = set()
 
     def init_engine(self) -> None:
@@ -157,7 +157,7 @@ class LinkedManager(conn.MooncakeKVManager):
     # -- messages --
 
     def take_messages(self) -> None:
-        """The thread that listens does what it does with all that is there."""
+        """Run the listening thread on all messages that are there."""
         if not self.inbox:
             return
         is_prefill = self.disaggregation_mode == DisaggregationMode.PREFILL
@@ -183,12 +183,12 @@ class LinkedManager(conn.MooncakeKVManager):
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is to be read, and nothing to be written."""
+        """Whether there is nothing to read and nothing to write."""
         return not (self.inbox or self.queue.waiting or self.writing)
 
     @property
     def rooms_to_write(self) -> set[int]:
-        """Those of chunks whose write is not over."""
+        """Return the rooms of chunks under way."""
         return {chunk.room for chunk in (*self.queue.waiting, *self.writing.values())}
 
     # -- a decode engine --
@@ -214,7 +214,7 @@ class LinkedManager(conn.MooncakeKVManager):
         self.said.append((name, Recompute(room, tuple(payload["input_ids"]), payload["priority"] or 0)))
 
     def lose_prefill(self, name: str) -> None:
-        """Handle the loss of a prefill engine as the heartbeat does; the lost engine writes nothing any more."""
+        """Handle the loss of a prefill engine as the heartbeat does."""
         for address in {*self.prefill_info_table, *self.addr_to_rooms_tracker}:
             if name_of(address) == name:
                 self._handle_node_failure(address)
@@ -222,9 +222,9 @@ class LinkedManager(conn.MooncakeKVManager):
     # -- a prefill engine --
 
     def begin_writes(self, done: int) -> list[tuple[int, Any, Any]]:
-        """Chunks whose write begins now, with their numbers and where they go; the first ``done`` batches are computed.
+        """Begin writes of chunks: return their numbers and receivers. The first ``done`` batches are computed.
 
-        As in the thread that writes: one after the other, each is counted, and one of a failed room is skipped.
+        As in SGLang's thread, chunks are taken in order and counted, and chunks of failed rooms are skipped.
         """
         begun = []
         while self.queue.waiting and not self.writing:
@@ -245,7 +245,7 @@ class LinkedManager(conn.MooncakeKVManager):
         return begun
 
     def is_live(self, room: int) -> bool:
-        """It has not failed, and its sender is there."""
+        """Whether a room has not failed and its sender is there."""
         status: int = self.request_status.get(room, KVPoll.Failed)
         return status != int(KVPoll.Failed)
 
@@ -253,7 +253,7 @@ class LinkedManager(conn.MooncakeKVManager):
         return len(chunk.prefill_kv_indices) > 0 and info.mooncake_session_id not in self.lost | self.failed_sessions
 
     def end_write(self, chunk: Any) -> None:
-        """The thread does what it does with a chunk, whose write is over or was none."""
+        """Run the writing thread on a chunk whose write has ended or was empty."""
         self.transfer_worker(Chunks(chunk), None)
 
     def _publish_peer_registration(self, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
@@ -273,7 +273,7 @@ class LinkedManager(conn.MooncakeKVManager):
         return 0
 
     def lose_decode(self, name: str, rooms: list[int]) -> None:
-        """Writes to an engine that is gone fail; requests that wait for it end as their time limit would end them."""
+        """Fail the writes to a lost engine; end the requests that wait for it as their time limit would."""
         self.lost |= {session for session in self.decode_kv_args_table if session.partition("/")[0] == name}
         lost = [number for number, chunk in self.writing.items() if self._goes_to(chunk.room, name)]
         for number in lost:
@@ -286,11 +286,11 @@ class LinkedManager(conn.MooncakeKVManager):
     def _goes_to(self, room: int, name: str) -> bool:
         return any(info.endpoint == name for info in self.transfer_infos.get(room, {}).values())
 
-    # -- what a test knows of it --
+    # -- for tests --
 
     @property
     def buffers(self) -> Any:
-        """The rows that go with last chunks."""
+        """The rows that last chunks write."""
         return self.scheduler.disagg_metadata_buffers
 
     def write_row(self, row: Row) -> None:
@@ -314,12 +314,12 @@ class LinkedReceiver(conn.MooncakeKVReceiver):
 
 
 def name_of(address: str) -> str:
-    """The engine at this address."""
+    """Return the engine at this address."""
     return address.rpartition(":")[0]
 
 
 def room_that_fails(parts: tuple[bytes, ...], manager: LinkedManager) -> int | None:
-    """Of which room this message of SGLang's says that it failed or was aborted."""
+    """Return the room that a message of SGLang's reports as failed or aborted."""
     if manager.disaggregation_mode == DisaggregationMode.PREFILL:
         aborted = AbortNotification.from_zmq(list(parts)) if parts[0] == ABORT_TAG else None
         return None if aborted is None else aborted.room
@@ -328,12 +328,12 @@ def room_that_fails(parts: tuple[bytes, ...], manager: LinkedManager) -> int | N
 
 
 def install() -> None:
-    """From now on SGLang's schedulers of this process have these classes; nothing of theirs waits or tells the time."""
+    """Give SGLang's schedulers of this process these classes, which neither wait nor read the time."""
     mooncake.MooncakeKVManager, mooncake.MooncakeKVSender = LinkedManager, LinkedSender
     mooncake.MooncakeKVReceiver = LinkedReceiver
     conn.threading = common.threading = bootstrap.threading = THREADS
     conn.time = common.time = bootstrap.time = decode.time = prefill.time = STILL
     groups.maybe_init_shared_mooncake_transfer_engine = lambda **_: None
     torch.cuda.Event = Launched  # type: ignore[misc, assignment]
-    # What it was when its class was made.
+    # As at the creation of the class.
     conn.CommonKVReceiver._global_lock = nullcontext()  # noqa: SLF001 - as above

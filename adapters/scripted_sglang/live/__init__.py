@@ -1,1 +1,1 @@
-"""SGLang's own server under scripts: its front end, its scheduler process, its event loops, which stop at our gate."""
+"""Runs scripts on SGLang's own server: front end, scheduler process and event loops, which stop at our gate."""

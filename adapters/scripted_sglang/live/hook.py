@@ -1,4 +1,4 @@
-"""The hook in SGLang's scheduler process: its event loop is its own, and stops at the gate where it waits anyway."""
+"""The hook in SGLang's scheduler process: SGLang's own event loop stops at the gate wherever it waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripted_sglang.live.stops import SglangStops
 
 
 def install() -> None:
-    """SGLang calls this once in each of its processes."""
+    """Install the hook. SGLang calls this once in each of its processes."""
     hook_loop(
         Scheduler, "run_event_loop", adapter=ADAPTER, config=SglangSettings, stops=SglangStops, machine=LiveSglang
     )

@@ -16,7 +16,7 @@ _RUNS: Final = "a live SGLang takes the names that clients give"
 
 
 def launch(settings: SglangSettings, folder: Path, port: int) -> ServerCommand:
-    """Raises ScriptDefinitionError for settings that a live SGLang does not have."""
+    """Return the command. Raises ScriptDefinitionError for settings that a live SGLang lacks."""
     check_simulated(settings, _SIMULATED, _RUNS)
     models = folder / MODEL
     values = ON_CPU | settings.of_server | {"host": "127.0.0.1", "port": port, "model_path": models / "0"}

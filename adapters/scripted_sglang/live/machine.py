@@ -27,12 +27,12 @@ from scripted_sglang.scheduler_view import Retractions, counts_of, inner_name, r
 if TYPE_CHECKING:
     from scripted_sglang.live.stops import SglangStops
 
-# Of requests of this server, whatever script they are of.
+# Counts the requests of this server over all scripts.
 _numbers: Final = itertools.count(1)
 
 
 class LiveSglang(LiveEngine):
-    """``scheduler`` is SGLang's own, whose event loop waits at the gate."""
+    """A live SGLang; the event loop of its ``scheduler`` waits at the gate."""
 
     keeping = "in_place"
 
@@ -41,20 +41,20 @@ class LiveSglang(LiveEngine):
         self.depth = 2 if scheduler.enable_overlap else 1
         self._seen = stops
         self._retractions = Retractions()
-        # Flushes that are not answered, in order. A pause that aborts, until nothing is left. During a pause, those
-        # whom the front end holds back.
+        # Open flushes in order; an aborting pause, until no request is left; requests that the front end holds back
+        # during a pause.
         self._flushes: list[str] = []
         self._ending: str | None = None
         self._is_paused = False
         self._held_back: list[str] = []
         self._abort_sent: set[str] = set()
-        # Requests as the server calls them.
+        # The server's names of requests.
         self._names: dict[str, str] = {}
         super().__init__(stops, port)
 
     @property
     def is_idle(self) -> bool:
-        """The scheduler says so, and the loop waits for messages."""
+        """Whether the scheduler is idle and the loop waits for messages."""
         return bool(self.scheduler.is_fully_idle()) and self._gate.where == "turn" and not self._stops.inbox.held
 
     @property
@@ -67,13 +67,13 @@ class LiveSglang(LiveEngine):
     # -- events --
 
     def start(self, event: Add) -> None:
-        # No ignore_eos, with which SGLang admits no more than fits to the end.
+        # Not ignore_eos, with which SGLang admits only requests that fit to their end.
         sampling = {
             "temperature": 0,
             "max_new_tokens": event.max_new_tokens,
             "stop_token_ids": list(event.stop_token_ids) or None,
         }
-        # Two seconds after a stream has ended SGLang aborts whoever has its name.
+        # Two seconds after the end of a stream SGLang aborts every request of its name.
         name = self._names[event.rid] = inner_name(event.rid, next(_numbers))
         body: dict[str, Any] = {"rid": name, "input_ids": event.prompt_ids, "sampling_params": sampling}
         body |= {"stream": True}
@@ -88,12 +88,12 @@ class LiveSglang(LiveEngine):
             self._refuse_if_closed(event.rid)
 
     def _refuse_if_closed(self, rid: str) -> None:
-        """The front end has answered by itself."""
+        """Raise for a request that the front end answered without the scheduler."""
         if self._clients[rid].closed:
             self._replies.append(Refused(rid=rid, reason=self._clients.pop(rid).text))
 
     def abort(self, rid: str, client: HttpCall) -> None:
-        """The front end passes it on once."""
+        """Abort a request; the front end passes an abort on once."""
         del client
         name = self._names[rid]
         if name not in self._abort_sent:
@@ -129,7 +129,7 @@ class LiveSglang(LiveEngine):
                 super().call(event)
 
     def load(self, folder: str) -> HttpCall:
-        """The front end passes it on when generation is paused, or nothing runs."""
+        """Load weights; the front end passes it on when generation is paused or no request runs."""
         post = HttpCall(
             self._gate, self._port, "/update_weights_from_disk", {"model_path": folder, "flush_cache": False}
         )
@@ -137,7 +137,7 @@ class LiveSglang(LiveEngine):
         return post
 
     def _let_in_what_was_held_back(self) -> None:
-        """The end of the pause, and then requests, which come in any order, in that of their clients."""
+        """Let in the end of a pause and then the held requests, in the order of their clients."""
         rids, self._held_back = self._held_back, []
         names = [self._names[rid] for rid in rids]
         inbox = self._stops.inbox
@@ -158,7 +158,7 @@ class LiveSglang(LiveEngine):
         for rid in rids:
             self._refuse_if_closed(rid)
 
-    # -- what was seen --
+    # -- outputs --
 
     def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
         shares = self._seen.shares
@@ -180,7 +180,7 @@ class LiveSglang(LiveEngine):
         self._end_pause()
 
     def _end_pause(self) -> None:
-        """A pause that aborts says so again and again, and is answered when nothing is left."""
+        """Answer an aborting pause, which repeats its abort until no request is left."""
         if self._ending is None:
             return
         if not self.scheduler.is_fully_idle():

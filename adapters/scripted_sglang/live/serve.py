@@ -1,6 +1,6 @@
-"""``python -m scripted_sglang.live.serve ...`` is SGLang's server with the stubs of what is not installed.
+"""``python -m scripted_sglang.live.serve ...``: SGLang's server with stubs for modules that are not installed.
 
-SGLang's processes are spawned, and each of them imports this module before anything else of it.
+SGLang's processes are spawned, and each of them imports this module first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where SGLang's event loops stop: a turn begins, or a result is waited for."""
+"""The stops of SGLang's event loops: at the beginning of a turn, and where they wait for a result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scripted.sdk.live.stops import HeldQueue, LoopStops
 from scripted.sdk.messages import Share
 from scripted_sglang.scheduler_view import shares_of
 
-# What scripts send, and the end; whatever else the front end says of its own accord passes.
+# The messages of scripts, and the end; other messages of the front end pass.
 _HELD: Final = (
     *(AbortReq, ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput),
     *(UpdateWeightFromDiskReqInput, ShutdownReq),
@@ -33,9 +33,9 @@ _HELD: Final = (
 
 
 class SglangStops(LoopStops):
-    """In ``event_loop_normal`` and ``event_loop_overlap``.
+    """Stops ``event_loop_normal`` and ``event_loop_overlap``.
 
-    ``shares`` were launched in the last step, and ``said`` is what went to the front end.
+    ``shares`` were launched in the last step; ``said`` has the messages to the front end.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -59,13 +59,13 @@ class SglangStops(LoopStops):
         self._has_turned = self._has_launched = False
 
     def is_released(self, batch_id: int) -> bool:
-        # A loop that has launched waits: what it does next belongs to the next step.
+        # A loop that has launched waits: its next work belongs to the next step.
         return not self._has_launched and super().is_released(batch_id)
 
     # -- in the loop's thread --
 
     def recv_requests(self, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the receiver, which is asked once in each turn of the loop."""
+        """Stand in for the receiver, which the loop calls once in each turn."""
         if self._has_turned:
             self.gate.stop_at("turn")
         self._has_turned = True
@@ -106,7 +106,7 @@ class SglangStops(LoopStops):
 
 
 class _Message:
-    """A message as it came over the socket, and what it says."""
+    """A message as it came over the socket, and its content."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -121,7 +121,7 @@ class _Message:
 
 
 class Mailbox:
-    """In the place of the scheduler's socket, which a thread reads from now on."""
+    """Stands in for the scheduler's socket, which a thread reads."""
 
     def __init__(self, socket: zmq.Socket[bytes], inbox: HeldQueue) -> None:
         self._socket = socket
