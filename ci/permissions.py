@@ -18,7 +18,7 @@ WRITE_ROLES = frozenset({"admin", "maintain", "write"})
 
 @dataclass(frozen=True)
 class Asker:
-    """The author of a command, and of the code. `role` is GitHub's permission on the repository, `none` for strangers."""
+    """The author of a command, and of the code. `role` is GitHub's permission, `none` for strangers."""
 
     login: str
     role: str

@@ -77,7 +77,7 @@ def _run_group(
 
 
 def _deserves_retry(result: FileResult, catalogue: Catalogue) -> bool:
-    """Whether all failures have declared classes with a retry left. Timeouts and crashes are not retried: they may be bugs."""
+    """Whether all failures have declared classes with a retry left. Timeouts and crashes are never retried."""
     if result.status is not FileStatus.FAILED:
         return False
     errors = {test.error for test in result.tests if test.outcome is TestOutcome.FAILED}

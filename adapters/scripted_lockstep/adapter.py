@@ -49,12 +49,12 @@ from scripted_lockstep.actions import (
     WakeServing,
     all_actions,
 )
-from scripted_lockstep.mutants import CONTRACTS, MUTANTS, PAIRS
-from scripted_lockstep.mutants.fresh import fresh_sample
-from scripted_lockstep.mutants.gallery import mutant_named, switched_on
 from scripted_lockstep.configs import config_values, limits_of, smaller_configs
 from scripted_lockstep.gallery_page import write_gallery
 from scripted_lockstep.machine import EngineMachine, place_of
+from scripted_lockstep.mutants import CONTRACTS, MUTANTS, PAIRS
+from scripted_lockstep.mutants.fresh import fresh_sample
+from scripted_lockstep.mutants.gallery import mutant_named, switched_on
 from scripted_lockstep.oracle.digests import check_digests
 from scripted_lockstep.oracle.step_checks import EngineOracle
 from scripted_lockstep.recordings.as_schedule import plan_of, schedule_of_recording

@@ -135,8 +135,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Before computing it, a stage writes ``pages`` into its page table at ``table[row, page_start : page_start +
     len(pages)]``; afterwards the KV of position ``p`` lives in page ``table[row, p // page_size]`` at offset ``p %
     page_size``. Attention of a token at position ``p`` covers positions ``0 .. p`` of its row. ``sampling`` is given
-    when the row gets a new request, and holds until the next one. With ``emits`` the logits of the last token choose one
-    new token, for position ``start + len(token_ids)``.
+    when the row gets a new request, and holds until the next one. With ``emits`` the logits of the last token choose
+    one new token, for position ``start + len(token_ids)``.
 
     A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
     ``pages``, written into a second table at the same places; -1 where the request has none and reads none.

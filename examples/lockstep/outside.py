@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from scripted_lockstep.mutants import MUTANTS
 from scripted_lockstep.machine import SilentDigests
+from scripted_lockstep.mutants import MUTANTS
 from scripted_lockstep.run_forks import COPIER
 
 from engine.core import messages as own

@@ -25,7 +25,7 @@ from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
 from scripted.sdk.action_bases import EXTRA_RID, PRESSURE_RID, PRESSURE_SEED, RequestStart, priority_above
-from scripted_lockstep.actions.action import EngineCall, EngineAction, EventReader
+from scripted_lockstep.actions.action import EngineAction, EngineCall, EventReader
 from scripted_lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 

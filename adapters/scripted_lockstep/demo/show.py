@@ -28,8 +28,8 @@ from scripted.report.step_log import Said, ShownStep, StepLog
 from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
 from scripted.script.decorator import spec_of
-from scripted_lockstep.mutants import Mutant, mutant_named
 from scripted_lockstep.demo.race import flush_race
+from scripted_lockstep.mutants import Mutant, mutant_named
 from scripted_lockstep.tiers.server.parent import start_parent
 from scripted_lockstep.tiers.server.runner import EngineServer
 

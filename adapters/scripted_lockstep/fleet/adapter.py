@@ -87,8 +87,8 @@ class LockstepFleets(FleetAdapter):
         """Refuse: a script of several engines is a script of one engine. Raises ScriptDefinitionError."""
         del script, arguments, options, mutant
         raise ScriptDefinitionError(
-            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter {DEFAULT_ADAPTER}, and "
-            f"t.engines({', '.join(map(repr, config.names))})"
+            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter "
+            f"{DEFAULT_ADAPTER}, and t.engines({', '.join(map(repr, config.names))})"
         )
 
     # -- mutants: each is searched for in the targets of its own adapter --

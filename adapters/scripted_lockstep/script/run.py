@@ -82,7 +82,9 @@ class EngineRun(ScriptedRun):
 
     def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource | None) -> None:
         machine = EngineMachine(scheduler.limits, digests=True, scheduler=scheduler)
-        super().__init__(None, DEFAULT_ADAPTER, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
+        super().__init__(
+            None, DEFAULT_ADAPTER, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True))
+        )
         self.world, self.tier = world, world.tier
         self.handles: EngineHandles = EngineHandles()
         self.grammars = world.grammars = HeldGrammars()

@@ -28,7 +28,7 @@ from scripted_lockstep.actions import (
     StartRequest,
 )
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.space.rare_scenarios import MOST_PARTS, SCENES, RARE_SCENARIOS, scenario_additions
+from scripted_lockstep.space.rare_scenarios import MOST_PARTS, RARE_SCENARIOS, SCENES, scenario_additions
 
 _Drawn = dict[str, Any]
 

@@ -17,7 +17,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.workers.pipes import Generate, serve_batches, model_config
+from benchmarks.peers.workers.pipes import Generate, model_config, serve_batches
 
 _ARCHITECTURE: Final = "qwen3"
 _BATCH_TOKENS: Final = 512

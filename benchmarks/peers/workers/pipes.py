@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Generate", "serve_batches", "model_config"]
+__all__ = ["Generate", "model_config", "serve_batches"]
 
 # Prompts as token ids, and how many new tokens each gets.
 Generate = Callable[[list[list[int]], int], None]

@@ -14,7 +14,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from benchmarks.peers.workers.pipes import Generate, serve_batches, model_config
+from benchmarks.peers.workers.pipes import Generate, model_config, serve_batches
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 _STORED: Final = {"float32": np.float32, "bfloat16": np.float16}

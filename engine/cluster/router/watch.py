@@ -61,7 +61,7 @@ class Subscription:
             await asyncio.get_running_loop().create_future()
 
     async def ask(self) -> None:
-        """Request the batches since the last one. Doing so for a right mirror too bounds how late a lost batch shows."""
+        """Request the batches since the last one; for a right mirror too, so that a lost batch shows in time."""
         async with self._asking:
             for _ in range(MOST_QUESTIONS):
                 first = self.cache.wanted

@@ -40,7 +40,7 @@ class CacheMirror:
         self.newest = 0.0
 
     def take(self, number: int, sent: float, events: Sequence[CacheEvent]) -> range:
-        """Take one batch, ``sent`` in seconds. Returns the numbers of the batches missing before it; none if it is taken.
+        """Take one batch, ``sent`` in seconds. Returns the numbers of missing batches before it; none if it is taken.
 
         A batch that was taken before changes nothing. A lower number with a later time comes from a restarted engine.
         """

@@ -37,8 +37,8 @@ FEWEST_CONNECTIONS = 4
 READ_BYTES = 16_384
 # In a header, and in the trailers of a chunked body. Browsers send twenty.
 MAX_HEADER_LINES = 128
-# The cost of a chunk does not depend on its size. A body may begin with FREE_CHUNKS of any size; beyond them the average
-# chunk has at least MIN_CHUNK_BYTES.
+# The cost of a chunk does not depend on its size. A body may begin with FREE_CHUNKS of any size; beyond them the
+# average chunk has at least MIN_CHUNK_BYTES.
 FREE_CHUNKS = 512
 MIN_CHUNK_BYTES = 256
 # These answers end a connection: a client without a key, or told to come later, keeps no other client out.

@@ -60,7 +60,7 @@ class Description:
     ) -> dict[str, Any]:
         """Return keyword arguments for the framework's route decorator.
 
-        ``answer`` is the body of a 200 (None: plain text), with ``is_list`` each item of it, with ``may_be_list`` either
+        ``answer`` is the body of a 200 (None: plain text), with ``is_list`` each item of it, with ``may_be_list`` one
         of both. ``events`` are the server-sent events of a stream. ``query`` has optional parameters from 0 as (name,
         maximum, description). ``errors`` are the statuses besides those of every route, with the body ``failure``.
         """

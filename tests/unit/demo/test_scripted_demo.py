@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.demo.race import flush_race
 from scripted_lockstep.demo.show import BUG, Half, Race
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from scripted.api import RecordedRun, run_script

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_lockstep.actions import EngineCall, BeginProfile, all_actions
+from scripted_lockstep.actions import BeginProfile, EngineCall, all_actions
 
 from engine.core.messages import (
     Abort,

@@ -489,7 +489,9 @@ def scripts_that_ask_nothing_are_told() -> None:
     with pytest.raises(BadCall, match="never ran"):
         made.check_made()
     options = ScriptOptions(must_assert=True, must_step=True)
-    test = ScriptedTest(config=EngineConfig(), adapter=DEFAULT_ADAPTER, tiers=("sim",), options=options, script=asserts_nothing)
+    test = ScriptedTest(
+        config=EngineConfig(), adapter=DEFAULT_ADAPTER, tiers=("sim",), options=options, script=asserts_nothing
+    )
     with pytest.raises(ScriptFailed, match="without one assertion"):
         script_runner(DEFAULT_ADAPTER).run_script(asserts_nothing, {}, config=test.config, options=options, mutant=None)
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from base_workloads import WORKLOADS
 from scripted_lockstep.actions import Flush, StartRequest
-from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.configs import limits_of
+from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.sim.runner import EngineSim
 

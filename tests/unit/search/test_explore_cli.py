@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.mutants import ESCAPES, RACES
 from scripted_lockstep.gallery_page import results_on
+from scripted_lockstep.mutants import ESCAPES, RACES
 from typer.testing import CliRunner
 
 from scripted.cli import app

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.fleet.adapter import ADAPTER, NAME
+from scripted_lockstep.mutants import mutant_named
 
 from engine.core.config import EngineConfig
 from engine.core.routing.prefills import Prefills

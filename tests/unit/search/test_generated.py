@@ -47,7 +47,8 @@ def space_of(of: str) -> Space:
 
 
 @pytest.mark.parametrize(
-    ("of", "first", "targets"), [(DEFAULT_ADAPTER, 0, 250), (DEFAULT_ADAPTER, 7000, 250), (OUTSIDE, 0, 60), (EXAMPLE, 0, 40)]
+    ("of", "first", "targets"),
+    [(DEFAULT_ADAPTER, 0, 250), (DEFAULT_ADAPTER, 7000, 250), (OUTSIDE, 0, 60), (EXAMPLE, 0, 40)],
 )
 def test_every_pair_of_features_meets_in_the_first_targets(of: str, first: int, targets: int) -> None:
     space = space_of(of)
@@ -63,7 +64,9 @@ def test_every_feature_is_in_one_of_the_first_targets() -> None:
     """A short search meets each at least once: of equal levels a row takes the one that the fewest rows have."""
     levels = {(feature, level) for feature, levels in SPACE.features.items() for level in levels}
     for first in (0, 1000, 2000):
-        assert levels == {level for number in range(first, first + 20) for level in row_of(number, DEFAULT_ADAPTER).items()}
+        assert levels == {
+            level for number in range(first, first + 20) for level in row_of(number, DEFAULT_ADAPTER).items()
+        }
 
 
 def test_only_what_the_configuration_refuses_does_not_meet() -> None:
@@ -116,7 +119,9 @@ def test_a_number_is_one_schedule_in_every_process() -> None:
         f"for n in {numbers}: print(generated_schedule(n, {DEFAULT_ADAPTER!r}))\n"
         f"print(generated_schedule(5, {OUTSIDE!r}))"
     )
-    expected = [str(generated_schedule(number, DEFAULT_ADAPTER)) for number in numbers] + [str(generated_schedule(5, OUTSIDE))]
+    expected = [str(generated_schedule(number, DEFAULT_ADAPTER)) for number in numbers] + [
+        str(generated_schedule(5, OUTSIDE))
+    ]
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True

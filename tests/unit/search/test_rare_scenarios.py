@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from scripted_lockstep.actions import Evict, Press, StartRequest
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.space.rare_scenarios import SCENES, RARE_SCENARIOS, scenario_additions
+from scripted_lockstep.space.rare_scenarios import RARE_SCENARIOS, SCENES, scenario_additions
 from scripted_lockstep.space.targets import SPACE
 
 from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from scripted_lockstep.actions import KillStage
+from scripted_lockstep.gallery_page import gallery_markdown, results_on
 from scripted_lockstep.mutants import ESCAPES, RACES, UnknownMutant
 from scripted_lockstep.mutants.gallery import switched_on
-from scripted_lockstep.gallery_page import gallery_markdown, results_on
 from scripted_lockstep.space.workloads import FLAGSHIP
 
 from scripted.core.adapters import adapter_named

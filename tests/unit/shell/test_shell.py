@@ -32,7 +32,9 @@ AT_THE_END = ScriptOptions(check_every_step=False)
 class Typed:
     """A session that was fed with these lines, and what it showed."""
 
-    def __init__(self, *lines: str, config: Any = None, adapter: str = DEFAULT_ADAPTER, mutant: str | None = None) -> None:
+    def __init__(
+        self, *lines: str, config: Any = None, adapter: str = DEFAULT_ADAPTER, mutant: str | None = None
+    ) -> None:
         known = adapter_named(adapter)
         config = config or (PP4 if adapter == DEFAULT_ADAPTER else known.read_config({}))
         out = io.StringIO()

@@ -31,8 +31,8 @@ from scripted.script.execution import OneScript, run_one
 from scripted.script.harness import ScriptedSim
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
-from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.configs import config_values, limits_of
+from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded
 from scripted_lockstep.script.fleet import Fleet, FleetEngine, config_of

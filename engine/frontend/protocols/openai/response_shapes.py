@@ -102,7 +102,7 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. ``created_at`` is in seconds since the epoch. The fields from ``background`` on repeat the request."""
+    """A response. ``created_at`` is in seconds since the epoch. Fields from ``background`` on repeat the request."""
 
     id: str
     object: Literal["response"] = "response"

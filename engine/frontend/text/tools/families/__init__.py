@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from engine.frontend.text.tools.families.base import OPEN, CallParser
-from engine.frontend.text.tools.families.deepseek import CALL, CALLS, DEEPSEEK_FENCED_FORM, END_CALL, END_CALLS, SEPARATOR, DeepSeekParser
+from engine.frontend.text.tools.families.deepseek import (
+    CALL,
+    CALLS,
+    DEEPSEEK_FENCED_FORM,
+    END_CALL,
+    END_CALLS,
+    SEPARATOR,
+    DeepSeekParser,
+)
 from engine.frontend.text.tools.families.glm45 import KEY, Glm45Parser
 from engine.frontend.text.tools.families.hermes import HermesParser
 from engine.frontend.text.tools.families.llama3 import PYTHON_TAG, Llama3Parser

@@ -17,7 +17,6 @@ from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.call_parser import SPACE, CallObject, CallParts, Properties
 from engine.frontend.text.tools.closing_tags import is_closer
 
-
 # Around each call of Hermes, Qwen3-Coder and GLM.
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"

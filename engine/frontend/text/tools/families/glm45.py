@@ -12,7 +12,6 @@ from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
 
-
 KEY: Final = "<arg_key>"
 END_KEY: Final = "</arg_key>"
 VALUE: Final = "<arg_value>"

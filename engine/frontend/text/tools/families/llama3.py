@@ -8,7 +8,6 @@ from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.families.base import CallParser
 
-
 PYTHON_TAG: Final = "<|python_tag|>"
 
 

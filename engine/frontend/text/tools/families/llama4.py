@@ -12,7 +12,6 @@ from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CallParser
 from engine.frontend.text.tools.tagged_values import WrittenArguments
 
-
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 _PYTHON_NAME = re.compile(r"[\w.-]*")

@@ -11,7 +11,6 @@ from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.call_parser import SPACE, read_arguments
 from engine.frontend.text.tools.families.base import CallParser
 
-
 TOOL_CALLS: Final = "[TOOL_CALLS]"
 CALL_ID: Final = "[CALL_ID]"
 ARGS: Final = "[ARGS]"

@@ -12,7 +12,6 @@ from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
 
-
 FUNCTION: Final = "<function="
 END_FUNCTION: Final = "</function>"
 PARAMETER: Final = "<parameter="
