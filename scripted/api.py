@@ -19,9 +19,9 @@ from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.difference import first_difference
-from scripted.report.failure import ScriptError
+from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.rerun import Rerun
-from scripted.report.step_log import Note, StepLog
+from scripted.report.step_log import StepLog
 from scripted.report.trace import Trace, TraceError, TraceHeader, is_trace, read_trace
 from scripted.reruns import is_recording, rerun
 from scripted.script.decorator import spec_of, test_of
@@ -242,7 +242,7 @@ class RecordedRun:
 def run_script(
     script: str | Callable[..., Any],
     *,
-    config: Any = None,
+    config: object = None,
     adapter: str | None = None,
     tier: str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -250,7 +250,7 @@ def run_script(
     every_step: bool | None = None,
     title: str = "",
     replay: str = "",
-    harness: Harness[Any, ScriptOutcome] | None = None,
+    harness: Harness[object, ScriptOutcome] | None = None,
 ) -> RecordedRun:
     """Run one script and keep every step of it. That it fails is no exception here: ``error`` has the report.
 
@@ -266,14 +266,13 @@ def run_script(
     every_step = mutant is None if every_step is None else every_step
     options = msgspec.structs.replace(test.options, record=True, check_every_step=every_step, replay=replay)
     started = time.perf_counter()
-    success = error = log = fleet = None
-    notes: tuple[Note, ...] = ()
+    success: ScriptOutcome | None = None
+    error: ScriptError | None = None
     try:
         success = _ended(test, tier, options, arguments or {}, mutant, harness)
     except ScriptError as exc:
-        error, log, notes, fleet = exc, exc.report.log, exc.report.notes, exc.report.fleet
-    else:
-        log, notes, fleet = success.log, success.notes, success.fleet
+        error = exc
+    seconds = time.perf_counter() - started
     header = TraceHeader(
         title=title or test.script.__name__,
         tier=cast("Literal['sim', 'server']", tier),
@@ -281,21 +280,22 @@ def run_script(
         config=dict(adapter_named(test.adapter).config_words(test.config)),
         outcome="passed" if error is None else error.report.headline,
         mutant=mutant,
-        died=log is not None and bool(log.steps) and log.steps[-1].error is not None,
         script=script if isinstance(script, str) else "",
         arguments=dict(arguments or {}) if isinstance(script, str) else {},
     )
-    return RecordedRun(
-        test=test,
-        tier=tier,
-        success=success,
-        error=error,
-        trace=Trace(header, log, notes, fleet) if log is not None and log.steps else None,
-        seconds=time.perf_counter() - started,
-    )
+    trace = _trace_of(header, success if error is None else error.report)
+    return RecordedRun(test=test, tier=tier, success=success, error=error, trace=trace, seconds=seconds)
 
 
-def _test_of(script: str | Callable[..., Any], config: Any, adapter: str | None) -> ScriptedTest:
+def _trace_of(header: TraceHeader, ended: ScriptOutcome | FailureReport | None) -> Trace | None:
+    """Return the trace of a script that ended or failed; None without a step."""
+    if ended is None or ended.log is None or not ended.log.steps:
+        return None
+    died = ended.log.steps[-1].error is not None
+    return Trace(msgspec.structs.replace(header, died=died), ended.log, ended.notes, ended.fleet)
+
+
+def _test_of(script: str | Callable[..., Any], config: object, adapter: str | None) -> ScriptedTest:
     if isinstance(script, str):
         return find_test(script)
     if config is None and test_of(script) is not None:
@@ -316,7 +316,7 @@ def _ended(
     options: ScriptOptions,
     arguments: Mapping[str, Any],
     mutant: str | None,
-    harness: Harness[Any, ScriptOutcome] | None,
+    harness: Harness[object, ScriptOutcome] | None,
 ) -> ScriptOutcome:
     if harness is not None:
         return harness.run(test.script, options=options, **arguments)
@@ -324,7 +324,7 @@ def _ended(
         return started.run(test.script, options=options, **arguments)
 
 
-def _start(test: ScriptedTest, tier: str, mutant: str | None) -> Harness[Any, ScriptOutcome]:
+def _start(test: ScriptedTest, tier: str, mutant: str | None) -> Harness[object, ScriptOutcome]:
     if tier == "server":
         return servers_of(test.adapter).start_server(test.config, mutant=mutant, placement=test.placement)
     return sims_of(test.adapter).start_sim(test.config, mutant=mutant)

@@ -21,6 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from scripted.pytest_session import ScriptedSession
     from scripted.report.failure import FailureReport
+    from scripted.script.execution import ScriptOutcome
     from scripted.script.harness import Harness
     from scripted.script.scripted_test import ScriptedTest
 
@@ -30,7 +31,7 @@ TIERS: Final = ("sim", "server")
 PLACEMENTS: Final = ("local", "join", "ray")
 _DECORATOR: Final = "scripted.script.decorator"
 _TEST: Final = "scripted.script.scripted_test"
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+_OPTIONS: Final[dict[str, dict[str, object]]] = {
     "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
     "mutant": {"metavar": "NAME", "help": "switch a mutant of the adapter on; the tests that catch it go red"},
     "placement": {
@@ -102,7 +103,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if _session not in config.stash or vet == "off" or mutant is not None or exitstatus not in _RAN:
         return
     verdicts = config.stash[_session].vet({} if vet == "all" else _known_verdicts(config), is_whole=vet == "all")
-    output: dict[str, Any] = getattr(config, "workeroutput", {})
+    output: dict[str, object] = getattr(config, "workeroutput", {})
     output[_VETTED] = config.stash[_verdicts] = verdicts
 
 
@@ -113,7 +114,7 @@ def pytest_testnodedown(node: Any) -> None:
     config.stash.setdefault(_verdicts, {}).update(output.get(_VETTED, {}))
 
 
-def _known_verdicts(config: pytest.Config) -> dict[str, Any]:
+def _known_verdicts(config: pytest.Config) -> dict[str, object]:
     cache = getattr(config, "cache", None)
     return {} if cache is None else dict(cache.get(_VETTED, {}))
 
@@ -137,12 +138,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def harness(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[Harness[Any, Any]]]:
+def harness(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[Harness[object, ScriptOutcome]]]:
     """``harness(config, mutant=None)`` lends an engine of each tier in turn, for tests that run scripts by hand."""
     tier: str = request.param
     session, wanted = _session_of(request.config), _option(request.config, "tier")
 
-    def lend(config: Any, **how: Any) -> AbstractContextManager[Harness[Any, Any]]:
+    def lend(config: object, **how: Any) -> AbstractContextManager[Harness[object, ScriptOutcome]]:
         from scripted.core.adapters import adapter_for
 
         if tier == "server" and wanted == "all" and (why := _why_no_servers(how.get("adapter") or adapter_for(config))):
@@ -213,7 +214,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
+    item: pytest.Item, call: pytest.CallInfo[object]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show a script's own report instead of a traceback through the harness; count what it compared and left."""
     with _finalizers_later():
@@ -321,7 +322,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[object]) -> None:
     """Let ``--pdb`` stop in the script. In the server tier the script has run in another process, and is gone."""
     if call.excinfo is None or not node.config.getoption("usepdb", False):
         return
@@ -370,7 +371,7 @@ def _scripted_test(function: object) -> ScriptedTest | None:
     return spec if kind is not None and isinstance(spec, kind) else None
 
 
-def _offered(tiers: list[str], wanted: str, adapter: str) -> list[Any]:
+def _offered(tiers: list[str], wanted: str, adapter: str) -> list[object]:
     """The tiers; where servers cannot be started, and nobody asked for them by name, theirs is skipped."""
     if wanted == "server" or "server" not in tiers or not (why := _why_no_servers(adapter)):
         return list(tiers)

@@ -115,7 +115,7 @@ class ScriptedSession:
             return run_isolated(test, options, run)
         return run().counts()
 
-    def _harness_for(self, test: ScriptedTest) -> AbstractContextManager[Harness[Any, ScriptOutcome]]:
+    def _harness_for(self, test: ScriptedTest) -> AbstractContextManager[Harness[object, ScriptOutcome]]:
         return self.harness(test.config, "server", adapter=test.adapter, placement=test.placement)
 
     def take_counts(self) -> dict[str, int] | None:
@@ -153,13 +153,13 @@ class ScriptedSession:
     @contextmanager
     def harness(
         self,
-        config: Any,
+        config: object,
         tier: str,
         *,
         mutant: str | None = None,
         adapter: str | None = None,
         placement: str = "local",
-    ) -> Iterator[Harness[Any, ScriptOutcome]]:
+    ) -> Iterator[Harness[object, ScriptOutcome]]:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         adapter = adapter or adapter_for(config)
         mutant = mutant or self._mutant_of(adapter)

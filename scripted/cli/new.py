@@ -29,7 +29,11 @@ lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
 
 
 def new_test(
-    name: str, *, folder: Path = DEFAULT_FOLDER, settings: Mapping[str, str] | None = None, adapter: str = DEFAULT_ADAPTER
+    name: str,
+    *,
+    folder: Path = DEFAULT_FOLDER,
+    settings: Mapping[str, str] | None = None,
+    adapter: str = DEFAULT_ADAPTER,
 ) -> Path:
     """Write ``test_<name>.py`` and return its path. ``settings`` are values of the adapter's configuration.
 

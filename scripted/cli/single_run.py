@@ -74,7 +74,7 @@ def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[st
         yield f"outputs compared with the same request run alone: {done.compared}"
 
 
-def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
+def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
     """``NAME=VALUE`` pairs as the script's parameters; a value is JSON, or else text.
 
     Raises ScriptDefinitionError for a name that the script does not take, and for one that is missing.
@@ -124,7 +124,7 @@ def _show_schedule(mutant: Mutant, adapter: str) -> bool:
     return without is None and with_it is not None and mutant.signature in with_it.text
 
 
-def _show_in(mutant: Mutant, tier: str, arguments: dict[str, Any]) -> bool:
+def _show_in(mutant: Mutant, tier: str, arguments: dict[str, object]) -> bool:
     runs = {
         name: run_script(mutant.test, tier=tier, arguments=arguments, mutant=name, title=mutant.name)
         for name in (None, mutant.name)
@@ -146,7 +146,7 @@ def _word(run: RecordedRun) -> str:
     return f"{how} ({run.steps} steps, {run.seconds:.2f} s)"
 
 
-def _read_pair(pair: str) -> tuple[str, Any]:
+def _read_pair(pair: str) -> tuple[str, object]:
     name, separator, text = pair.partition("=")
     if not separator or not name:
         raise ScriptDefinitionError(f"--arg takes NAME=VALUE, got {pair!r}; write --arg chunk=4")
@@ -156,12 +156,12 @@ def _read_pair(pair: str) -> tuple[str, Any]:
         return name, text
 
 
-def parametrized(test: ScriptedTest) -> dict[str, list[Any]]:
+def parametrized(test: ScriptedTest) -> dict[str, list[object]]:
     """The values that pytest would give each parameter, from the test's own parametrize marks."""
     return {name: values for mark in getattr(test.script, "pytestmark", ()) for name, values in _values_of(mark)}
 
 
-def _values_of(mark: Any) -> Iterator[tuple[str, list[Any]]]:
+def _values_of(mark: Any) -> Iterator[tuple[str, list[object]]]:
     if mark.name != "parametrize":
         return
     names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else list(mark.args[0])
@@ -184,7 +184,7 @@ def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
     return good
 
 
-def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
+def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
     """The first of each parameter's values, where none is given."""
     first = [f"{name}={msgspec.json.encode(values[0]).decode()}" for name, values in parametrized(test).items()]
     return read_arguments(test, [*first, *given])

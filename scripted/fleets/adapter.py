@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from scripted.core.action import Action
 from scripted.core.base_adapter import BaseAdapter
@@ -77,7 +77,7 @@ class FleetAdapter(
         """The role of a machine of this name. Raises BadCall."""
 
     @abstractmethod
-    def config_of(self, config: FleetConfig, name: str) -> Any:
+    def config_of(self, config: FleetConfig, name: str) -> object:
         """The configuration of one machine. Raises what its adapter raises."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class FleetAdapter(
                     self.config_of(smaller, name)
                 yield smaller
 
-    def limits_of(self, config: FleetConfig) -> Any:
+    def limits_of(self, config: FleetConfig) -> object:
         return self.inner.limits_of(self.config_of(config, next(name for name in config.names if name[0] != "p")))
 
     # -- a run --

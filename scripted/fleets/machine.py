@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Generic, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -357,7 +357,7 @@ class AdapterOfFleets(Adapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, F
     @property
     def inner(self) -> MemberAdapter: ...
 
-    def config_of(self, config: FleetConfig, name: str) -> Any:
+    def config_of(self, config: FleetConfig, name: str) -> object:
         """The configuration of one machine. Raises what its adapter raises."""
         ...
 

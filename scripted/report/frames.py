@@ -64,7 +64,7 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     return shown if shown and meant else tuple(frames[first:])
 
 
-def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
+def position_of(script: Generator[object, Any, object] | None) -> tuple[Frame, ...]:
     """Return the position of a suspended generator and the generators that it delegates to, outermost first.
 
     Waits of the harness are left out: the script's line names them.

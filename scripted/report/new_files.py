@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,7 +15,7 @@ def command_of(path: Path) -> str:
     return f"pytest {shlex.quote(str(path))} --tier sim"
 
 
-def render_source(template: Path, **values: Any) -> str:
+def render_source(template: Path, **values: object) -> str:
     """Render Python source from a template; a name that is missing in ``values`` is an error."""
     environment = Environment(
         loader=FileSystemLoader(template.parent),

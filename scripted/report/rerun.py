@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run of an ``adapter``; the ``error`` that ended it, as ``Type: text``, and ``where`` it was raised.
+    """Every step of a run of an ``adapter``; its ``error``, as ``Type: text``, and ``where`` that was raised.
 
     ``schedule`` is the line that was run, ``unreached`` its actions that found nothing to act on, ``config`` its
     settings. ``differs`` says where the run left its recording, ``broken`` where its engine first broke a promise.

@@ -33,9 +33,9 @@ class TraceError(LockstepError, ValueError):
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The setup and the outcome of a run.
 
-    ``config`` has the settings of the ``adapter`` that differ from their defaults. ``outcome`` is 'passed' or the failure
-    in one line; ``died``: the scheduler did not survive the last step. ``mutant`` is the bug that was switched on. The
-    ``schedule`` repeats the run, or the ``script`` (``FILE::NAME``) with its ``arguments``.
+    ``config`` has the settings of the ``adapter`` that differ from their defaults. ``outcome`` is 'passed' or the
+    failure in one line; ``died``: the scheduler did not survive the last step. ``mutant`` is the bug that was switched
+    on. The ``schedule`` repeats the run, or the ``script`` (``FILE::NAME``) with its ``arguments``.
     """
 
     title: str

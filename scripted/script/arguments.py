@@ -22,7 +22,7 @@ _LEAST_INT: Final = -(2**63)
 _MOST_INT: Final = 2**64 - 1
 
 
-def check_plain(arguments: Mapping[str, Any]) -> None:
+def check_plain(arguments: Mapping[str, object]) -> None:
     """Raise BadCall, with the argument's name, for a value that would not arrive with its type."""
     for name, value in arguments.items():
         _check(name, value)
@@ -40,7 +40,7 @@ def packed(value: object) -> Any:
     return value
 
 
-def unpacked(value: Any) -> Any:
+def unpacked(value: object) -> Any:
     if isinstance(value, msgspec.msgpack.Ext):
         if value.code == _PATH:
             return Path(os.fsdecode(bytes(value.data)))
@@ -52,17 +52,18 @@ def unpacked(value: Any) -> Any:
     return value
 
 
-def _check(where: str, value: Any) -> None:
+def _check(where: str, value: object) -> None:
     kind = type(value)
-    if kind in (list, tuple):
+    # By the exact type: an object of a subclass would arrive as its base.
+    if isinstance(value, list | tuple) and kind in (list, tuple):
         for index, one in enumerate(value):
             _check(f"{where}[{index}]", one)
-    elif kind is dict:
+    elif isinstance(value, dict) and kind is dict:
         for key, one in value.items():
             if type(key) not in (str, int):
                 raise BadCall(f"{where} has the key {key!r}, a {type(key).__name__}; use strings or whole numbers")
             _check(f"{where}[{key!r}]", one)
-    elif kind is int:
+    elif isinstance(value, int) and kind is int:
         if not _LEAST_INT <= value <= _MOST_INT:
             raise BadCall(f"{where} is {value}, which has more than 64 bits and cannot travel; pass it as a string")
     elif value is not None and kind not in (bool, float, str, bytes, _PATHS):

@@ -174,10 +174,10 @@ def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoR
         os._exit(1)
 
 
-def _watch_for_debuggers(writer: Connection, child: int) -> Callable[[str, tuple[Any, ...]], None]:
+def _watch_for_debuggers(writer: Connection, child: int) -> Callable[[str, tuple[object, ...]], None]:
     """Tell the parent when a debugger starts. An audit hook adds no frame at the line where a debugger stops."""
 
-    def hook(event: str, _arguments: tuple[Any, ...]) -> None:
+    def hook(event: str, _arguments: tuple[object, ...]) -> None:
         is_debugger = event == "builtins.breakpoint" or (
             event == "sys.settrace" and _is_in_debugger(sys._getframe(1))  # noqa: SLF001 - the caller's frame
         )

@@ -370,7 +370,7 @@ class BaseContext(Asked):
         lines = dict.fromkeys(self._lines)
         return [Note(step, linecache.getline(file, line).strip(), file, line) for step, file, line in lines]
 
-    def _note_position(self, script: Generator[Any, Any, Any] | None) -> None:
+    def _note_position(self, script: Generator[object, Any, object] | None) -> None:
         """Note the wait that the script is in: with ``yield from`` no line of the script runs until it ends."""
         at: Any = script
         while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:

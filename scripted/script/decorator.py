@@ -46,7 +46,7 @@ def run_tests_with(runner: TestRunner) -> None:
 
 
 def scripted(
-    config: Any = None,
+    config: object = None,
     *,
     adapter: str | None = None,
     tiers: Sequence[str] = TIERS,
@@ -96,29 +96,39 @@ def scripted(
             placement=placement,
         )
         runs.check_script(made.config, tiers=chosen, oracle=oracle, placement=placement)
-
-        @functools.wraps(function)
-        def test(*instances: object, **arguments: Any) -> None:
-            __tracebackhide__ = True
-            tier = arguments.pop(TIER_PARAMETER, None)
-            spec = spec_of(test)
-            if tier is None:
-                raise ScriptDefinitionError(
-                    f"{function.__qualname__} was called, and pytest has not said in which tier; pytest runs scripts "
-                    "that are functions or methods of plain classes, not of a unittest.TestCase; by hand, give it to "
-                    "run() of a ScriptedSim or a ScriptedServer"
-                )
-            if instances:
-                owner = instances[0] if isinstance(instances[0], type) else type(instances[0])
-                spec = msgspec.structs.replace(spec, script=method_of(owner, function))
-            _run_test(spec, tier, arguments)
-
-        tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
-        keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        test.__dict__.update(__signature__=inspect.Signature([*instance, *keyword_only, tier]), scripted=made)
-        return test if instance or "." not in function.__qualname__ else _static(test)
+        return _test_function(function, made, instance, parameters)
 
     return decorate
+
+
+def _test_function(
+    function: Callable[..., object],
+    made: ScriptedTest,
+    instance: Sequence[inspect.Parameter],
+    parameters: Sequence[inspect.Parameter],
+) -> Callable[..., None]:
+    """Make the function that pytest calls, with the parameters before and after ``t`` and the tier."""
+
+    @functools.wraps(function)
+    def test(*instances: object, **arguments: object) -> None:
+        __tracebackhide__ = True
+        tier = arguments.pop(TIER_PARAMETER, None)
+        spec = spec_of(test)
+        if not isinstance(tier, str):
+            raise ScriptDefinitionError(
+                f"{function.__qualname__} was called, and pytest has not said in which tier; pytest runs scripts "
+                "that are functions or methods of plain classes, not of a unittest.TestCase; by hand, give it to "
+                "run() of a ScriptedSim or a ScriptedServer"
+            )
+        if instances:
+            owner = instances[0] if isinstance(instances[0], type) else type(instances[0])
+            spec = msgspec.structs.replace(spec, script=method_of(owner, function))
+        _run_test(spec, tier, arguments)
+
+    tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    test.__dict__.update(__signature__=inspect.Signature([*instance, *keyword_only, tier]), scripted=made)
+    return test if instance or "." not in function.__qualname__ else _static(test)
 
 
 def test_of(found: object) -> ScriptedTest | None:
@@ -137,7 +147,7 @@ def spec_of(test: Callable[..., object]) -> ScriptedTest:
     return spec
 
 
-def _adapter_of(config: object, settings: Mapping[str, Any]) -> str:
+def _adapter_of(config: object, settings: Mapping[str, object]) -> str:
     """Name the adapter with configurations of this type. Raises ScriptDefinitionError."""
     if config is None:
         raise ScriptDefinitionError(
@@ -154,7 +164,7 @@ def _adapter_of(config: object, settings: Mapping[str, Any]) -> str:
     return name
 
 
-def _config_of(name: str, config: Any, settings: Mapping[str, Any]) -> Any:
+def _config_of(name: str, config: object, settings: Mapping[str, object]) -> object:
     """Return the given configuration, or make one from settings."""
     adapter = adapter_named(name)
     if config is None:
@@ -208,6 +218,21 @@ def _check_script(function: Callable[..., object]) -> tuple[list[inspect.Paramet
         raise ScriptDefinitionError(f"@scripted decorates functions, got {function!r}")
     code = code_of(function)
     where = f"{code.co_filename}:{code.co_firstlineno}: {function.__qualname__}"
+    _check_kind(function, where)
+    parameters = list(inspect.signature(function).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    first = 1 if "." in function.__qualname__ and names[:1] != ["t"] else 0
+    if names[first : first + 1] != ["t"]:
+        raise ScriptDefinitionError(f"{where} must take t as its first parameter, it takes {names}")
+    idle = next(idle_statements(function), None)
+    if idle is not None:
+        raise ScriptDefinitionError(f"{where} tests nothing in {idle}")
+    _check_unique(function, where)
+    return parameters[:first], parameters[first + 1 :]
+
+
+def _check_kind(function: types.FunctionType, where: str) -> None:
+    """Raise ScriptDefinitionError unless this is a named generator function that another process can find."""
     if function.__name__ == "<lambda>":
         raise ScriptDefinitionError(
             f"{where} is a lambda; the scheduler process finds a script by its name, so give it one"
@@ -231,16 +256,6 @@ def _check_script(function: Callable[..., object]) -> tuple[list[inspect.Paramet
         raise ScriptDefinitionError(
             f"{where} never yields, so it would never run a step; a script is a generator function"
         )
-    parameters = list(inspect.signature(function).parameters.values())
-    names = [parameter.name for parameter in parameters]
-    first = 1 if "." in function.__qualname__ and names[:1] != ["t"] else 0
-    if names[first : first + 1] != ["t"]:
-        raise ScriptDefinitionError(f"{where} must take t as its first parameter, it takes {names}")
-    idle = next(idle_statements(function), None)
-    if idle is not None:
-        raise ScriptDefinitionError(f"{where} tests nothing in {idle}")
-    _check_unique(function, where)
-    return parameters[:first], parameters[first + 1 :]
 
 
 def _check_unique(function: Callable[..., object], where: str) -> None:

@@ -31,7 +31,7 @@ from scripted.script.watchdog import Struck, watchdog
 # A ``finally`` that yields has to be closed again.
 _MOST_CLOSES: Final = 100
 # Scripts that yield whenever they are closed. Kept alive, because the collector would close them again.
-_never_ending: Final[list[Generator[Any, None, Any]]] = []
+_never_ending: Final[list[Generator[object, None, object]]] = []
 
 
 class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +80,8 @@ class ScriptExecution(Generic[RunT]):
     def __init__(
         self,
         function: ScriptFunction,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         options: ScriptOptions,
         *,
         keeps_output: bool = False,
@@ -89,7 +89,7 @@ class ScriptExecution(Generic[RunT]):
         self.function = function
         self.options = options
         self.context: BaseContext | None = None
-        self.script: Generator[Any, None, Any] | None = None
+        self.script: Generator[object, None, object] | None = None
         self.started = time.perf_counter()
         # Whether the watchdog of this process has struck.
         self.is_late: Callable[[], bool] = lambda: False
@@ -146,7 +146,7 @@ class ScriptExecution(Generic[RunT]):
         if self.script is not None:
             _never_ending.append(self.script)
 
-    def _go_on(self, on: Callable[[Generator[Any, None, Any]], object]) -> object:
+    def _go_on(self, on: Callable[[Generator[object, None, object]], object]) -> object:
         script = self.script
         assert script is not None
         with ExitStack() as stack:

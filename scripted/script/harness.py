@@ -21,13 +21,14 @@ from scripted.script.options import ScriptOptions
 
 if TYPE_CHECKING:
     from scripted.script.execution import ScriptOutcome
+    from scripted.script.source import ScriptFunction
 
 Tier = Literal["sim", "server"]
 TIERS: Final[tuple[Tier, ...]] = ("sim", "server")
 # Where the stages of the server tier run: forked beside the scheduler, joined over TCP, placed by Ray.
 PLACEMENTS: Final = ("local", "join", "ray")
 
-ConfigT = TypeVar("ConfigT")
+ConfigT = TypeVar("ConfigT", covariant=True)
 OutcomeT = TypeVar("OutcomeT", bound="ScriptOutcome", covariant=True)
 
 
@@ -49,11 +50,11 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
 
     def run(
         self,
-        script: Callable[..., Any],
-        *args: Any,
+        script: Callable[..., object],
+        *args: object,
         timeout_s: float = ScriptOptions().timeout_s,
         options: ScriptOptions | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> OutcomeT:
         """Run a generator function that takes ``t``.
 
@@ -62,7 +63,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
         if isinstance(script, functools.partial):
             if script.args:
                 raise ScriptDefinitionError(f"{script!r} has arguments before t; give them to run(script, *args)")
-            partial: functools.partial[Any] = script
+            partial: functools.partial[object] = script
             script, kwargs = partial.func, partial.keywords | kwargs
         if "scripted" in getattr(script, "__dict__", {}):
             # @scripted wraps the generator function.
@@ -73,7 +74,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
 
     @abstractmethod
     def _run(
-        self, script: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> OutcomeT: ...
 
     @abstractmethod
@@ -95,7 +96,9 @@ class ScriptedSim(Harness[ConfigT, OutcomeT]):
     tier = "sim"
 
     @classmethod
-    def start(cls, config: Any, *, mutant: str | None = None, adapter: str | None = None) -> ScriptedSim[Any, Any]:
+    def start(
+        cls, config: Any, *, mutant: str | None = None, adapter: str | None = None
+    ) -> ScriptedSim[object, ScriptOutcome]:
         """Start a sim of this configuration, by the adapter named or the one that has such configurations."""
         return sims_of(adapter or adapter_for(config)).start_sim(config, mutant=mutant)
 
@@ -108,7 +111,7 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
     @classmethod
     def start(
         cls, config: Any, *, mutant: str | None = None, adapter: str | None = None, placement: str = "local"
-    ) -> ScriptedServer[Any, Any]:
+    ) -> ScriptedServer[object, ScriptOutcome]:
         """Start a server of this configuration and wait until it is ready for a script.
 
         ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers, and
@@ -131,7 +134,7 @@ class ServerPool(Protocol):
 
     def lend(
         self, config: Any, *, mutant: str | None, placement: str, device: str | None
-    ) -> AbstractContextManager[ScriptedServer[Any, Any]]:
+    ) -> AbstractContextManager[ScriptedServer[object, ScriptOutcome]]:
         """Lend a server while the context is open. ``device``, if given, overrides the configuration's."""
         ...
 
@@ -148,7 +151,7 @@ class StartsSims(Protocol):
         """Raise ScriptDefinitionError for options of ``@scripted`` that scripts of this adapter cannot have."""
         ...
 
-    def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[Any, Any]: ...
+    def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[object, ScriptOutcome]: ...
 
 
 @runtime_checkable
@@ -161,7 +164,9 @@ class HasServers(Protocol):
         """Return why no server can be started here, and the remedy; empty if servers can be started."""
         ...
 
-    def start_server(self, config: Any, *, mutant: str | None, placement: str) -> ScriptedServer[Any, Any]: ...
+    def start_server(
+        self, config: Any, *, mutant: str | None, placement: str
+    ) -> ScriptedServer[object, ScriptOutcome]: ...
 
     def new_servers(self) -> ServerPool: ...
 

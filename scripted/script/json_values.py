@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from scripted.core.errors import BadCall
 
 
-def as_json(call: str, name: str, value: Any) -> Any:
+def as_json(call: str, name: str, value: object) -> object:
     """Convert a value to JSON. Raises BadCall, with the argument's name, for a value that JSON cannot express."""
     if value is None or isinstance(value, bool):
         return value

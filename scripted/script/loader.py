@@ -125,16 +125,16 @@ def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]
             yield from _names_in(value, f"{prefix}{name}.")
 
 
-def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:
+def _found(module: types.ModuleType, name: str) -> tuple[object, object]:
     """Look up a dotted name in a module: the owner of the object, and the object; None if there is none."""
-    owner: Any = None
-    found: Any = module
+    owner: object = None
+    found: object = module
     for part in name.split("."):
         owner, found = found, getattr(found, part, None)
     return owner, found
 
 
-def _bound(owner: Any, function: Any) -> Any:
+def _bound(owner: object, function: object) -> object:
     """Bind a method to a new object of its class; return any other function as it is."""
     if not isinstance(owner, type) or not inspect.isfunction(function):
         return function

@@ -181,7 +181,7 @@ class _Hooks:
             if site.is_assertion:
                 self.asked.failing.add(site)
 
-    def asserting(self, number: int, function: Any) -> Any:
+    def asserting(self, number: int, function: object) -> object:
         """Count the call of a function whose name says that it asserts, unless its own assertions are counted."""
         if HOOKS not in getattr(function, "__globals__", ()):
             self.reached(number)
@@ -296,7 +296,7 @@ def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
             function.__code__ = new
 
 
-def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
+def _functions_of(names: dict[str, Any]) -> Iterator[types.FunctionType]:
     """Find the functions of a module that are alive: through its names and through the garbage collector.
 
     The collector alone is not enough, because it does not know objects that ``gc.freeze`` has set aside.
@@ -343,7 +343,7 @@ def _is_same_shape(old: types.CodeType, new: types.CodeType) -> bool:
     return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
-def _add_rewriting(names: dict[str, object]) -> None:
+def _add_rewriting(names: dict[str, Any]) -> None:
     """Add the names that rewritten assertions use to modules that pytest has not rewritten itself."""
     try:
         import _pytest.assertion.rewrite as rewrite

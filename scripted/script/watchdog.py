@@ -63,6 +63,49 @@ def unwatched() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
 
 
+class _Watch:
+    """The state of one watchdog between its signals. ``said`` is the text of its Overdue, empty before."""
+
+    def __init__(
+        self, timeout_s: float, what: str, is_busy: bool, is_owner: Callable[[FrameType | None], bool]
+    ) -> None:
+        self.said = ""
+        self._timeout_s = timeout_s
+        self._what = what
+        self._is_busy = is_busy
+        self._is_owner = is_owner
+        self._computed_before = _watched_s()
+        self._ran_before = 0.0
+        self._turns = 0
+        self._looks = 0
+
+    def strike(self, _signum: int, frame: FrameType | None) -> None:
+        """Handle the timer's signal: set the timer again, or raise."""
+        if self.said:
+            raise Struck
+        if self._was_starved():
+            signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
+            return
+        self._looks += 1
+        if self._looks < _LOOKS and not self._is_owner(frame):
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S)
+            return
+        self.said = self._what.format(self._timeout_s, name="" if frame is None else frame.f_code.co_qualname)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+        raise Overdue(self.said)
+
+    def _was_starved(self) -> bool:
+        """Count another turn if busy code computed for less than half of the time, yet computes at all."""
+        if not self._is_busy or self._turns >= _TURNS_LIMIT:
+            return False
+        ran = _ran_or_waited_s()
+        goes_on = not self._turns or ran - self._ran_before > _LEAST_SHARE * self._timeout_s
+        if not goes_on or _watched_s() - self._computed_before >= self._timeout_s / 2:
+            return False
+        self._turns, self._ran_before = self._turns + 1, ran
+        return True
+
+
 @contextlib.contextmanager
 def watchdog(
     timeout_s: float,
@@ -84,33 +127,13 @@ def watchdog(
         yield lambda: False
         return
 
-    turns, ran_before, looks, said = 0, 0.0, 0, ""
-
-    def overdue(_signum: int, frame: FrameType | None) -> None:
-        nonlocal turns, ran_before, looks, said
-        if said:
-            raise Struck
-        spent = _watched_s() - computed
-        ran = _ran_or_waited_s()
-        goes_on = not turns or ran - ran_before > _LEAST_SHARE * timeout_s
-        if is_busy and spent < timeout_s / 2 and goes_on and turns < _TURNS_LIMIT:
-            turns, ran_before = turns + 1, ran
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)
-            return
-        looks += 1
-        if looks < _LOOKS and not is_owner(frame):
-            signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S)
-            return
-        said = what.format(timeout_s, name="" if frame is None else frame.f_code.co_qualname)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
-        raise Overdue(said)
-
-    before, started, computed = signal.signal(signal.SIGALRM, overdue), time.monotonic(), _watched_s()
+    watch = _Watch(timeout_s, what, is_busy, is_owner)
+    before, started = signal.signal(signal.SIGALRM, watch.strike), time.monotonic()
     left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        yield lambda: bool(said)
+        yield lambda: bool(watch.said)
     except Struck as exc:
-        raise Overdue(said).with_traceback(exc.__traceback__) from None
+        raise Overdue(watch.said).with_traceback(exc.__traceback__) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from scripted.report.failure import FailureReport
 from scripted.script.arguments import check_plain, packed
 from scripted.script.options import ScriptOptions
-from scripted.script.source import file_of
+from scripted.script.source import ScriptFunction, file_of
 
 
 class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -26,8 +25,8 @@ class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     file: str
     name: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     options: ScriptOptions = ScriptOptions()
     import_paths: tuple[str, ...] = ()
     mutant: str | None = None
@@ -46,7 +45,11 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def command_to_run(
-    script: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: ScriptOptions, mutant: str | None = None
+    script: ScriptFunction,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    options: ScriptOptions,
+    mutant: str | None = None,
 ) -> RunScript:
     """Make the command for a function at the top level of its file. Raises BadCall for arguments of other types."""
     check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | dict(kwargs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 import msgspec
 from typing_extensions import TypeVar
@@ -50,6 +50,9 @@ from scripted.sdk.workloads import workloads_of
 from scripted.search.execution import Outcome
 from scripted.search.mutant_search import Found
 
+if TYPE_CHECKING:
+    from scripted.script.execution import ScriptOutcome
+
 _WIDTH: Final = 116
 # Names with another meaning in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
@@ -73,6 +76,15 @@ def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
     except TypeError as exc:
         raise ScriptDefinitionError(f"{rule}: {exc}") from exc
     return default
+
+
+def _check_functions(name: str, default: object, **parts: tuple[Callable[..., object], type]) -> None:
+    """Raise ScriptDefinitionError for a part that is no function of a configuration to its type."""
+    for part, (function, made) in parts.items():
+        if not callable(function) or not isinstance(function(default), made):
+            raise ScriptDefinitionError(
+                f"{part}= of {name} is a function that returns the {made.__name__} of a configuration"
+            )
 
 
 class SchedulerAdapter(
@@ -143,15 +155,8 @@ class SchedulerAdapter(
         self._may_grow = tuple(may_grow)
         self._fresh: dict[_SettingsT, Fresh] = {}
         default = _default_of(name, config)
-        for part, value, made in (("limits", limits, Limits), ("can", can, Capabilities)):
-            if not callable(value) or not isinstance(value(default), made):
-                raise ScriptDefinitionError(
-                    f"{part}= of {name} is a function that returns the {made.__name__} of a configuration"
-                )
-        self.workloads: Mapping[str, str] = {
-            **workloads_of(limits(default), can(default)),
-            **(workloads or {}),
-        }
+        _check_functions(name, default, limits=(limits, Limits), can=(can, Capabilities))
+        self.workloads: Mapping[str, str] = {**workloads_of(limits(default), can(default)), **(workloads or {})}
         self.space = SchedulerSpace(self, config, settings or {}, actions or {}, needed or {}, crowded or {})
         # All capabilities of some configuration are part of the language of schedules.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
@@ -315,7 +320,7 @@ class SchedulerAdapter(
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
-    def check_script(self, config: Any, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
+    def check_script(self, config: object, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
         """A real server only where there is one, and all checks."""
         del config
         if not oracle:
@@ -329,7 +334,7 @@ class SchedulerAdapter(
                 f"the adapter {self.name} has no live server, so its scripts run in the sim tier; leave out tiers"
             )
 
-    def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[Any, Any]:
+    def start_sim(self, config: object, *, mutant: str | None) -> ScriptedSim[object, ScriptOutcome]:
         from scripted.sdk.script.runner import SdkSim
 
         return SdkSim(self, config, mutant=mutant)
@@ -337,7 +342,9 @@ class SchedulerAdapter(
     def why_no_servers(self) -> str:
         return "" if self.live else f"the adapter {self.name} has no live server; use --tier sim"
 
-    def start_server(self, config: Any, *, mutant: str | None, placement: str) -> ScriptedServer[Any, Any]:
+    def start_server(
+        self, config: object, *, mutant: str | None, placement: str
+    ) -> ScriptedServer[object, ScriptOutcome]:
         from scripted.sdk.live.server import LiveServer  # needs ZMQ
 
         del placement

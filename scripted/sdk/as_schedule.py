@@ -10,7 +10,7 @@ from scripted.core.translation import Lengths, RecordedStep, Translated, Transla
 from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Record, Stepped, Tokens
 
 
-def schedule_of(adapter: Any, config: Any, records: Sequence[Record]) -> Translated:
+def schedule_of(adapter: Any, config: object, records: Sequence[Record]) -> Translated:
     """Translate the steps of a machine of this configuration."""
     translator = _Translator(adapter, config, records)
     return translator.translated(Schedule(config, (), adapter.name), map(_recorded, records), records, plan_of)
@@ -30,7 +30,7 @@ def _recorded(record: Record) -> RecordedStep:
 
 
 class _Translator(Translator):
-    def __init__(self, adapter: Any, config: Any, records: Sequence[Record]) -> None:
+    def __init__(self, adapter: Any, config: object, records: Sequence[Record]) -> None:
         limits, can = adapter.limits_of(config)
         told = [record.stepped for record in records if record.stepped is not None]
         super().__init__(

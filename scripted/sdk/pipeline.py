@@ -365,29 +365,7 @@ class SimulatedRunner:
     def _write(self, share: Share) -> None:
         tokens = self._requests[share.rid]
         end, drafts = share.start + share.count, len(share.draft_ids)
-        if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
-            raise Violation(
-                f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
-                f"{len(tokens.ids)} tokens, those in flight included",
-                bounds=Bounds(share.rid, last=len(tokens.ids) + drafts - 1)
-                if drafts
-                else Bounds(share.rid, end=len(tokens.ids)),
-            )
-        if end - drafts > self._context:
-            raise Violation(
-                f"{share.rid} computes positions {share.start} to {end - 1}, beyond its context of {self._context} "
-                "tokens",
-                bounds=Bounds(share.rid, end=self._context),
-            )
-        if share.token_ids is not None:
-            self._compare(share, tokens)
-        for block_ids in share.tables:
-            room = len(block_ids) * self._size
-            if end > room:
-                raise Violation(
-                    f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
-                    f"{list(block_ids)}"
-                )
+        self._check_positions(share, tokens)
         fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
         if drafts:
             fingerprints += links_of(fingerprints[-1], share.draft_ids)[1:]
@@ -415,6 +393,33 @@ class SimulatedRunner:
                 self._written[block] = self._flushes
         if share.states and drafts:
             self._guessing.append((share, tokens))
+
+    def _check_positions(self, share: Share, tokens: _Tokens) -> None:
+        """Raise Violation for positions that the request or its blocks do not have, and for wrong input tokens."""
+        end, drafts = share.start + share.count, len(share.draft_ids)
+        if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
+                f"{len(tokens.ids)} tokens, those in flight included",
+                bounds=Bounds(share.rid, last=len(tokens.ids) + drafts - 1)
+                if drafts
+                else Bounds(share.rid, end=len(tokens.ids)),
+            )
+        if end - drafts > self._context:
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1}, beyond its context of {self._context} "
+                "tokens",
+                bounds=Bounds(share.rid, end=self._context),
+            )
+        if share.token_ids is not None:
+            self._compare(share, tokens)
+        for block_ids in share.tables:
+            room = len(block_ids) * self._size
+            if end > room:
+                raise Violation(
+                    f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
+                    f"{list(block_ids)}"
+                )
 
     def _settle_all(self) -> None:
         for share, tokens in self._guessing:

@@ -19,7 +19,15 @@ from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
 from scripted.search.covering import Row
-from scripted.search.generated import EVENT, REQUEST_FEATURES, SCENARIO, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import (
+    EVENT,
+    REQUEST_FEATURES,
+    SCENARIO,
+    Marks,
+    drawn_events,
+    drawn_requests,
+    event_kinds,
+)
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 _OTHER: Final = "other"

@@ -262,18 +262,8 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         return [f"# The last call raises {type(exc).__name__}."]
     said, plans = words_of(exc), calls.named(standalone.launch)
     helpers = {one.__name__: one for one in standalone.helpers}
-    if exc.bounds is not None and "positions_of" in helpers:
-        rid, first, end, last = exc.bounds
-        rules = [] if first is None else [f"positions[0] <= {first}"]
-        rules += [] if end is None else [f"positions[-1] < {end}"]
-        rules += [] if last is None else [f"positions[-1] == {last}"]
-        positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
-        return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
-    if exc.left_out and "positions_of" in helpers:
-        launched = [one for one in plans if "launches" not in helpers or helpers["launches"](calls.results[one][0])]
-        names = [calls.names[rid] for rid in exc.left_out]
-        rule = f"any(positions_of(plan, name) for plan in plans for name in {names})"
-        return [*_listed("plans", launched[-WAITING_LIMIT:]), *_assert(rule, said)]
+    if "positions_of" in helpers and (exc.bounds is not None or exc.left_out):
+        return _positions(standalone, exc, calls)
     rule = standalone.must_hold(run.machine, calls, said)
     if rule:
         return _assert(rule, said)
@@ -300,6 +290,23 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
                 *_assert(f"any(map({sign}, plans))", f"{waiting} waits, and all of these plans are empty"),
             ]
     raise NotImplementedError(f"what is wrong is not seen in a call or a plan: {words_of(exc)}")
+
+
+def _positions(standalone: Standalone, exc: Violation, calls: Calls) -> list[str]:
+    """Return statements about the positions of plans: wrong ones, or requests without any."""
+    said, plans = words_of(exc), calls.named(standalone.launch)
+    if exc.bounds is not None:
+        rid, first, end, last = exc.bounds
+        rules = [] if first is None else [f"positions[0] <= {first}"]
+        rules += [] if end is None else [f"positions[-1] < {end}"]
+        rules += [] if last is None else [f"positions[-1] == {last}"]
+        positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
+        return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
+    launches = next((one for one in standalone.helpers if one.__name__ == "launches"), None)
+    launched = [one for one in plans if launches is None or launches(calls.results[one][0])]
+    names = [calls.names[rid] for rid in exc.left_out]
+    rule = f"any(positions_of(plan, name) for plan in plans for name in {names})"
+    return [*_listed("plans", launched[-WAITING_LIMIT:]), *_assert(rule, said)]
 
 
 def _listed(name: str, values: Sequence[str]) -> list[str]:

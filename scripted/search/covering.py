@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 # Of each feature that is on, its level.
@@ -45,25 +45,16 @@ def covering_rows(
         together[numbers[one]] |= 1 << numbers[other]
         together[numbers[other]] |= 1 << numbers[one]
     if not pairs:
-        # Nothing goes with anything else: one feature at a time.
+        # No two levels go together: one feature at a time.
         alone = [dict([level]) for level in levels if allows(dict([level]))]
         yield from itertools.cycle(alone or [{}])
     core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
-    threes = [
-        (one, two, three)
-        for one, two, three in itertools.combinations(sorted(core), 3)
-        if together[one] >> two & together[one] >> three & together[two] >> three & 1
-    ]
+    threes = _threes_of(core, together)
     while True:
         rng.shuffle(pairs)
         rng.shuffle(threes)
         missing, wanted, used = together.copy(), set(threes), [0] * len(levels)
-        # Of each two of the triples' levels those that no row has yet with both.
-        thirds: dict[int, dict[int, int]] = {}
-        for three in threes:
-            for here, there in itertools.permutations(three, 2):
-                beside = thirds.setdefault(here, {})
-                beside[there] = beside.get(there, 0) | 1 << sum(three) - here - there
+        thirds = _thirds_of(threes)
         for start in _in_turn(
             ((numbers[one], numbers[other]) for one, other in pairs if missing[numbers[one]] >> numbers[other] & 1),
             (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
@@ -79,6 +70,25 @@ def covering_rows(
                 for here, there in itertools.permutations(three, 2):
                     thirds[here][there] &= ~(1 << sum(three) - here - there)
             yield dict(levels[number] for number in row)
+
+
+def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return every three levels of ``core`` of which each two go together."""
+    return [
+        (one, two, three)
+        for one, two, three in itertools.combinations(sorted(core), 3)
+        if together[one] >> two & together[one] >> three & together[two] >> three & 1
+    ]
+
+
+def _thirds_of(threes: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, int]]:
+    """Return for each two levels of a triple the third ones, as bits: the triples that no row has yet."""
+    thirds: dict[int, dict[int, int]] = {}
+    for three in threes:
+        for here, there in itertools.permutations(three, 2):
+            beside = thirds.setdefault(here, {})
+            beside[there] = beside.get(there, 0) | 1 << sum(three) - here - there
+    return thirds
 
 
 def _in_turn(*all_of: Iterator[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import zmq
@@ -35,10 +35,10 @@ _POLL_MS: Final = 500
 _LOG_TAIL: Final = 3000
 
 
-class LiveServer(ScriptedServer[Any, ScriptOutcome]):
+class LiveServer(ScriptedServer[object, ScriptOutcome]):
     """One server of one configuration. ``usable`` until a script fails on it or it ends."""
 
-    def __init__(self, launcher: Launcher, config: Any, *, mutant: str | None = None) -> None:
+    def __init__(self, launcher: Launcher, config: object, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ class LiveServer(ScriptedServer[Any, ScriptOutcome]):
             self._stack = stack.pop_all()
 
     def _run(
-        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptOutcome:
         """Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
         if not self.usable:
@@ -129,7 +129,7 @@ class LiveServers:
 
     @contextlib.contextmanager
     def lend(
-        self, config: Any, *, mutant: str | None = None, placement: str = "local", device: str | None = None
+        self, config: object, *, mutant: str | None = None, placement: str = "local", device: str | None = None
     ) -> Iterator[LiveServer]:
         """A server of this configuration. Its command says where it computes, so there is no other device."""
         del placement, device

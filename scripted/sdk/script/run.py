@@ -65,7 +65,7 @@ class SdkRun(ScriptedRun):
     records: list[Record]
 
     def __init__(
-        self, config: Any, of: str, source: ScriptSource, *, parts: tuple[Any, Any, Any] | None = None
+        self, config: object, of: str, source: ScriptSource, *, parts: tuple[Any, Any, Any] | None = None
     ) -> None:
         super().__init__(config, of, source, parts=parts)
         self._limits, self._can = self.adapter.limits_of(config)

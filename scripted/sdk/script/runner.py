@@ -52,15 +52,15 @@ class _SdkExecution(ScriptExecution[SdkRun]):
         return f"step {run.step}: {run.adapter.what_is_busy(run)}"
 
 
-class SdkSim(ScriptedSim[Any, ScriptOutcome]):
+class SdkSim(ScriptedSim[object, ScriptOutcome]):
     """Scripts on an adapter's machine: each gets a new one."""
 
-    def __init__(self, adapter: Adapter, config: Any, *, mutant: str | None = None) -> None:
+    def __init__(self, adapter: Adapter, config: object, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._adapter = adapter
 
     def _run(
-        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptOutcome:
         if not self.usable:
             raise HarnessError("this sim was shut down; start another one")
@@ -74,11 +74,11 @@ class SdkSim(ScriptedSim[Any, ScriptOutcome]):
 
 def run_script(
     adapter: Adapter,
-    script: Any,
-    arguments: Mapping[str, Any],
+    script: ScriptFunction,
+    arguments: Mapping[str, object],
     *,
-    args: tuple[Any, ...] = (),
-    config: Any,
+    args: tuple[object, ...] = (),
+    config: object,
     options: ScriptOptions,
     mutant: str | None,
     run_type: type[SdkRun] = SdkRun,
