@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from scripted.core.cuts import Cut, nearest_lines, places_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
@@ -38,10 +39,11 @@ class MutantDoesNotFit(ScriptDefinitionError):
 class Mutant:
     """One bug in ``target``, written as ``module:Class.attribute``; failures that it causes contain ``signature``.
 
-    The text ``cut``, which must occur exactly once in the body of the target's function, becomes ``becomes``. A bug
-    that needs new logic has a ``replacement`` for the whole attribute instead. ``kind`` and ``note`` compare it with
-    the bug of its ``origin``: an imitation fails in the same way through other code. ``schedule`` shows the bug if its
-    test is not a script. ``adapter`` has the targets in which it is searched for; empty for the searched adapter.
+    The text ``cut``, which must occur exactly once in the body of the target's function, becomes ``becomes``; where it
+    is not there as it is written, its lines are looked for with any indentation. A bug that needs new logic has a
+    ``replacement`` for the whole attribute instead. ``kind`` and ``note`` compare it with the bug of its ``origin``: an
+    imitation fails in the same way through other code. ``schedule`` shows the bug if its test is not a script.
+    ``adapter`` has the targets in which it is searched for; empty for the searched adapter.
     """
 
     name: str
@@ -137,17 +139,10 @@ class Mutant:
             raise self._misfit(f"the source of {self.target} cannot be read: {exc}") from exc
         if before.name != healthy.co_name:
             raise self._misfit(f"the file of {self.target} has changed since it was imported")
-        line = 1 + source[: max(0, source.find(self.cut))].count("\n")
-        if (times := source.count(self.cut)) != 1 or line < before.body[0].lineno:
-            raise self._misfit(
-                f"the body of {self.target} must have {self.cut!r} exactly once, but the function has it {times} times"
-                + (f", in line {line}, before its body" if times == 1 else "")
-            )
-        try:
-            definition = _definition_in(source.replace(self.cut, self.becomes))
-        except SyntaxError as exc:
-            raise self._misfit(f"{self.target} cannot be compiled with {self.becomes!r}: {exc}") from exc
-        _keep_lines(definition, line + self.cut.count("\n"), line + self.becomes.count("\n"))
+        place, line = self._place_in(source, before)
+        removed = source[place.start : place.end]
+        definition, becomes = self._edited(source, place)
+        _keep_lines(definition, line + removed.count("\n"), line + becomes.count("\n"))
         ast.increment_lineno(definition, healthy.co_firstlineno - 1)
         broken = _compiled(definition, healthy)
         if broken.co_freevars != healthy.co_freevars:
@@ -159,6 +154,28 @@ class Mutant:
             if name not in function.__globals__ and not hasattr(builtins, name):
                 raise self._misfit(f"{function.__module__} has no name {name!r}, which {self.becomes!r} uses")
         return broken.replace(co_qualname=healthy.co_qualname)
+
+    def _edited(self, source: str, place: Cut) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]:
+        """Return the edited function, and the text that was put in. Raises MutantDoesNotFit."""
+        wrong: SyntaxError | None = None
+        for becomes in place.becomes:
+            try:
+                return _definition_in(source[: place.start] + becomes + source[place.end :]), becomes
+            except SyntaxError as exc:
+                wrong = wrong or exc
+        raise self._misfit(f"{self.target} cannot be compiled with {self.becomes!r}: {wrong}") from wrong
+
+    def _place_in(self, source: str, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Cut, int]:
+        """Return the one place of the cut in the function's body, and its line. Raises MutantDoesNotFit."""
+        places = places_of(source, self.cut, self.becomes)
+        line = 1 + source[: places[0].start if places else 0].count("\n")
+        if len(places) == 1 and line >= definition.body[0].lineno:
+            return places[0], line
+        before = f", in line {line}, before its body" if len(places) == 1 else ""
+        raise self._misfit(
+            f"the body of {self.target} must have {self.cut!r} exactly once, but the function has it {len(places)} "
+            f"times{before}" + ("" if places else nearest_lines(source, self.cut))
+        )
 
     def _misfit(self, why: str) -> MutantDoesNotFit:
         return MutantDoesNotFit(f"the mutant {self.name} does not fit: {why}")

@@ -63,6 +63,30 @@ def test_a_cut_in_a_function_of_each_kind(
     assert call() == healthy
 
 
+@pytest.mark.parametrize(
+    ("cut", "becomes"),
+    [
+        (
+            "            total = first\n            total += second\n",
+            "            total = first\n            total -= second\n",
+        ),
+        ("total = first\n        total += second", "total = first - second"),
+        ("\ttotal += second", "\ttotal -= second"),
+    ],
+)
+def test_a_cut_is_found_whatever_its_indentation(cut: str, becomes: str) -> None:
+    with (
+        mutant("Kinds.raises", cut, becomes).switched_on(),
+        pytest.raises(AssertionError, match="a line below the cut"),
+    ):
+        Kinds().raises(1, 2)
+
+
+def test_a_cut_that_is_not_there_is_refused_with_the_nearest_lines() -> None:
+    with pytest.raises(MutantDoesNotFit, match=r"0 times; the nearest lines are 'total \+= second'"):
+        mutant("Kinds.raises", "total += seconds", "pass").switched_on().__enter__()
+
+
 def _last_line_of(switch: AbstractContextManager[None]) -> traceback.FrameSummary:
     with switch, pytest.raises(AssertionError, match="a line below the cut") as caught:
         Kinds().raises(1, 1)

@@ -1,0 +1,60 @@
+"""Finds the text that a mutant cuts in the source of a function, whatever the indentation of either."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from typing import NamedTuple
+
+# Lines of the source that an error shows for a text that is not there.
+_SHOWN = 3
+
+
+class Cut(NamedTuple):
+    """The place of a text in a source, from ``start`` to ``end``.
+
+    ``becomes`` are the texts to put there: the first that can be compiled.
+    """
+
+    start: int
+    end: int
+    becomes: tuple[str, ...]
+
+
+def places_of(source: str, cut: str, becomes: str) -> list[Cut]:
+    """Return every place of the text: as it is written, or else line by line without regard to indentation."""
+    spans = [found.span() for found in re.finditer(re.escape(cut), source)]
+    if spans:
+        return [Cut(start, end, (becomes, _indented(becomes, _indent_at(source, start)))) for start, end in spans]
+    lines = cut.strip("\n").rstrip().split("\n")
+    pattern = r"\n[ \t]*".join(re.escape(line.strip()) for line in lines)
+    # A text that begins with the indentation of its line begins no later in the line.
+    before = r"^[ \t]*" if lines[0][:1].isspace() else ""
+    spans = [found.span(1) for found in re.finditer(f"{before}({pattern})", source, re.MULTILINE) if pattern]
+    return [Cut(start, end, (_indented(becomes, _indent_at(source, start)),)) for start, end in spans]
+
+
+def _indent_at(source: str, place: int) -> str:
+    line = source[source.rfind("\n", 0, place) + 1 : place]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _indented(text: str, indent: str) -> str:
+    """Return a text for a place in a line with this indentation. Its first line may have been written without any."""
+    first, *rest = text.strip("\n").rstrip().split("\n")
+    if first[:1].isspace():
+        first, *rest = textwrap.dedent("\n".join((first, *rest))).split("\n")
+    else:
+        deeper = "    " if first.endswith(":") else ""
+        rest = [deeper + line for line in textwrap.dedent("\n".join(rest)).split("\n")] if rest else []
+    return f"\n{indent}".join((first, *rest))
+
+
+def nearest_lines(source: str, cut: str) -> str:
+    """Return the lines of the source that are most like the text, as the end of an error; empty if none is."""
+    lines = [line.strip() for line in source.split("\n") if line.strip()]
+    wanted = next((line.strip() for line in cut.split("\n") if line.strip()), "")
+    near = [line for line in lines if wanted and wanted in line][:_SHOWN]
+    near = near or difflib.get_close_matches(wanted, lines, n=_SHOWN, cutoff=0.4)
+    return "; the nearest lines are " + ", ".join(map(repr, near)) if near else ""
