@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
@@ -42,6 +42,16 @@ class ChecksVersions(Protocol):
 
     def version_check(self) -> tuple[bool, str]:
         """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        ...
+
+
+@runtime_checkable
+class TakesClasses(Protocol):
+    """An adapter of a scheduler, parts of which are classes of the user's."""
+
+    @property
+    def class_settings(self) -> Mapping[str, Callable[[str], Mapping[str, str]]]:
+        """The flags, such as ``scheduler``, and functions that make settings of the class's name."""
         ...
 
 
@@ -82,6 +92,13 @@ def explore(
     keep: Annotated[bool, typer.Option(help="keep failures, and run the kept ones first; never with a mutant")] = True,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:CLASS", help="a scheduler of yours, for an adapter that takes one"),
+    ] = None,
+    connector: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="a KV connector of yours, for an adapter that takes one")
+    ] = None,
     version_check: Annotated[
         bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
     ] = False,
@@ -93,6 +110,7 @@ def explore(
         _check_version(adapter)
         return
     require_writable("--to-script", to_script)
+    adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
     console = plain_console()
     database = FailureDatabase(failures) if keep and mutant is None else None
     if target is not None:
@@ -125,6 +143,22 @@ def explore(
     console.print(_verdict(report, still), soft_wrap=True)
     if report.findings or still:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _with_classes(adapter: str, classes: Mapping[str, str | None]) -> str:
+    """Name the variant of an adapter that has these classes of the user's. Raises ScriptDefinitionError."""
+    given = {flag: found for flag, found in classes.items() if found is not None}
+    if not given:
+        return adapter
+    from scripted.core.adapters import adapter_named, variant_name
+
+    known = adapter_named(adapter)
+    defaults: dict[str, str] = {}
+    for flag, found in given.items():
+        if not isinstance(known, TakesClasses) or flag not in known.class_settings:
+            raise ScriptDefinitionError(f"the adapter {adapter} takes no --{flag}; leave it out")
+        defaults |= known.class_settings[flag](found)
+    return variant_name(adapter, defaults)
 
 
 @contextmanager

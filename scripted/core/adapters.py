@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from scripted.core.refusals import ScriptDefinitionError
 
 DEFAULT_ADAPTER: Final = "lockstep"
 _ATTRIBUTE: Final = "ADAPTER"
+_VARIANT: Final = re.compile(r"(?P<adapter>[^+]+)(?P<defaults>(\+\w+=[^+]*)+)")
 
 
 @runtime_checkable
@@ -39,8 +41,25 @@ class OffersNames(Protocol):
     def names(self) -> Mapping[str, type]: ...
 
 
+@runtime_checkable
+class HasVariants(Protocol):
+    """An adapter that can be had with other defaults."""
+
+    def variant(self, name: str, defaults: Mapping[str, str]) -> Adapter:
+        """Return the adapter called ``name`` with these defaults. Raises ScriptDefinitionError for unknown settings."""
+        ...
+
+
+def variant_name(adapter: str, defaults: Mapping[str, str]) -> str:
+    """Name an adapter with other defaults: ``vllm+policy=priority``."""
+    return adapter + "".join(f"+{name}={value}" for name, value in defaults.items())
+
+
 def adapter_named(name: str) -> Adapter:
-    """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name."""
+    """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name.
+
+    ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other processes find it by its name too.
+    """
     found = _found(name)
     if name not in installed_adapters():
         # A schedule's text names its adapter so that another process can load it: keep the name that was used last.
@@ -87,6 +106,8 @@ def _found(name: str) -> Adapter:
         return cast(Adapter, installed_adapters()[name].load())
     if name.endswith(".py"):
         return _adapter_in_file(name)
+    if (variant := _VARIANT.fullmatch(name)) is not None:
+        return _variant(name, variant["adapter"], variant["defaults"])
     module, separator, attribute = name.partition(":")
     if not separator:
         raise ScriptDefinitionError(f"{_where()}; got {name!r}")
@@ -95,6 +116,13 @@ def _found(name: str) -> Adapter:
     except (ImportError, AttributeError) as exc:
         raise ScriptDefinitionError(f"the adapter {name!r} cannot be loaded: {exc}{_hidden(exc)}; {_where()}") from exc
     return _checked(found, name)
+
+
+def _variant(name: str, of: str, defaults: str) -> Adapter:
+    adapter = adapter_named(of)
+    if not isinstance(adapter, HasVariants):
+        raise ScriptDefinitionError(f"the adapter {of} has no variants with other defaults, got {name!r}")
+    return adapter.variant(name, dict(pair.split("=", 1) for pair in defaults.split("+")[1:]))
 
 
 def _adapter_in_file(name: str) -> Adapter:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ClassVar, Generic
 
 from scripted.core.action import Action, RunLike
-from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
+from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT, close_machine
 from scripted.core.mutant import Mutant
 from scripted.core.oracle import OracleT
-from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.states import StateReader
 
 
@@ -39,9 +39,16 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
 
     def drive(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> None:
         output: OutputT | None = None
-        with run:
-            while (step := run.next_step(output)) is not None:
-                output = self.take_step(run, step)
+        try:
+            with run:
+                while (step := run.next_step(output)) is not None:
+                    output = self.take_step(run, step)
+        except BaseException:
+            # The reason why the run ended says more than a thread that does not end after it.
+            with suppress(HarnessError):
+                close_machine(run.machine)
+            raise
+        close_machine(run.machine)
 
     def what_is_busy(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> str:
         return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())

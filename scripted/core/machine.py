@@ -7,7 +7,7 @@ adapter's own code ``Run[MyConfig, MyEvent, ...]``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
@@ -81,6 +81,28 @@ class Machine(Protocol[_EventIn, _OutputOut]):
     def counts(self) -> Mapping[str, int]:
         """Return counts for reports: requests by state, batches in flight, ``blocks_free``."""
         ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A machine with threads, event loops or files of its own.
+
+    It cannot be copied. Its counts can still be asked for when it is closed.
+    """
+
+    def close(self) -> None:
+        """End and release everything; called once, when the run is over."""
+        ...
+
+
+class HasToBeClosed:
+    """Marks a part of a machine that only the machine's own ``close`` can end."""
+
+
+def close_machine(machine: object) -> None:
+    """Close a machine that has anything to close."""
+    if isinstance(machine, Closable):
+        machine.close()
 
 
 class Device(Protocol[_EventOut]):

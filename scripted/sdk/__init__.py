@@ -4,6 +4,7 @@ Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``Scheduler
 leads through it.
 """
 
+from scripted.core.action import Action, SearchBase, verb
 from scripted.core.forks import Copier
 from scripted.core.mutant import Mutant
 from scripted.core.protocol import ADAPTER_API
@@ -31,10 +32,12 @@ from scripted.sdk.messages import (
     Tokens,
     Window,
 )
+from scripted.sdk.signals import SignalAction
 
 __all__ = [
     "ADAPTER_API",
     "Abort",
+    "Action",
     "Add",
     "Answer",
     "Batch",
@@ -53,11 +56,14 @@ __all__ = [
     "Ring",
     "Rows",
     "SchedulerAdapter",
+    "SearchBase",
     "Share",
     "Signal",
+    "SignalAction",
     "StateTable",
     "Stepped",
     "Tokens",
     "Violation",
     "Window",
+    "verb",
 ]

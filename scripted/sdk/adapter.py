@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, get_type_hints
 
 import msgspec
 from typing_extensions import TypeVar
@@ -16,7 +18,7 @@ from scripted.core.base_adapter import BaseAdapter, written_call
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.errors import Overdue
 from scripted.core.forks import Copier, Frozen
-from scripted.core.machine import Machine
+from scripted.core.machine import Closable, Machine, close_machine
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed_action import Placed
@@ -139,6 +141,25 @@ class SchedulerAdapter(
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
+        # For an adapter with other defaults.
+        self._declared: dict[str, Any] = {
+            "machine": machine,
+            "limits": limits,
+            "can": can,
+            "workloads": workloads,
+            "settings": settings,
+            "needed": needed,
+            "crowded": crowded,
+            "actions": actions,
+            "undoing": undoing,
+            "mutants": mutants,
+            "copier": copier,
+            "may_grow": may_grow,
+            "packages": packages,
+            "standalone": standalone,
+            "live": live,
+            "api": api,
+        }
         self.api = api
         self.configuration = config
         self.packages = tuple(packages)
@@ -189,6 +210,21 @@ class SchedulerAdapter(
         default = msgspec.structs.asdict(self._config())
         return {name: value for name, value in msgspec.structs.asdict(config).items() if value != default[name]}
 
+    def variant(self, name: str, defaults: Mapping[str, str]) -> Self:
+        """Return the adapter called ``name`` whose settings have these defaults. Raises ScriptDefinitionError."""
+        changed = self.read_config(defaults)
+        hints = get_type_hints(self._config)
+        fields = [(setting, hints[setting], getattr(changed, setting)) for setting in defaults]
+        # Another process that is sent such a configuration finds its class under this name.
+        kind = re.sub(r"\W", "_", f"{self._config.__name__}_{name}")
+        module = sys.modules[self._config.__module__]
+        config = msgspec.defstruct(
+            kind, fields, bases=(self._config,), frozen=True, kw_only=True, module=module.__name__
+        )
+        setattr(module, kind, config)
+        declared: dict[str, Any] = {**self._declared, "config": config}
+        return type(self)(name, **declared)
+
     def smaller_configs(self, config: _SettingsT) -> Iterator[_SettingsT]:
         """Yield configurations with one setting at its default, where that goes with the others."""
         default = msgspec.structs.asdict(self._config())
@@ -223,8 +259,15 @@ class SchedulerAdapter(
             machine = self._new_machine(config)
             wrong = wrong_in_machine(machine)
             if wrong is not None:
+                close_machine(machine)
                 raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/your_scheduler.md")
+            if self._copier is not None and isinstance(machine, Closable):
+                close_machine(machine)
+                raise ScriptDefinitionError(
+                    f"the machine of {self.name} has close(), so it cannot be copied; leave the copier out"
+                )
             self._fresh[config] = Fresh(machine, self._may_grow, leaves)
+            close_machine(machine)
         return self._fresh[config]
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:

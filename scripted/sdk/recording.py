@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from scripted.core.machine import close_machine
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
@@ -130,6 +131,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
         differs = _difference(number, record, done[-1])
         if differs is not None:
             break
+    close_machine(machine)
     words = dict(adapter.config_words(config))
     log = log_of_adapter(adapter, done, config)
     return Rerun(log, error, differs, recorded_error, adapter=adapter.name, config=words), done

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, SupportsIndex
 
+from scripted.core.machine import Closable, HasToBeClosed
 from scripted.core.phrases import text_of
 from scripted.sdk.messages import Answer, Batch, Refused, Share, Stepped, Tokens
 
@@ -38,6 +39,9 @@ def wrong_in_machine(machine: Any) -> str | None:
         return "has is_idle as a method, which would always be true; make it a property"
     if not _is_whole(machine.depth) or machine.depth < 1:
         return f"has the depth {machine.depth!r}; it is a whole number of at least 1"
+    parts = getattr(machine, "__dict__", {}).values()
+    if not isinstance(machine, Closable) and any(isinstance(part, HasToBeClosed) for part in parts):
+        return "has threads or an event loop, and no close() that ends them"
     return None
 
 

@@ -12,6 +12,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from scripted.core.action import Action
+from scripted.core.machine import close_machine
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
@@ -81,7 +82,7 @@ class SchedulerSpace(Generic[_SettingsT]):
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
         """Settings, requests, events. Raises ScriptDefinitionError where the default makes no machine."""
-        self._adapter.new_parts(self._default, record=False)
+        close_machine(self._adapter.new_parts(self._default, record=False)[0])
         alone = Schedule(self._default, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
         return {
             **{
@@ -202,7 +203,7 @@ class SchedulerSpace(Generic[_SettingsT]):
             return False
         try:
             self._adapter.limits_of(config)
-            self._adapter.new_parts(config, record=False)
+            close_machine(self._adapter.new_parts(config, record=False)[0])
         except (ValueError, ScriptDefinitionError):
             return False
         return True

@@ -1,0 +1,11 @@
+"""Engines with threads, event loops and collectives as machines: one thing runs at a time, in an order that is fixed.
+
+An adapter makes ``Threads`` or an ``EventLoop`` in its machine; ``Collectives`` are the meeting points of ranks.
+"""
+
+from scripted.sdk.cooperative.collectives import Collectives
+from scripted.sdk.cooperative.event_loop import EventLoop
+from scripted.sdk.cooperative.stall import Stall
+from scripted.sdk.cooperative.threads import Threads
+
+__all__ = ["Collectives", "EventLoop", "Stall", "Threads"]

@@ -1,0 +1,38 @@
+"""The action that stops the threads of a machine between two of their own actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from scripted.core.action import Action, SearchBase, verb
+from scripted.sdk.signals import SignalAction
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
+
+# How many waits deep a search stops them.
+_DEPTHS: Final = 4
+
+
+class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
+    """The threads stand still in this step after ``after`` waits, locks included, and go on in the next one.
+
+    Its machine gives the value of the signal ``stall`` to ``Threads.stall``. A wake-up that is lost between a look and
+    a wait shows only so.
+    """
+
+    after: int = 0
+
+    examples: ClassVar = ("stall", "stall after=2")
+
+    @staticmethod
+    @verb
+    def stall_threads(t: BaseContext, *, after: int = 0) -> None:
+        """Let the threads stand still in the next step after this many waits."""
+        Stall(after=after).tell(t)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        del base
+        return [cls(after=after) for after in range(_DEPTHS)]
