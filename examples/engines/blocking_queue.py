@@ -1,0 +1,37 @@
+"""The adapter of an engine behind a blocking queue.
+
+``scripted explore --adapter examples/engines/blocking_queue.py --corpus``
+"""
+
+import blocking_queue_engine
+from engine_machine import ThreadMachine, adapter_of
+
+from scripted.sdk import Mutant
+
+
+class QueueMachine(ThreadMachine):
+    """Messages wait in the engine's own queue while a batch is computed."""
+
+    def __init__(self, config):
+        super().__init__(config, blocking_queue_engine)
+
+    def make(self):
+        engine = blocking_queue_engine.Engine(self.forward, self.tell, *self.config.sizes)
+        engine.start()
+        return engine
+
+
+ADAPTER = adapter_of(
+    "blocking-queue",
+    QueueMachine,
+    Mutant(
+        name="an-abort-overtakes-its-request",
+        origin="written for this example",
+        bug="an abort does not go through the queue: it finds no request that is still in there, and is forgotten",
+        signature="is launched, but it was aborted",
+        test="",
+        target="blocking_queue_engine:Engine.abort",
+        cut='self.messages.put(("abort", request.id))',
+        becomes="self.end_aborted(request.id)",
+    ),
+)
