@@ -147,19 +147,7 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
     config = VllmConfig(
-        scheduler_config=SchedulerConfig(
-            max_model_len=settings.max_model_len,
-            is_encoder_decoder=False,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_num_seqs=settings.max_num_seqs,
-            policy=settings.policy,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
-            scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
-            watermark=settings.watermark,
-            disable_chunked_mm_input=settings.disable_chunked_mm_input,
-            prefill_schedule_interval=settings.prefill_schedule_interval,
-        ),
+        scheduler_config=_scheduler_config(settings),
         cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         # A released vLLM finds no device on a machine without a graphics card.
         device_config=DeviceConfig(device="cpu"),
@@ -196,6 +184,22 @@ def _config_of(settings: Any) -> VllmConfig:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     _connect(config, settings)
     return config
+
+
+def _scheduler_config(settings: Any) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_model_len=settings.max_model_len,
+        is_encoder_decoder=False,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        policy=settings.policy,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
+        scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
+        watermark=settings.watermark,
+        disable_chunked_mm_input=settings.disable_chunked_mm_input,
+        prefill_schedule_interval=settings.prefill_schedule_interval,
+    )
 
 
 def _connect(config: VllmConfig, settings: Any) -> None:

@@ -75,19 +75,21 @@ def said_alone(
 
     An engine that has a LoRA computes the request with it.
     """
-    scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
-    # Simulated tokens of a seed are the same with window layers and without.
-    path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
-    update = UpdateWeights(call_id="weights", model_path=path)
-    lora = limits.loras[0][0] if limits.loras else None
     message = Generate(
         rid="alone",
         prompt_ids=prompt_ids,
         sampling=sampling,
         prompt_logprobs_from=prompt_logprobs_from,
         prompt_top_logprobs_num=prompt_top_logprobs_num,
-        lora=lora,
+        lora=limits.loras[0][0] if limits.loras else None,
     )
+    return _run_alone(message, weights, Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet))
+
+
+def _run_alone(message: Generate, weights: str | None, scheduler: Scheduler, pipeline: SimulatedPipeline) -> SaidAlone:
+    # Simulated tokens of a seed are the same with window layers and without.
+    path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
+    update = UpdateWeights(call_id="weights", model_path=path)
     result = scheduler.step((message,) if path is None else (update, message), 0.0)
     tokens: list[int] = []
     logprobs: list[PromptLogprob] = []

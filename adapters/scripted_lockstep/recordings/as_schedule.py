@@ -159,6 +159,12 @@ def _config_of(limits: Limits) -> EngineConfig:
         host_kv_tokens=limits.host_pages * limits.page_size,
         async_scheduling=limits.async_scheduling,
     )
+    _check_windows(config, limits)
+    return config
+
+
+def _check_windows(config: EngineConfig, limits: Limits) -> None:
+    """Raise RecordingError unless the embedded model with this configuration has the recorded windows."""
     try:
         window_tokens = limits_of(config).window_tokens
     except ConfigError as exc:
@@ -168,7 +174,6 @@ def _config_of(limits: Limits) -> EngineConfig:
             f"the simulated engine cannot stand for the recorded one: its window layers see {window_tokens} tokens, "
             f"those of the recorded one {limits.window_tokens}; replay the recording itself"
         )
-    return config
 
 
 def _speculation_of(limits: Limits) -> dict[str, Any]:

@@ -71,14 +71,7 @@ def replay_engine(
     scheduler, ports = _scheduler_of(recording), NullPorts()
     last = recording.header.first_step - 1 + len(recording.steps)
     last = last if until is None else min(until, last)
-    first_kept = 1 if last_steps is None else last - last_steps + 1
-    try:
-        gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
-    except RecordingError as exc:
-        # The recording has only check sums of plans and replies.
-        for line in _what_went_in(recording):
-            exc.add_note(line)
-        raise
+    gate = _gate_of(recording, scheduler, until, first_kept=1 if last_steps is None else last - last_steps + 1)
     error = differs = None
     try:
         run_loop(gate, scheduler, ports, ports)
@@ -93,18 +86,27 @@ def replay_engine(
     end = recording.end if until is None else None
     if differs is None and error is None and end is not None and recording.checkpoint is None:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
-    recorded_error = error if end is None else end.error
-    recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
-    again = Rerun(
-        log_of(gate.records, recording.header.limits),
-        error,
-        differs,
-        recorded_error,
-        recorded_s,
-        recording.header.first_step,
-        gate.broken,
+    rerun = Rerun(
+        log=log_of(gate.records, recording.header.limits),
+        error=error,
+        differs=differs,
+        recorded_error=error if end is None else end.error,
+        recorded_s=scheduler.now - recording.steps[0].now if recording.steps else 0.0,
+        first_step=recording.header.first_step,
+        broken=gate.broken,
     )
-    return again, gate.records
+    return rerun, gate.records
+
+
+def _gate_of(recording: Recording, scheduler: Scheduler, until: int | None, first_kept: int) -> _WatchedGate:
+    """Make the gate of a replay. Raises RecordingError, with the last steps' inputs as its notes."""
+    try:
+        return _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
+    except RecordingError as exc:
+        # The recording has only checksums of plans and replies.
+        for line in _what_went_in(recording):
+            exc.add_note(line)
+        raise
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

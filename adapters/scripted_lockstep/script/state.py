@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from engine.core.memory import PagePool
 from engine.core.messages import ClientMessage, Generate, PauseMode
+from engine.core.plan import Microbatch
 from engine.core.scheduler import Scheduler
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
 from scripted.script.values import Listed, Word
@@ -72,17 +73,10 @@ def take_state(run: Any) -> EngineState:
         chunked=books.chunked.rid if books.chunked is not None else None,
         running=Listed(books.running),
         in_flight=Listed(
-            MicrobatchInFlight(
-                id=launched.microbatch.id,
-                mode=mode_of(launched.microbatch.mode),
-                rids=Listed(launched.microbatch.rids),
-                tokens=launched.microbatch.tokens,
-                launched_at_step=launched.step,
-                drafts=sum(launched.microbatch.drafts),
-                written_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.out),
-                loaded_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.into),
-                ahead=Listed(segment.rid for segment in launched.microbatch.segments if segment.is_ahead),
-                due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
+            _in_flight(
+                launched.microbatch,
+                launched.step,
+                due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight
         ),
@@ -97,6 +91,22 @@ def take_state(run: Any) -> EngineState:
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,
         load=_load_state(run),
+    )
+
+
+def _in_flight(microbatch: Microbatch, launched_at_step: int, due_at_step: int) -> MicrobatchInFlight:
+    copies = microbatch.copies
+    return MicrobatchInFlight(
+        id=microbatch.id,
+        mode=mode_of(microbatch.mode),
+        rids=Listed(microbatch.rids),
+        tokens=microbatch.tokens,
+        launched_at_step=launched_at_step,
+        drafts=sum(microbatch.drafts),
+        written_pages=0 if copies is None else len(copies.out),
+        loaded_pages=0 if copies is None else len(copies.into),
+        ahead=Listed(segment.rid for segment in microbatch.segments if segment.is_ahead),
+        due_at_step=due_at_step,
     )
 
 

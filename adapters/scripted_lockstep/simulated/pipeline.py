@@ -277,30 +277,9 @@ class SimulatedPipeline:
                 parts.append(prompt_logprobs_of(segment, links, row.spec))
             if not segment.emits:
                 continue
-            spec, before = row.spec, len(tokens)
-            wanted = wanted or spec.return_logprob
-            # The token after each draft that holds, and the first that does not: each from the KV before it.
-            for draft in range(segment.drafts, -1, -1):
-                end = segment.start + len(segment.token_ids) - draft
-                fingerprint = links[-1 - draft]
-                value, allowed, is_stuck = fingerprint ^ row.salt, None, False
-                if row.looks_back and not row.poisoned:
-                    value ^= self._penalty(end, row) if spec.has_penalty else 0
-                    allowed = self._allowed(segment, end, row) if spec.grammar_id else None
-                    is_stuck = spec.grammar_id > 0 and allowed is None
-                if is_stuck and len(tokens) > before:
-                    # The draft before is not accepted: the next decode meets this end by itself.
-                    end, fingerprint = end - 1, links[-2 - draft]
-                    break
-                if is_stuck:
-                    errors.append(_stuck(segment, end - spec.prompt_tokens))
-                token = choose(value, end, spec, self._alphabet, allowed)
-                tokens.append(token)
-                logprobs.append(logprob_of(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
-                # A grammar allows nothing after an end, which a draft may be.
-                is_over = is_stuck or (spec.grammar_id > 0 and token in self._ends)
-                if is_over or (draft and token != segment.token_ids[-draft]):
-                    break
+            before = len(tokens)
+            wanted = wanted or row.spec.return_logprob
+            end, fingerprint = self._emit(segment, row, links, tokens, logprobs, errors)
             if segment.drafts:
                 accepted.append(len(tokens) - before - 1)
             row.newest = tokens[-1]
@@ -315,6 +294,40 @@ class SimulatedPipeline:
             prompt_logprobs=tuple(parts),
             errors=tuple(errors),
         )
+
+    def _emit(
+        self,
+        segment: Segment,
+        row: _Row,
+        links: Sequence[int],
+        tokens: list[int],
+        logprobs: list[TokenLogprob | None],
+        errors: list[RequestError],
+    ) -> tuple[int, int]:
+        """Add a segment's new tokens; return the end of the KV before the last one, and its fingerprint."""
+        spec, before = row.spec, len(tokens)
+        # The token after each draft that holds, and the first that does not: each from the KV before it.
+        for draft in range(segment.drafts, -1, -1):
+            end = segment.start + len(segment.token_ids) - draft
+            fingerprint = links[-1 - draft]
+            value, allowed, is_stuck = fingerprint ^ row.salt, None, False
+            if row.looks_back and not row.poisoned:
+                value ^= self._penalty(end, row) if spec.has_penalty else 0
+                allowed = self._allowed(segment, end, row) if spec.grammar_id else None
+                is_stuck = spec.grammar_id > 0 and allowed is None
+            if is_stuck and len(tokens) > before:
+                # The draft before is not accepted: the next decode meets this end by itself.
+                return end - 1, links[-2 - draft]
+            if is_stuck:
+                errors.append(_stuck(segment, end - spec.prompt_tokens))
+            token = choose(value, end, spec, self._alphabet, allowed)
+            tokens.append(token)
+            logprobs.append(logprob_of(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
+            # A grammar allows nothing after an end, which a draft may be.
+            is_over = is_stuck or (spec.grammar_id > 0 and token in self._ends)
+            if is_over or (draft and token != segment.token_ids[-draft]):
+                break
+        return end, fingerprint
 
     def _control(self, microbatch: Microbatch) -> str | None:
         """Carry out a control microbatch, as every stage does. Returns the reason of a failure."""

@@ -228,13 +228,7 @@ class EngineSpace:
         marks = _marks(limits, longest, is_long="prompts" in row)
         placed = list(_opening(row))
         first = 3 if placed else 0
-        if "sharing" not in row and rng.random() < (0.8 if "scale" in row else 0.5):
-            if "scale" in row:
-                # Only long prompts that come together are worth waiting for.
-                row = {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
-            elif "host" in row or "salts" in row:
-                # Evicted or salted prefixes matter only to a prompt that comes again.
-                row = {**row, "sharing": "all"}
+        row = _with_sharing(row, rng)
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
@@ -331,17 +325,13 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         # A long prompt waits for an equal one only while that is in flight.
         values["pp_size"] = rng.choice((1, 2, 2, 2, 4))
     page = values["page_size"] = values["page_size"] * (16 if large else 1)
-    pools = _LARGE_POOLS if large else _WINDOWED_POOLS if windowed else _POOLS
+    pools = _POOLS
+    if large:
+        pools = _LARGE_POOLS
+    elif windowed:
+        pools = _WINDOWED_POOLS
     values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
-    chunks = {
-        None: (256, 512, 1024) if large else (16, 16, 24, 32),
-        "page": (page,),
-        "ragged": (page + 1, 2 * page - 1, 3 * page + 1, 18, 21),
-        "small": (max(1, page // 2), max(1, page - 1)),
-        "roomy": (1024, 2048) if large else (128, 512),
-        "off": (-1,),
-    }
-    values["chunked_prefill_size"] = chunk = rng.choice(chunks[row.get("chunk")])
+    values["chunked_prefill_size"] = chunk = rng.choice(_chunk_sizes(row.get("chunk"), page, large=large))
     if "budget" in row or (windowed and chunk == -1):
         # The budget of a microbatch: below a chunk, or where there are no chunks just a prompt of usual length.
         values["max_prefill_tokens"] = rng.choice(
@@ -363,6 +353,28 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     most = min(limits.most_window_pages, limits.total_pages)
     pages = min(most, limits.row_window_pages + rng.choice((0, 0, 1, 2, 4)))
     return EngineConfig(**values, max_window_tokens=pages * page)
+
+
+def _with_sharing(row: Row, rng: random.Random) -> Row:
+    """Let prompts share their tokens where other features need it to matter."""
+    if "sharing" in row or rng.random() >= (0.8 if "scale" in row else 0.5):
+        return row
+    if "scale" in row:
+        # Only long prompts that come together are worth waiting for.
+        return {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
+    # Evicted or salted prefixes matter only to a prompt that comes again.
+    return {**row, "sharing": "all"} if "host" in row or "salts" in row else row
+
+
+def _chunk_sizes(level: str | None, page: int, *, large: bool) -> tuple[int, ...]:
+    return {
+        None: (256, 512, 1024) if large else (16, 16, 24, 32),
+        "page": (page,),
+        "ragged": (page + 1, 2 * page - 1, 3 * page + 1, 18, 21),
+        "small": (max(1, page // 2), max(1, page - 1)),
+        "roomy": (1024, 2048) if large else (128, 512),
+        "off": (-1,),
+    }[level]
 
 
 def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
