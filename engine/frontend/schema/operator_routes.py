@@ -6,12 +6,22 @@ It imports no web framework: the HTTP front end, a proxy before several engines 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field, field_validator
 
-from engine.core.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
+from engine.core.messages import (
+    Abort,
+    AbortAll,
+    ClientMessage,
+    ContinueGeneration,
+    PauseGeneration,
+    PauseMode,
+    Sleep,
+    StopProfile,
+    UpdateWeights,
+)
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.native import (
     MAX_CALL_TIMEOUT_S,
@@ -112,12 +122,14 @@ class UnloadLoraBody(StrictBody):
 
 
 class OperatorRoute(NamedTuple):
-    """The body and the statuses of a route, for its ``Description``."""
+    """The body and the statuses of a route. Without a body, ``message`` may make its message, described by ``says``."""
 
     body: type[StrictBody] | None = None
     body_required: bool = True
     query: tuple[tuple[str, float, str], ...] = ()
     errors: tuple[int, ...] = (400, 429)
+    message: Callable[[str], ClientMessage] | None = None
+    says: str = ""
 
 
 def require_no_parameters(query: Mapping[str, str]) -> None:
@@ -135,10 +147,15 @@ OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
     "/v1/load_lora_adapter": OperatorRoute(LoadLoraBody),
     "/v1/unload_lora_adapter": OperatorRoute(UnloadLoraBody, errors=(400, 404, 429)),
     "/start_profile": OperatorRoute(),
-    "/stop_profile": OperatorRoute(),
+    "/stop_profile": OperatorRoute(
+        message=lambda call_id: StopProfile(call_id=call_id),
+        says="End the profile; the traces are written when the answer comes.",
+    ),
     "/abort_request": OperatorRoute(AbortBody, errors=(429,)),
     "/pause_generation": OperatorRoute(PauseBody, body_required=False, errors=(429,)),
-    "/continue_generation": OperatorRoute(),
+    "/continue_generation": OperatorRoute(
+        message=lambda call_id: ContinueGeneration(call_id=call_id), says="Resume after a pause."
+    ),
     "/sleep": OperatorRoute(SleepBody, body_required=False, errors=(400, 429)),
     "/wake": OperatorRoute(),
 }

@@ -14,11 +14,9 @@ from fastapi.responses import PlainTextResponse
 from engine.core.messages import (
     CallAnswer,
     ClientMessage,
-    ContinueGeneration,
     FlushCache,
     LoadLora,
     StartProfile,
-    StopProfile,
     UnloadLora,
     Wake,
 )
@@ -91,22 +89,21 @@ class Administration:
         folder = new_trace_folder(self._settings.profile_dir)
         return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
-    async def stop_profile(self, request: Request) -> Response:
-        """End the profile; the traces are written when the answer comes."""
-        await self._read_nothing(request)
-        return await self._ask(lambda call_id: StopProfile(call_id=call_id))
-
-    async def continue_generation(self, request: Request) -> Response:
-        """Resume after a pause."""
-        await self._read_nothing(request)
-        return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
-
     async def wake(self, request: Request) -> Response:
         """Take weights and KV memory again, and go on; refused after level 2 without an update of the weights."""
         await self._read_nothing(request)
         response = await self._ask(lambda call_id: Wake(call_id=call_id))
         self._state.sleep_level = 0
         return response
+
+    def of_message(self, message: Callable[[str], ClientMessage]) -> Callable[[Request], Awaitable[Response]]:
+        """Build a route without a body that sends this message."""
+
+        async def answer(request: Request) -> Response:
+            await self._read_nothing(request)
+            return await self._ask(message)
+
+        return answer
 
     def of_body(self, body: type[MessageBody]) -> Callable[[Request], Awaitable[Response]]:
         """Build a route that sends the message of its body."""
@@ -148,13 +145,16 @@ def add_administration(
         "/v1/load_lora_adapter": admin.load_lora_adapter,
         "/v1/unload_lora_adapter": admin.unload_lora_adapter,
         "/start_profile": admin.start_profile,
-        "/stop_profile": admin.stop_profile,
-        "/continue_generation": admin.continue_generation,
         "/wake": admin.wake,
     }
     for path, route in OPERATOR_ROUTES.items():
-        about = description.route(tag=ADMIN, **route._asdict())
-        if route.body is not None and issubclass(route.body, MessageBody):
+        about = description.route(
+            tag=ADMIN, body=route.body, body_required=route.body_required, query=route.query, errors=route.errors
+        )
+        if route.message is not None:
+            name = path.removeprefix("/")
+            router.post(path, name=name, description=route.says, **about)(admin.of_message(route.message))
+        elif route.body is not None and issubclass(route.body, MessageBody):
             name, says = path.removeprefix("/"), route.body.says
             router.post(path, name=name, description=says, **about)(admin.of_body(route.body))
         else:
