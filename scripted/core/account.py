@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from scripted.core.violation import Bounds, Violation
 
 OWN_ENDS: Final = ("length", "stop")
+REFUSED: Final = "refused"
 
 
+@runtime_checkable
 class RequestMessage(Protocol):
     @property
     def rid(self) -> str: ...
@@ -89,6 +91,11 @@ class Account:
         else:
             self.live[rid] = life
 
+    def latest(self, rid: str) -> Life | None:
+        """Return the last request of this rid that was not refused; None if there is none."""
+        lives = (life for life in reversed(self.lives) if life.message.rid == rid and life.end != REFUSED)
+        return next(lives, None)
+
     def abort(self, rid: str) -> None:
         """Note that a client aborts this rid, which may be unknown."""
         if rid in self.live:
@@ -149,14 +156,14 @@ class Account:
         """Judge the refusal of a request. Raises Violation for a request that had begun."""
         if self._behind.get(rid):
             refused = self._behind[rid].popleft()
-            refused.end = "refused"
+            refused.end = REFUSED
             if not self.live[rid].launched:
                 self._or_refused[rid] = refused
             return
         life = self._addressed(rid, "is refused")
         if life.said or life.launched:
             raise Violation(f"{rid} is refused ({reason}) after it had begun")
-        self.end(rid, "refused")
+        self.end(rid, REFUSED)
 
     def answer(self, call_id: str, answer: object) -> None:
         """Judge the answer to a call. Raises Violation for an unknown call or a second answer."""
@@ -216,7 +223,7 @@ class Account:
             what = "has ended" if any(one.message.rid == rid for one in self.lives) else "never arrived"
             raise Violation(f"{rid} is launched, but {what}")
         if life.aborted and (other := self._or_refused.pop(rid, life)) is not life and not other.aborted:
-            life.end, other.end = "refused", None
+            life.end, other.end = REFUSED, None
             life = self.live[rid] = other
         if life.aborted:
             life.late += 1

@@ -6,13 +6,14 @@ Schedules, the search, scripts, recordings, the shell and reports use it. An ada
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
+from scripted.core.account import RequestMessage
 from scripted.core.clock import VirtualClock
 from scripted.core.machine import ConfigT, DeviceT, EventT, LimitsT, MachineT, OutputT, RecordT, StepT
 from scripted.core.oracle import OracleT
@@ -21,6 +22,13 @@ from scripted.core.verb import Verb
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _verbs: Final[set[Callable[..., object]]] = set()
+
+
+class Spoken(NamedTuple):
+    """A request, and its output so far."""
+
+    message: RequestMessage
+    said: Sequence[int]
 
 
 class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
@@ -38,6 +46,8 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     results: Results
     arrived: list[EventT]
     records: list[RecordT] | None
+    # Runs of other machines whose requests an action may continue, while it is applied.
+    beside: Sequence[RunLike] = ()
 
     def __init__(self) -> None:
         self._events: list[EventT] = []
@@ -97,6 +107,16 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     def is_live(self, rid: str) -> bool:
         """Return whether a request of this rid has begun and not ended."""
         return self.oracle.is_live(rid)
+
+    def spoken(self, rid: str) -> Spoken | None:
+        """Return the last request of this rid with its output so far; None for an unknown or a refused rid."""
+        for event in (*reversed(self._events), *reversed(self.arrived)):
+            if isinstance(event, RequestMessage) and event.rid == rid:
+                return Spoken(event, ())
+        life = self.oracle.account.latest(rid)
+        if life is not None:
+            return Spoken(life.message, life.said)
+        return next((spoken for one in self.beside if (spoken := one.spoken(rid)) is not None), None)
 
     def new_call_id(self) -> str:
         self._calls += 1
@@ -243,6 +263,16 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             return [cls(rid=rid) for rid in base.rids]
         is_beside = any(kind.__struct_config__.tag == cls.added_beside for kind in base.kinds)
         return (cls(),) if cls.is_extra or is_beside else ()
+
+    def renamed(self, names: Mapping[str, str]) -> Action:
+        """Return the action with other rids; ``names`` are the new ones by the old."""
+        new = names.get(rid_of(self) or "")
+        return self if new is None else msgspec.structs.replace(self, rid=new)
+
+    def with_handles(self, variables: Container[str]) -> Action:
+        """Return the same action for a script that has handles in these variables alone."""
+        del variables
+        return self
 
     def smaller(self) -> Iterator[Action]:
         """Yield simpler actions of the same kind, for shrinking: one field set to its default."""

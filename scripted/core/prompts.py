@@ -19,11 +19,18 @@ _MASK: Final = 2**64 - 1
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The seeds of a prompt: all tokens from ``seed``, or the first ``shared`` from it and the rest from ``tail``."""
+    """The seeds of a prompt: all tokens from ``seed``, or the first ``shared`` from it and the rest from ``tail``.
+
+    With ``after`` it continues the request of that name: ``begun`` tokens, the first ``cut`` of its output included,
+    come before those of the seeds.
+    """
 
     seed: int
     shared: int = 0
     tail: int = 0
+    after: str = ""
+    cut: int | None = None
+    begun: int = 0
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from scripted.core.account import OWN_ENDS
+import msgspec
+
+from scripted.core.account import OWN_ENDS, RequestMessage
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.machine import EventT
@@ -24,11 +26,20 @@ ENDLESS = 1 << 30
 
 
 class RecordedStep(NamedTuple, Generic[EventT]):
-    """The input of a step, and the id of the microbatch that it launched, or None."""
+    """The input of a step, the id of the microbatch that it launched, or None, and the tokens that it told, by rid."""
 
     now: float
     events: Sequence[EventT]
     launched: int | None
+    said: Sequence[tuple[str, Sequence[int]]] = ()
+
+
+class _Turn(NamedTuple):
+    """A request that a later one may continue: its name in the schedule, its prompt, and its output so far."""
+
+    name: str
+    prompt: tuple[int, ...]
+    said: list[int]
 
 
 class Translated(NamedTuple):
@@ -73,6 +84,8 @@ class Translator(ABC, Generic[EventT]):
         self._timed = timed
         self._guesses = guesses
         self._recipes: dict[tuple[int, ...], Recipe] = {}
+        # The last request of each rid.
+        self._turns: dict[str, _Turn] = {}
         self._seeds = 0
         # The step of the schedule that launches each microbatch, by id.
         self._launches: dict[int, int] = {}
@@ -123,6 +136,11 @@ class Translator(ABC, Generic[EventT]):
                     fails[self._launches[batch]] = action
                 elif action is not None:
                     yield Placed(step, action)
+                if isinstance(event, RequestMessage):
+                    self._turns[event.rid] = _Turn(self.name_of(event.rid), event.prompt_ids, [])
+            for rid, token_ids in one.said:
+                if rid in self._turns:
+                    self._turns[rid].said.extend(token_ids)
             if one.launched is not None:
                 self._launches[one.launched] = step
         yield from (Placed(step, action) for step, action in fails.items())
@@ -163,17 +181,36 @@ class Translator(ABC, Generic[EventT]):
         return max(0, min(lives.pop(0) if lives else most, most))
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
-        """Return a recipe for a prompt that shares with earlier prompts as much as this one does."""
-        common, like = max(((common_start([prompt, other]), other) for other in self._recipes), default=(0, ()))
-        if common < self._page_size and common < len(prompt):
+        """Return a recipe for a prompt that shares with earlier requests as much as this one does."""
+        common, like = self._most_like(prompt)
+        turn = self._turn_of(prompt)
+        if turn is not None and turn.begun >= common:
+            recipe = turn
+        elif common < self._page_size and common < len(prompt):
             recipe = Recipe(seed=self._next_seed())
         else:
             recipe = self._recipes[like]
             if common < min(len(prompt), len(like)):
-                self.partly_shared += common > recipe.shared > 0
-                recipe = Recipe(seed=recipe.seed, shared=min(common, recipe.shared or common), tail=self._next_seed())
+                own = common - recipe.begun
+                self.partly_shared += own > recipe.shared > 0
+                shared = min(own, recipe.shared or own)
+                recipe = msgspec.structs.replace(recipe, shared=shared, tail=self._next_seed())
         self._recipes.setdefault(prompt, recipe)
         return recipe
+
+    def _most_like(self, prompt: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Find the earlier prompt that shares the most tokens of its own with this one, and their number."""
+        shared = ((common_start([prompt, other]), other) for other in self._recipes)
+        return max((one for one in shared if one[0] > self._recipes[one[1]].begun), default=(0, ()))
+
+    def _turn_of(self, prompt: tuple[int, ...]) -> Recipe | None:
+        """Return the recipe of a prompt that goes beyond that of an earlier request and into its output."""
+        best = None
+        for turn in self._turns.values():
+            begun = common_start([prompt, (*turn.prompt, *turn.said)])
+            if begun > max(len(turn.prompt), 0 if best is None else best.begun):
+                best = Recipe(seed=0, after=turn.name, cut=begun - len(turn.prompt), begun=begun)
+        return None if best is None else msgspec.structs.replace(best, seed=self._next_seed())
 
     def _next_seed(self) -> int:
         self._seeds += 1

@@ -64,7 +64,10 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
         """As in a run of that machine; nothing where it is dead, or drains and is to begin something."""
         engine = run.machine.engine(self.on)
         if not (engine.is_dead or (engine.is_draining and self.inner.is_start)):
+            # A conversation may continue at another machine.
+            engine.run.beside = [one.run for one in run.machine.living if one is not engine]
             self.inner.apply(engine.run)
+            engine.run.beside = ()
 
     def reaches(self, run: RunLike) -> bool:
         engine = run.machine.engine(self.on)

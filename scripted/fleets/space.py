@@ -13,10 +13,13 @@ from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.fleets.actions import clause_of
 from scripted.fleets.machine import FleetConfig, fleet_adapter
+from scripted.search.conversations import drawn_turns
 from scripted.search.covering import Row
 from scripted.search.generated import EVENT, Space, drawn_events
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
+# The share of targets with further turns, which may come to another machine.
+_CONVERSATIONS: Final = 0.3
 _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
@@ -59,6 +62,8 @@ class FleetSpace(Generic[ConfigT]):
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Raises what the space of one machine raises."""
         base = self._base().draw(_of_one(row), rng)
+        if rng.random() < _CONVERSATIONS:
+            base = base.with_placed(list(drawn_turns(rng, base)))
         names = tuple(rng.choice(_FLEETS[2:] if "engines" in row else _FLEETS).split(","))
         decoding = [name for name in names if name[0] == "d"]
         adapter = fleet_adapter(self._of)

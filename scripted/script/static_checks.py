@@ -132,10 +132,10 @@ def check_prompt_len(length: object) -> None:
         raise BadCall(f"start_req() takes prompt_len <= {MOST_ITEMS}, more than any context, got {length}")
 
 
-def check_count(call: str, name: str, value: object) -> int:
-    """Return a whole number of at least 1. Raises BadCall for any other value."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
+def check_count(call: str, name: str, value: object, *, least: int = 1) -> int:
+    """Return a whole number of at least ``least``. Raises BadCall for any other value."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadCall(f"{call} takes {name} >= {least}, a whole number, got {value!r}")
     return value
 
 

@@ -5,23 +5,24 @@ An adapter derives its own from them and adds fields, routes and verbs of its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 
 from scripted.core.action import Action, RunLike, smaller_requests
 from scripted.core.errors import BadCall
-from scripted.core.prompts import prompt_ids, prompt_of
-from scripted.core.verb import variable_of
+from scripted.core.prompts import Recipe, prompt_ids, prompt_of
+from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
-from scripted.script.static_checks import bounded, check_prompt_len
+from scripted.script.static_checks import bounded, check_count, check_prompt_len
 
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
 EXTRA_RID: Final = "extra"
 PRESSURE_RID: Final = "pressure"
+TURN_RID: Final = "turn"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 PRESSURE_SEED: Final = 97
 
@@ -31,6 +32,10 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     ``new`` is its ``max_new_tokens`` and ``stop`` a token that ends it. ``shared`` tokens of the prompt come from
     ``seed`` and the rest from ``tail``; with 0 all come from ``seed``.
+
+    With ``after`` it is a further turn: before these tokens its prompt has that of the request ``after`` and the first
+    ``cut`` tokens of its output, by default all that there are when this request begins. An unknown or refused request
+    has none.
     """
 
     rid: str
@@ -41,13 +46,36 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     stop: int | None = None
     shared: int = 0
     tail: int = 0
+    after: str = ""
+    cut: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     is_start: ClassVar[bool] = True
     shell_words: ClassVar = {"start": "start_req"}
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens of its seeds: the whole prompt of a request that continues no other."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    def whole_prompt(self, run: RunLike) -> tuple[int, ...]:
+        """Return the prompt, with what the request ``after`` was asked and has said by now."""
+        before = run.spoken(self.after) if self.after else None
+        if before is not None:
+            return (*before.message.prompt_ids, *before.said[: self.cut], *self.prompt_ids)
+        # A turn may have no tokens of its own, a prompt has one at least.
+        return self.prompt_ids if self.prompt or not self.after else prompt_ids(1, self.seed)
+
+    @property
+    def turn_arguments(self) -> Mapping[str, object]:
+        """The arguments of ``start_req`` that make it a further turn."""
+        cut = {} if self.cut is None else {"cut": self.cut}
+        return {"after": Code(variable_of(self.after)), **cut} if self.after else {}
+
+    @classmethod
+    def prompt_fields(cls, recipe: Recipe, length: int) -> dict[str, Any]:
+        """Return the fields of a recorded prompt of this length."""
+        fields = msgspec.structs.asdict(recipe)
+        return {"prompt": length - fields.pop("begun"), **fields}
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -58,8 +86,28 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         """The name of its handle in a written script."""
         return variable_of(self.rid)
 
+    def renamed(self, names: Mapping[str, str]) -> Action:
+        rids = {"rid": names.get(self.rid, self.rid), "after": names.get(self.after, self.after)}
+        return msgspec.structs.replace(self, **rids)
+
+    def with_handles(self, variables: Container[str]) -> Action:
+        if not self.after or variable_of(self.after) in variables:
+            return self
+        return msgspec.structs.replace(self, after="", cut=None, prompt=max(1, self.prompt))
+
+    def perform(self, t: BaseContext) -> bool:
+        before = t.run.handles.latest(self.after) if self.after else None
+        given = {} if before is None else {"after": before.choices[0]}
+        for verb in (self if given else self.with_handles(())).verbs():
+            Verb(verb.name, *verb.arguments, **{**verb.keywords, **given}).perform(t)
+        return True
+
     def smaller(self) -> Iterator[Action]:
-        return smaller_requests(self)
+        """Yield simpler requests; one that continues no other has a token at least."""
+        for smaller in smaller_requests(self):
+            if isinstance(smaller, RequestStart) and not smaller.after and not smaller.prompt:
+                smaller = msgspec.structs.replace(smaller, prompt=1)
+            yield smaller
 
     @classmethod
     def among(cls, starts: Iterable[Action]) -> list[Self]:
@@ -141,14 +189,36 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
 # -- arguments of start_req --
 
 
-def check_one_prompt(given: Mapping[str, object]) -> str:
-    """Return the name of the one argument that gives the prompt. Raises BadCall for none and for several."""
+def check_one_prompt(given: Mapping[str, object], *, continues: bool = False) -> str | None:
+    """Return the name of the one argument that gives the prompt. Raises BadCall for none and for several.
+
+    One that ``continues`` another needs none, and takes no text: its tokens would depend on those before it.
+    """
+    if continues and given.get("text") is not None:
+        raise BadCall("start_req() takes after= with prompt_len or prompt_ids, got text; give its tokens as prompt_ids")
     names = [name for name, value in given.items() if value is not None]
+    if continues and not names:
+        return None
     if len(names) != 1:
         *first, last = given
         got = ", ".join(names) or "none of them"
         raise BadCall(f"start_req() takes exactly one of {', '.join(first)} and {last}, got {got}")
     return names[0]
+
+
+def earlier_turns(t: BaseContext, after: Any, cut: int | None) -> tuple[int, ...]:
+    """Return the prompt of an earlier request and its output so far, or the first ``cut`` tokens of it.
+
+    Raises BadCall for anything but a handle of this script, and for a cut without one.
+    """
+    if after is None:
+        if cut is not None:
+            raise BadCall(f"start_req() takes cut={cut!r} with after= only; name the request that this one continues")
+        return ()
+    t.check_handle("start_req()", after)
+    if cut is not None:
+        check_count("start_req()", "cut", cut, least=0)
+    return (*after.prompt_ids, *after.output_ids[:cut])
 
 
 def made_prompt(length: int, seed: int) -> list[int]:

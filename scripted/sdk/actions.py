@@ -20,18 +20,20 @@ from scripted.sdk.action_bases import (
     EXTRA_RID,
     PRESSURE_RID,
     PRESSURE_SEED,
+    TURN_RID,
     AdministrativeCall,
     BatchFailure,
     PauseCall,
     RequestStart,
     ResumeCall,
     check_one_prompt,
+    earlier_turns,
     made_prompt,
     priority_above,
     token_ids,
 )
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.images import images_in, with_images
+from scripted.sdk.images import Image, images_in, with_images
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
 
 if TYPE_CHECKING:
@@ -70,7 +72,11 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
     session: int = 0
     images: int = 0
 
-    examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
+    examples: ClassVar = (
+        "start b prompt=20 new=3",
+        "start b prompt=40 seed=1 priority=1 stop=7",
+        "start b after=a cut=3 prompt=5",
+    )
     event: ClassVar = Add
 
     @staticmethod
@@ -84,6 +90,8 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         prompt_seed: int = 0,
         shared_len: int = 0,
         tail_seed: int = 0,
+        after: Any = None,
+        cut: int | None = None,
         max_new_tokens: int = 8,
         rid: str | None = None,
         stop_token_ids: Sequence[int] = (),
@@ -97,54 +105,61 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         """Start a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. With ``shared_len`` only
-        that many come from ``prompt_seed``, and the rest from ``tail_seed``. ``lora`` is the number of the LoRA that
-        computes the request; ``grammar=1`` masks its tokens, and a grammar of -1 does not compile. Its prompt has
-        ``images`` images, numbered from ``prompt_seed`` plus ``tail_seed``. A rid is free again when its request has
-        ended. Every other argument of ``start_req`` is accepted at the value that changes nothing.
+        that many come from ``prompt_seed``, and the rest from ``tail_seed``. ``after`` is the handle of a request that
+        this one continues: its prompt begins with that request's prompt and its output so far, or the first ``cut``
+        tokens of it, and needs no tokens of its own. ``lora`` is the number of the LoRA that computes the request;
+        ``grammar=1`` masks its tokens, and a grammar of -1 does not compile. Its prompt has ``images`` images, numbered
+        from ``prompt_seed`` plus ``tail_seed``. A rid is free again when its request has ended. Every other argument of
+        ``start_req`` is accepted at the value that changes nothing.
         """
         _check_neutral(t, others)
         asked = {"priority": priority, "lora": lora, "grammar": grammar, "session": session, "images": images}
         _check_declared(t, asked)
-        prompt = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed)
+        begun = earlier_turns(t, after, cut)
+        own = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed, continues=after is not None)
+        prompt = (*begun, *own)
         check_count("start_req()", "max_new_tokens", max_new_tokens)
         stops = token_ids("stop_token_ids", stop_token_ids)
         name = _free_rid(t, rid)
         more: dict[str, Any] = {"stop_token_ids": stops, "priority": priority, "lora": lora, "grammar": grammar}
         more["session"] = len(prompt) if session else 0
-        more["images"] = images_in(len(prompt), images, prompt_seed + tail_seed)
+        shown = () if after is None else after.images
+        more["images"] = (*shown, *images_in(len(own), images, prompt_seed + tail_seed, behind=len(begun)))
         return t.run.start(message_of(t.run, name, prompt, max_new_tokens, **more))
 
     def apply(self, run: RunLike) -> None:
         """Give the request to the next step, unless one of this rid is alive."""
         if not run.is_live(self.rid):
+            prompt = self.whole_prompt(run)
             more: dict[str, Any] = {"stop_token_ids": self.stop_token_ids}
             more |= {"priority": self.priority, "lora": self.lora, "grammar": self.grammar}
-            more["session"] = self.prompt if self.session and not self.grammar else 0
-            more["images"] = images_in(self.prompt, self.images, self.seed + self.tail)
-            message = message_of(run, self.rid, self.prompt_ids, self.new, **more)
+            more["session"] = len(prompt) if self.session and not self.grammar else 0
+            more["images"] = self._all_images(run, len(prompt))
+            message = message_of(run, self.rid, prompt, self.new, **more)
             run.device.begin(message)
             run.give(message)
 
+    def _all_images(self, run: RunLike, prompt: int) -> tuple[Image, ...]:
+        """Return its images and those of the request that it continues; its whole prompt has ``prompt`` tokens."""
+        own = images_in(self.prompt, self.images, self.seed + self.tail, behind=max(0, prompt - self.prompt))
+        before = run.spoken(self.after) if self.after else None
+        return own if before is None or not isinstance(before.message, Add) else (*before.message.images, *own)
+
     def verbs(self) -> tuple[Verb, ...]:
         given = msgspec.structs.asdict(self)
-        more: dict[str, Any] = {name: given[name] for name in _NUMBERS if given[name]}
+        more: dict[str, Any] = {**self.turn_arguments, **{name: given[name] for name in _NUMBERS if given[name]}}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"shared_len": self.shared} if self.shared else {}
         more |= {"tail_seed": self.tail} if self.shared or self.tail else {}
-        return (
-            Verb(
-                "start_req",
-                rid=self.rid,
-                prompt_len=self.prompt,
-                prompt_seed=self.seed,
-                max_new_tokens=self.new,
-                **more,
-            ),
-        )
+        own = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
+        return (Verb("start_req", rid=self.rid, **own, max_new_tokens=self.new, **more),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each request, of higher priority where there are priorities; a prompt of half of the blocks."""
+        """A twin of each request, of higher priority where there are priorities; a prompt of half of the blocks.
+
+        And a further turn of the first request.
+        """
         limits, can = base.limits
         starts = cls.among(base.starts)
         urgent = priority_above(starts) if can.priority else 0
@@ -156,6 +171,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
                 # The same tokens around other images.
                 yield msgspec.structs.replace(twin, tail=1)
         yield cls(rid=PRESSURE_RID, prompt=_half_of(limits, can), seed=PRESSURE_SEED, new=3)
+        yield from (cls(rid=TURN_RID, prompt=1, after=start.rid, lora=start.lora) for start in starts[:1])
 
     @classmethod
     def read_back(cls, event: Add, reader: Any) -> SubmitRequest:
@@ -163,16 +179,13 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         recipe = reader.recipe_of(event.prompt_ids)
         return cls(
             rid=reader.new_name_of(event.rid),
-            prompt=len(event.prompt_ids),
+            **cls.prompt_fields(recipe, len(event.prompt_ids)),
             new=max(1, reader.length_of(event.rid, event.max_new_tokens)),
-            seed=recipe.seed,
-            shared=recipe.shared,
-            tail=recipe.tail,
             priority=event.priority,
             lora=event.lora,
             grammar=event.grammar,
             session=min(event.session, 1),
-            images=len(event.images),
+            images=sum(image.start >= recipe.begun for image in event.images),
         )
 
     @classmethod
@@ -190,7 +203,7 @@ def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more
     return Add(rid=rid, prompt_ids=prompt, max_new_tokens=new, arrival=run.oracle.arrive(rid), **more)
 
 
-def _content_of(start: SubmitRequest) -> Mapping[str, int]:
+def _content_of(start: SubmitRequest) -> Mapping[str, Any]:
     """The fields that a twin of this request has too."""
     fields = msgspec.structs.asdict(start)
     return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
@@ -386,11 +399,21 @@ def _free_rid(t: BaseContext, rid: str | None) -> str:
 
 
 def _prompt_of(
-    length: int | None, ids: Sequence[int] | None, text: str | None, seed: int, shared: int, tail: int
+    length: int | None,
+    ids: Sequence[int] | None,
+    text: str | None,
+    seed: int,
+    shared: int,
+    tail: int,
+    *,
+    continues: bool,
 ) -> tuple[int, ...]:
-    name = check_one_prompt({"prompt_len": length, "prompt_ids": ids, "text": text})
+    """Return the tokens that the arguments give; none if the request ``continues`` another and has none of its own."""
+    name = check_one_prompt({"prompt_len": length, "prompt_ids": ids, "text": text}, continues=continues)
     if length is None and (seed or shared or tail):
         raise BadCall("start_req() takes prompt_seed, shared_len and tail_seed with prompt_len only")
+    if name is None:
+        return ()
     if length is None:
         prompt = tuple(text.encode()) if text is not None else token_ids("prompt_ids", ids or ())
         if not prompt:

@@ -26,7 +26,9 @@ def plan_of(record: Record, names: Mapping[str, str]) -> object:
 
 def _recorded(record: Record) -> RecordedStep:
     batch = None if record.stepped is None else record.stepped.microbatch
-    return RecordedStep(record.step.now, record.step.events, None if batch is None else batch.id)
+    replies = () if record.stepped is None else record.stepped.replies
+    said = [(reply.rid, reply.token_ids) for reply in replies if isinstance(reply, Tokens)]
+    return RecordedStep(record.step.now, record.step.events, None if batch is None else batch.id, said)
 
 
 class _Translator(Translator):

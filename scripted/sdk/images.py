@@ -24,10 +24,11 @@ class Image(msgspec.Struct, frozen=True):
     number: int
 
 
-def images_in(prompt: int, count: int, first: int) -> tuple[Image, ...]:
-    """Place up to ``count`` images in a prompt of this length, each in a part of its own.
+def images_in(prompt: int, count: int, first: int, *, behind: int = 0) -> tuple[Image, ...]:
+    """Place up to ``count`` images in this many tokens, each in a part of its own.
 
-    They are numbered from ``first`` on; the first two come again, as in the turns of a conversation.
+    They are numbered from ``first`` on; the first two come again, as in the turns of a conversation. The tokens are
+    those of a prompt ``behind`` its first ones.
     """
     part = prompt // count if count else 0
     numbers = [first + (at if at < _AGAIN else at - _AGAIN) for at in range(count)]
@@ -35,7 +36,7 @@ def images_in(prompt: int, count: int, first: int) -> tuple[Image, ...]:
     # In the middle of its part; an image without room is left out.
     return tuple(
         [
-            msgspec.structs.replace(image, start=image.start + (part - image.count) // 2)
+            msgspec.structs.replace(image, start=behind + image.start + (part - image.count) // 2)
             for image in images
             if image.count <= part
         ]

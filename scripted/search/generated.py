@@ -20,6 +20,7 @@ from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
+from scripted.search.conversations import drawn_turns
 from scripted.search.covering import Row, covering_rows
 from scripted.search.strategies import extras_of
 
@@ -35,6 +36,8 @@ _GROUP_TARGETS: Final = 4
 # The share of a row's features that a scene has: most would keep it from happening.
 _KEPT: Final = 0.3
 SCENARIO: Final = "scenario"
+# One target in so many has further turns of its requests. They are drawn last: the rest does not depend on them.
+_CONVERSATION_EVERY: Final = 3
 # The numbers of a row are drawn again as often as this, when together they make no configuration. Of rows with many
 # settings of vLLM's two draws of a hundred make one.
 _DRAWS: Final = 1000
@@ -140,13 +143,22 @@ def generated_schedule(number: int, of: str) -> Schedule:
     row, space = row_of(number, of), space_of(of)
     for draw in range(_DRAWS):
         try:
-            return space.draw(row, random.Random(f"{number}/{draw}"))  # noqa: S311 - the same from the same number
+            schedule = space.draw(row, random.Random(f"{number}/{draw}"))  # noqa: S311 - the same from the same number
         except (ValueError, ScriptDefinitionError) as exc:
             refused = exc
+        else:
+            return _with_turns(schedule, number)
     raise HarnessError(
         f"{generated_target(number)} of {of} makes no configuration in {_DRAWS} draws of {dict(row)}: {refused}; its "
         "space allows what cannot be"
     )
+
+
+def _with_turns(schedule: Schedule, number: int) -> Schedule:
+    if number % _CONVERSATION_EVERY != _CONVERSATION_EVERY - 1:
+        return schedule
+    rng = random.Random(f"turns/{number}")  # noqa: S311 - the same from the same number
+    return schedule.with_placed(list(drawn_turns(rng, schedule)))
 
 
 def space_of(of: str) -> Space:

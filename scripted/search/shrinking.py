@@ -189,8 +189,4 @@ def _plain_names(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _renamed(schedule: Schedule, names: Mapping[str, str]) -> Schedule:
-    placed = []
-    for one in schedule.placed:
-        new = names.get(rid_of(one.action) or "")
-        placed.append(one if new is None else Placed(one.step, msgspec.structs.replace(one.action, rid=new)))
-    return schedule.of_placed(placed)
+    return schedule.of_placed(Placed(one.step, one.action.renamed(names)) for one in schedule.placed)

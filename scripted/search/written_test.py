@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import textwrap
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -176,28 +176,32 @@ def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
 
 
 def _performed(t: BaseContext, placed: Placed, handles: dict[str, BaseRequest]) -> Line:
+    action = placed.action.with_handles(handles)
     try:
-        for verb in placed.action.verbs():
+        for verb in action.verbs():
             value = _with_handles(verb, handles).perform(t)
-            if placed.action.is_start:
+            if action.is_start:
                 handles[variable_of(value.rid)] = value
     except RequestRefused:
-        return Line(placed.step, placed.action, is_refused=True)
+        return Line(placed.step, action, is_refused=True)
     except BadCall as exc:
-        return Line(placed.step, placed.action, impossible=str(exc))
-    return Line(placed.step, placed.action)
+        return Line(placed.step, action, impossible=str(exc))
+    return Line(placed.step, action)
 
 
 def _with_handles(verb: Verb, handles: dict[str, BaseRequest]) -> Verb:
     """The same call with handles for their names. Raises BadCall for a handle that there is not."""
-    arguments = []
-    for argument in verb.arguments:
-        if isinstance(argument, Code) and argument.value is None:
-            if argument.text not in handles:
-                raise BadCall(f"{verb.name}() takes a request that was started, and {argument.text} was not")
-            argument = handles[argument.text]
-        arguments.append(argument)
-    return Verb(verb.name, *arguments, **verb.keywords)
+    arguments = [_with_handle(verb, argument, handles) for argument in verb.arguments]
+    keywords = {name: _with_handle(verb, argument, handles) for name, argument in verb.keywords.items()}
+    return Verb(verb.name, *arguments, **keywords)
+
+
+def _with_handle(verb: Verb, argument: object, handles: Mapping[str, BaseRequest]) -> object:
+    if not isinstance(argument, Code) or argument.value is not None:
+        return argument
+    if argument.text not in handles:
+        raise BadCall(f"{verb.name}() takes a request that was started, and {argument.text} was not")
+    return handles[argument.text]
 
 
 # -- the text --

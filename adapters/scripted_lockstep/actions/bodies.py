@@ -37,6 +37,16 @@ def one_prompt(
     return {"input_ids": items("prompt_ids", prompt_ids)} if prompt_ids is not None else {"text": text}
 
 
+def further_turn(
+    begun: Sequence[int], prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
+) -> dict[str, Any]:
+    """Return a prompt that begins with these tokens, and with at most one of the arguments continues them."""
+    if check_one_prompt({"prompt_len": prompt_len, "prompt_ids": prompt_ids, "text": text}, continues=True) is None:
+        return {"input_ids": list(begun)}
+    own = one_prompt(prompt_len, prompt_ids, None, prompt_seed)["input_ids"]
+    return {"input_ids": [*begun, *own] if isinstance(own, list) else own}
+
+
 def as_sent(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body as JSON has it. Raises BadCall for an argument that JSON cannot express."""
     call = "start_req()"

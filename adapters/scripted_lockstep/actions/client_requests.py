@@ -24,9 +24,17 @@ from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
-from scripted.sdk.action_bases import EXTRA_RID, PRESSURE_RID, PRESSURE_SEED, RequestStart, priority_above
+from scripted.sdk.action_bases import (
+    EXTRA_RID,
+    PRESSURE_RID,
+    PRESSURE_SEED,
+    TURN_RID,
+    RequestStart,
+    earlier_turns,
+    priority_above,
+)
 from scripted_lockstep.actions.action import EngineAction, EngineCall, EventReader
-from scripted_lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
+from scripted_lockstep.actions.bodies import as_sent, biases, further_turn, given, items, number, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 
 if TYPE_CHECKING:
@@ -181,6 +189,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
+        "start b after=a cut=3 prompt=5",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
         "start b prompt=9 temperature=0.5 draw=1 top_p=0.5 top_k=4",
@@ -206,6 +215,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         prompt_ids: Sequence[int] | None = None,
         text: str | None = None,
         prompt_seed: int = 0,
+        after: Any = None,
+        cut: int | None = None,
         max_new_tokens: int = 8,
         rid: str | None = None,
         priority: int = 0,
@@ -237,14 +248,17 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     ) -> Any:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
-        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
-        for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
-        seconds. ``lora`` names the LoRA that computes it; its prefixes are shared with requests of the same
-        ``cache_salt`` only. With ``n`` > 1 the handle has ``choices``, a handle for each
-        answer; ``seed`` counts up with them. Raises RequestRefused, with status and body, for a request
-        that the server does not admit.
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``after`` is the handle of
+        a request that this one continues: its prompt begins with that request's prompt and its output so far, or the
+        first ``cut`` tokens of it, and needs no tokens of its own. ``logprob_start_len`` asks for the prompt's logprobs
+        from that position on, with ``return_logprob``. The time limits are in virtual seconds. ``lora`` names the LoRA
+        that computes it; its prefixes are shared with requests of the same ``cache_salt`` only. With ``n`` > 1 the
+        handle has ``choices``, a handle for each answer; ``seed`` counts up with them. Raises RequestRefused, with
+        status and body, for a request that the server does not admit.
         """
-        prompt: dict[str, Any] = one_prompt(prompt_len, prompt_ids, text, prompt_seed)
+        begun = earlier_turns(t, after, cut)
+        given_prompt = (prompt_len, prompt_ids, text, prompt_seed)
+        prompt = one_prompt(*given_prompt) if after is None else further_turn(begun, *given_prompt)
         sampling: dict[str, Any] = {
             "n": n,
             "max_new_tokens": max_new_tokens,
@@ -314,7 +328,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             return Grammar(GrammarKind.EBNF, DEAD_END.format(regex=self.regex))
         return Grammar(GrammarKind.REGEX, self.regex)
 
-    def message(self) -> Generate:
+    def message(self, prompt_ids: tuple[int, ...]) -> Generate:
         sampling = SamplingParams(
             max_new_tokens=self.new,
             stop_token_ids=self.stop_token_ids,
@@ -325,11 +339,11 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         first = self.logprobs_from
         return Generate(
             rid=self.rid,
-            prompt_ids=self.prompt_ids,
+            prompt_ids=prompt_ids,
             sampling=sampling,
             return_logprob=first is not None or self.top_logprobs > 0,
             top_logprobs_num=self.top_logprobs,
-            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+            prompt_logprobs_from=-1 if first is None else min(first, len(prompt_ids) - 1),
             prompt_top_logprobs_num=0 if first is None else self.top_logprobs,
             **{name: getattr(self, field) for field, name in _OF_MESSAGE.items()},
         )
@@ -337,26 +351,28 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     def apply(self, run: RunLike) -> None:
         """Give the next step the message that the front end of an engine of this role makes."""
         number = int(run.new_call_id().rpartition("-")[2])
-        message = self.message()
+        message = self.message(self.whole_prompt(run))
         at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
         run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
 
     def verbs(self) -> tuple[Verb, ...]:
-        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
-        if self.shared:
+        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
+        if self.shared and self.prompt:
             own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
             text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
             prompt = {"prompt_ids": Code(text, self.prompt_ids)}
         named = {**_OF_MESSAGE, **_OF_SAMPLING}
         changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
         more: dict[str, Any] = {named[field]: getattr(self, field) for field in changed if field in named}
+        prompt |= self.turn_arguments
         if self.first_page is not None:
             more = {name: more[name] for name in ("priority", "cache_salt") if name in more}
             return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **more),)
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         if self.logprobs_from is not None:
-            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
+            first = self.logprobs_from if self.after else min(self.logprobs_from, self.prompt - 1)
+            more |= {"return_logprob": True, "logprob_start_len": first}
         more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
         if (grammar := self.grammar) is not None:
             more |= {"ebnf" if self.dead_end else "regex": grammar.text}
@@ -366,7 +382,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """A twin of each prompt, more urgent where that matters; a rid in use; a prompt of half of the pages.
 
-        There is a twin with each LoRA and cache salt of the workload as well.
+        There is a twin with each LoRA and cache salt of the workload as well, and a further turn of the first request.
         """
         starts = cls.among(base.starts)
         first = 0 if base.limits.prefills else None
@@ -386,6 +402,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         if any(start.dead_end for start in starts):
             yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
         yield cls._of_half_the_pages(base)
+        for start in starts[:1] if first is None else ():
+            yield cls(rid=TURN_RID, prompt=1, after=start.rid, lora=start.lora, salt=start.salt)
 
     @classmethod
     def _of_half_the_pages(cls, base: SearchBase) -> StartRequest:
@@ -410,10 +428,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
         start = cls(
             rid=reader.new_name_of(event.rid),
-            prompt=len(event.prompt_ids),
-            seed=recipe.seed,
-            shared=recipe.shared,
-            tail=recipe.tail,
+            **cls.prompt_fields(recipe, len(event.prompt_ids)),
             **{field: getattr(event, name) for field, name in _OF_MESSAGE.items()},
         )
         if event.deliver is not None:

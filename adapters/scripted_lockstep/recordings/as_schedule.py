@@ -53,7 +53,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated
     replayed = replay_engine(path, until=until)[1]
     translator = _StepTranslator(recording.header.limits, recording.steps[:until], replayed)
     empty = Schedule(_config_of(recording.header.limits))
-    return translator.translated(empty, _steps(recording.steps[:until]), replayed, plan_of)
+    return translator.translated(empty, _steps(recording.steps[:until], replayed), replayed, plan_of)
 
 
 def plan_of(record: StepRecord, names: Mapping[str, str]) -> object:
@@ -67,10 +67,13 @@ def plan_of(record: StepRecord, names: Mapping[str, str]) -> object:
     ]
 
 
-def _steps(recorded: Sequence[EngineStep]) -> Iterator[RecordedStep]:
+def _steps(recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> Iterator[RecordedStep]:
     # Ids count up from 0, and the recording has a check sum of what was launched.
     ids = itertools.count()
-    return (RecordedStep(one.now, one.events, next(ids) if one.plan else None) for one in recorded)
+    for one, again in zip(recorded, itertools.chain(replayed, itertools.repeat(None)), strict=False):
+        replies = () if again is None else again.replies
+        said = [(reply.rid, reply.token_ids) for reply in replies if isinstance(reply, TokenOutput)]
+        yield RecordedStep(one.now, one.events, next(ids) if one.plan else None, said)
 
 
 class _StepTranslator(Translator):

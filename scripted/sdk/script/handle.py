@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from scripted.core.account import Account, Life
+from scripted.core.account import REFUSED, Account, Life
 from scripted.script.clients import ClientView, finish_reason_of
 from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 from scripted.sdk.messages import Add, Share
-
-_REFUSED = "refused"
 
 
 class SdkRequest(BaseRequest):
@@ -16,6 +14,8 @@ class SdkRequest(BaseRequest):
 
     def __init__(self, message: Add, client: ClientView, account: Account, index: int) -> None:
         super().__init__(message.rid, message.prompt_ids, message.max_new_tokens, client)
+        # The images of its prompt, for a request that continues it.
+        self.images = message.images
         self._account = account
         # Requests arrive in the order in which the script has started them.
         self._index = index
@@ -55,7 +55,7 @@ class SdkRequest(BaseRequest):
     @property
     def finish_reason(self) -> str | None:
         end = None if self._life is None else self._life.end
-        return finish_reason_of("error" if end == _REFUSED else end)
+        return finish_reason_of("error" if end == REFUSED else end)
 
     @property
     def error(self) -> str | None:

@@ -138,9 +138,11 @@ class Verbatim:
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
         start = self._like
-        if not isinstance(start, StartRequest) or prompt != start.prompt_ids:
+        begun = len(prompt) - len(start.prompt_ids) if isinstance(start, StartRequest) and start.after else 0
+        if not isinstance(start, StartRequest) or prompt[max(0, begun) :] != start.prompt_ids:
             return Recipe(seed=0)
-        return Recipe(seed=start.seed, shared=start.shared, tail=start.tail)
+        turn = {"after": start.after, "cut": start.cut, "begun": begun}
+        return Recipe(seed=start.seed, shared=start.shared, tail=start.tail, **turn)
 
 
 def config_for(action: Action) -> EngineConfig:
@@ -172,8 +174,8 @@ def without_detail(action: Action | None) -> Action | None:
         return FailTransfer()
     if not isinstance(action, StartRequest):
         return action
-    kept = {name: getattr(action, name) for name in ("rid", "prompt", "new", "seed", "priority", "shared", "tail")}
-    return StartRequest(**kept)
+    kept = ("rid", "prompt", "new", "seed", "priority", "shared", "tail", "after", "cut")
+    return StartRequest(**{name: getattr(action, name) for name in kept})
 
 
 def values_of(action: Action) -> dict[str, Any]:

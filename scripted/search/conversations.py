@@ -1,0 +1,134 @@
+"""Further turns for generated targets: requests whose prompts continue earlier prompts and outputs, or come again.
+
+Clients of a prefix cache do this all day: a chat, an answer that is generated again, an agent with the results of its
+tools, a retry after an abort. Knows no scheduler: a turn is a copy of a start with another ``after``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from scripted.core.action import Action
+from scripted.core.placed_action import Placed, parse_action
+from scripted.core.schedule import Schedule
+
+# A conversation is about one of the first requests; a stream has dozens.
+_FIRST_STARTS: Final = 6
+# The number of tokens that a user adds; a tool's result is longer.
+_SAID_BY_USERS: Final = (0, 1, 1, 2, 3, 5, 9)
+_RESULTS_OF_TOOLS: Final = (4, 8, 13, 21)
+_MOST_TURNS: Final = 4
+
+
+@runtime_checkable
+class StartsTurns(Protocol):
+    """An action that starts a request, which may continue another's prompt and output."""
+
+    rid: str
+    prompt: int
+    new: int
+    seed: int
+    after: str
+    cut: int | None
+
+
+def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+    """Draw one conversation about a request of the schedule; nothing where no request can be continued."""
+    starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
+    if not starts:
+        return
+    step, start = (chosen := rng.choice(starts)).step, chosen.action
+    assert isinstance(start, StartsTurns)
+    ends = step + 3 + rng.choice((1, 1, 2, 3)) * start.new
+    yield from rng.choice(_KINDS)(rng, start, step, ends, schedule)
+
+
+# Of a start: the draw, the request, the step in which it begins, about when it ends, the schedule.
+_Kind = Callable[[random.Random, StartsTurns, int, int, Schedule], Iterator[Placed]]
+
+
+def _chat(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
+    """Several turns one after the other, each after the end of the one before, or a little too early."""
+    del step, schedule
+    yield from _chain(rng, start, ends, rng.randint(1, _MOST_TURNS), _SAID_BY_USERS)
+
+
+def _agent(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
+    """An agent sends the result of a tool as soon as it was called."""
+    del step, schedule
+    yield from _chain(rng, start, ends, rng.randint(2, _MOST_TURNS), _RESULTS_OF_TOOLS)
+
+
+def _chain(rng: random.Random, start: StartsTurns, ends: int, turns: int, sizes: Sequence[int]) -> Iterator[Placed]:
+    after = start.rid
+    for number in range(turns):
+        turn = _turn(start, f"{start.rid}-t{number}", after, rng.choice(sizes), seed=number)
+        yield Placed(ends, turn)
+        after = f"{start.rid}-t{number}"
+        ends += rng.choice((1, 3, 3 + start.new, 6 + 2 * start.new))
+
+
+def _branches(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
+    """Two continuations of one request: cut at any token, whole, or edited."""
+    del schedule
+    at = rng.choice((ends, ends, rng.randint(step + 1, ends)))
+    for number in range(2):
+        cut = rng.choice((None, None, rng.randint(0, max(0, start.new)), max(0, start.new - 1)))
+        yield Placed(at, _turn(start, f"{start.rid}-b{number}", start.rid, rng.choice(_SAID_BY_USERS), number, cut))
+        at += rng.choice((0, 0, 1, 4))
+
+
+def _while_it_runs(
+    rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
+) -> Iterator[Placed]:
+    """A continuation of what the request has said so far, while it goes on."""
+    del schedule
+    turn = _turn(start, f"{start.rid}-w", start.rid, rng.choice(_SAID_BY_USERS), 0)
+    yield Placed(rng.randint(step + 1, max(step + 1, ends - 1)), turn)
+
+
+def _after_its_abort(
+    rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
+) -> Iterator[Placed]:
+    """The client aborts, and continues, or asks the same again, at once."""
+    at = rng.randint(step, ends)
+    yield Placed(at, parse_action(f"abort {start.rid}", schedule.adapter.actions))
+    at += rng.choice((0, 0, 1, 1, 2))
+    if rng.random() < 0.5:
+        yield Placed(at, _turn(start, f"{start.rid}-c", start.rid, rng.choice(_SAID_BY_USERS), 0))
+    else:
+        yield Placed(at, _replaced(start, rid=f"{start.rid}-c"))
+
+
+def _prefixes(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
+    """A prompt that is the beginning of another one, or the other way round."""
+    del schedule
+    shorter = rng.randint(1, max(1, start.prompt))
+    prompt = rng.choice((shorter, shorter, start.prompt + rng.choice(_RESULTS_OF_TOOLS)))
+    yield Placed(rng.randint(step, ends), _replaced(start, rid=f"{start.rid}-p", prompt=prompt))
+
+
+_KINDS: Final[Sequence[_Kind]] = (
+    _chat,
+    _chat,
+    _agent,
+    _branches,
+    _branches,
+    _while_it_runs,
+    _after_its_abort,
+    _prefixes,
+)
+
+
+def _turn(start: StartsTurns, rid: str, after: str, prompt: int, seed: int, cut: int | None = None) -> Action:
+    """Make a turn that asks for the same as the first request, but has no prefix of another prompt."""
+    return _replaced(start, rid=rid, after=after, cut=cut, prompt=prompt, seed=seed, shared=0, tail=0)
+
+
+def _replaced(start: StartsTurns, **fields: object) -> Action:
+    assert isinstance(start, Action)
+    return msgspec.structs.replace(start, **fields)
