@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.messages import Event, GetStats
-from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
+from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult, carry_out, run_loop
 from lockstep.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.action import Action, RunLike
 from scripted.core.adapters import DEFAULT_ADAPTER
@@ -108,6 +108,18 @@ class LockstepAdapter(
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     packages: tuple[str, ...] = ("engine",)
     workloads: Mapping[str, str] = TEXTS
+    windows: Mapping[str, Callable[[EngineRun], bool]] = MappingProxyType(
+        {
+            "all microbatches are in flight": lambda run: (
+                len(run.machine.scheduler.books.in_flight) >= run.machine.depth
+            ),
+            "results are in flight and no queue holds a request": lambda run: _is_dispatched(run.machine.scheduler),
+            "no page is free": lambda run: run.machine.scheduler.memory.pages.free == 0,
+            "a request was sent back to the queue": lambda run: run.machine.scheduler.counters.retractions > 0,
+            "a cached prefix was hit": lambda run: run.machine.scheduler.counters.cached_tokens > 0,
+            "the memory of an ended request is in flight": lambda run: bool(run.machine.scheduler.books.releasing),
+        }
+    )
     space: Space = SPACE
 
     # -- configurations --
@@ -350,6 +362,12 @@ class LockstepAdapter(
             more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
             before=("", f"CONFIG = {written_call('EngineConfig', values, _LONGEST_LINE)}"),
         )
+
+
+def _is_dispatched(scheduler: Scheduler) -> bool:
+    """Whether all requests are in no queue: their whole prompts were launched, and no result is back."""
+    books = scheduler.books
+    return bool(books.in_flight) and not (books.waiting or books.running or books.chunked)
 
 
 def _end_of(action: Action) -> Action | None:

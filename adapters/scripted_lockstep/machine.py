@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from engine.core.errors import IntegrityError
@@ -12,6 +13,7 @@ from engine.core.memory import KVMemory
 from engine.core.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
 from engine.core.plan import ForwardMode
 from engine.core.scheduler import Launched, Place, Scheduler, StepResult
+from scripted.core.promises import CachedPrefix
 from scripted.core.violation import Violation
 from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
 
@@ -57,6 +59,34 @@ class EngineMachine:
             "pages_free": pages.free,
             "pages_cached": pages.cached,
         }
+
+    # -- for promises --
+
+    def open_rids(self) -> Collection[str]:
+        """Return the rids of all requests that have not ended."""
+        return self.scheduler.books.requests.keys()
+
+    def queries(self) -> Mapping[str, Callable[[], object]]:
+        """Return what is asked of a scheduler between its steps: counters, books, and the hits of those that wait."""
+        scheduler, tree = self.scheduler, self.scheduler.memory.tree
+        waiting = [*scheduler.books.waiting]
+        return {
+            "stats": scheduler.stats,
+            "busy": lambda: str(scheduler.books.what_is_busy()),
+            "hits": lambda: [tree.match_length(request.ids, request.kv_key) for request in waiting],
+        }
+
+    def cached_prefixes(self) -> Iterator[CachedPrefix]:
+        """Yield the path to each leaf of the prefix tree; none if the stages are gone."""
+        if self.scheduler.failure is not None:
+            return
+        tree = self.scheduler.memory.tree
+        for leaf in tree.nodes():
+            if not leaf.children:
+                path = [*tree.path(leaf)][::-1]
+                tokens = itertools.chain.from_iterable(node.tokens for node in path)
+                pages = itertools.chain.from_iterable(node.pages for node in path)
+                yield CachedPrefix(tuple(tokens), tuple(pages), leaf.kv_key[0])
 
     def start_over(self) -> None:
         """Forget everything in place, counters and digest included: the loop and its gate hold the scheduler.

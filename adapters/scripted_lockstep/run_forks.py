@@ -42,11 +42,11 @@ COPIER: Final = Copier(
 # Three of the counters are used again: they number microbatches, requests and weights.
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
-    Account: ("calls",),
+    Account: ("calls", "preemptions"),
     CacheMirror: ("next", "newest"),
     Conformance: ("_load_at",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
-    EngineOracle: ("_sent", "conformance"),
+    EngineOracle: ("_retractions", "_sent", "conformance"),
     HeldGrammars: ("failed",),
     Results: ("_has_kept", "_ineffective_holds"),
     Scheduler: ("_handlers", "_owners", "_replies", "digests", "hooks", "last_microbatch"),

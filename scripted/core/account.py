@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol, runtime_checkable
 
+from scripted.core.promises.waste import Preemptions
 from scripted.core.violation import Bounds, Violation
 
 OWN_ENDS: Final = ("length", "stop")
@@ -63,7 +64,8 @@ class Account:
     is the present step; ``moved``: a request began, or lost its blocks, since the run last looked.
     """
 
-    def __init__(self, context_tokens: int | None = None, late_launches: int = 0) -> None:
+    def __init__(self, context_tokens: int | None = None, late_launches: int = 0, block_size: int = 1) -> None:
+        self.preemptions = Preemptions(block_size)
         self._context_tokens = context_tokens
         self._late_launches = late_launches
         self.step = 0
@@ -85,6 +87,7 @@ class Account:
 
     def begin(self, message: RequestMessage, *, follows: bool = False) -> None:
         life, rid = Life(message, self.step, follows=follows), message.rid
+        self.preemptions.gains += 1
         self.lives.append(life)
         if rid in self.live:
             self._behind.setdefault(rid, deque()).append(life)
@@ -98,6 +101,7 @@ class Account:
 
     def abort(self, rid: str) -> None:
         """Note that a client aborts this rid, which may be unknown."""
+        self.preemptions.gains += 1
         if rid in self.live:
             self.live[rid].aborted = True
             for life in self._behind.get(rid, ()):
@@ -117,6 +121,7 @@ class Account:
     def ask(self, call_id: str) -> None:
         self._open += 1
         self.calls[call_id] = None
+        self.preemptions.gains += 1
 
     # -- replies --
 
@@ -176,6 +181,7 @@ class Account:
     def end(self, rid: str, reason: str) -> None:
         self._or_refused.pop(rid, None)
         self.live.pop(rid).end = reason
+        self.preemptions.end(rid)
         behind = self._behind.get(rid)
         while behind and behind[0].follows and reason not in OWN_ENDS:
             behind.popleft().end = reason
@@ -240,6 +246,9 @@ class Account:
             )
         if life.computed is None:
             self.moved = True
+            self.preemptions.begin(rid)
+        else:
+            self.preemptions.compute(start, count)
         life.launched = True
         life.computed = comes_next
         life.since = self.step
@@ -253,5 +262,12 @@ class Account:
         """Note that these requests were preempted, and compute again."""
         for rid in rids:
             if rid in self.live:
-                self.live[rid].computed = None
-                self.moved = True
+                if self.live[rid].computed is not None:
+                    self.preemptions.lose(rid)
+                self.begin_again(rid)
+
+    def begin_again(self, rid: str) -> None:
+        """Note that a request computes from its beginning, or from a hit, with the next launch."""
+        if rid in self.live:
+            self.live[rid].computed = None
+            self.moved = True

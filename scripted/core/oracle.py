@@ -43,7 +43,8 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
     At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
-    ``paused`` is the mode of the present pause. ``context_tokens`` and ``late_launches`` are passed to the account.
+    ``paused`` is the mode of the present pause. ``context_tokens``, ``late_launches`` and ``block_size`` are passed to
+    the account.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         batch_tokens: int,
         context_tokens: int | None = None,
         late_launches: int = 0,
+        block_size: int = 1,
     ) -> None:
-        self.account = Account(context_tokens, late_launches)
+        self.account = Account(context_tokens, late_launches, block_size)
         self.paused: Pausing | None = None
         self._depth = depth
         self._batch_requests = batch_requests
@@ -93,6 +95,24 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     def fit_together(self) -> bool:
         """Whether all open requests fit into memory at once, to the end of their output; False if unknown."""
         return False
+
+    def waits_for_deadline(self, stepped: OutputT) -> bool:  # noqa: ARG002
+        """Return whether open requests wait for the deadline of a step; without a timer it only ends requests."""
+        return False
+
+    def most_new(self, life: Life) -> int:
+        """Return the most tokens that a request may say."""
+        most: int = life.message.max_new_tokens
+        return most
+
+    @property
+    def work_left(self) -> int | None:
+        """The steps that all open requests would take one after the other; None if unknown."""
+        steps = 0
+        for life in self.account.live.values():
+            tokens = len(life.message.prompt_ids) + len(life.said) - (life.computed or 0)
+            steps += -(-max(0, tokens) // self._batch_tokens) + max(1, self.most_new(life) - len(life.said))
+        return steps * (self._depth + 1)
 
     @property
     def names(self) -> Iterable[str]:

@@ -8,7 +8,7 @@ their own, each beside the code that tests for it with ``isinstance``: ``HasMuta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -184,6 +184,16 @@ class ChecksRecords(Protocol[RecordIn]):
     def check_records(self, records: Sequence[RecordIn]) -> None:
         """Judge the records of a whole run. Raises Violation."""
         ...
+
+
+@runtime_checkable
+class DeclaresWindows(Protocol):
+    """An adapter that declares windows: situations that a search of it should reach, by name.
+
+    A search counts the runs in which each was seen open after a step, and says which never was: bugs there stay hidden.
+    """
+
+    windows: Mapping[str, Callable[[RunLike], bool]]
 
 
 class Freezer(Protocol):

@@ -6,23 +6,30 @@ pauses, lets deadlines pass. It knows no scheduler: the adapter of the schedule 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 import msgspec
 
 from scripted.core.account import Life
 from scripted.core.action import Action, RunLike
 from scripted.core.adapters import adapter_named
+from scripted.core.base_adapter import BaseAdapter
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import AdvanceClock, ReleaseResults
 from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
 from scripted.core.oracle import OracleT
 from scripted.core.phrases import text_of
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import Adapter
+from scripted.core.promises.asked_twice import HasQueries, check_queries
+from scripted.core.promises.cached_prefixes import check_prefixes
+from scripted.core.promises.liveness import Liveness
+from scripted.core.promises.told_ends import ListsRequests, check_told
+from scripted.core.promises.waste import EmptySteps
+from scripted.core.protocol import Adapter, DeclaresWindows
 from scripted.core.refusals import HarnessError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
@@ -36,6 +43,8 @@ EMPTY_STEPS_LIMIT: Final = 256
 # Consecutive launches at most half full while a request waits that fits. A healthy scheduler needs fewer: as many as an
 # equal prompt, which is computed first so that its prefix can be hit, takes through the deepest pipeline.
 WAITING_LIMIT: Final = 8
+# Wake-ups by a timer in a row that were given nothing and did nothing.
+POLLS_LIMIT: Final = 64
 # A run that is still busy so many steps after the last action may be so for ever, because of an obstacle that only the
 # run can undo.
 PATIENCE_STEPS: Final = 1_000
@@ -62,10 +71,19 @@ class Phase(Enum):
     ORACLE = "judging a step"
 
 
+# The kind of the cells that say that a window was open.
+WINDOW: Final = "window"
+# Windows are looked for after each so many steps: to ask in every step costs a tenth of a run.
+WINDOW_STEPS: Final = 4
+
 # Constants: looking up an enum's member costs four times as much, and every step sets three.
 _HARNESS: Final = Phase.HARNESS
 _ADAPTER: Final = Phase.ADAPTER
 _ORACLE: Final = Phase.ORACLE
+
+
+def _windows_of(adapter: Adapter) -> tuple[str, ...]:
+    return tuple(adapter.windows) if isinstance(adapter, DeclaresWindows) else ()
 
 
 class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
@@ -102,8 +120,16 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._previous: OutputT | None = None
         self._turn = 0
         self._empty_steps = 0
+        self._polls = 0
         # Launches with room since a request moved or an action was applied.
         self._passed = 0
+        self._liveness = Liveness()
+        self._emptiness = EmptySteps()
+        # Asked once: to ask an object for a protocol takes longer than most checks.
+        self._lists_requests = isinstance(self.machine, ListsRequests)
+        self._has_queries = isinstance(self.machine, HasQueries)
+        # The declared windows that were not open yet.
+        self._closed: tuple[str, ...] = _windows_of(self.adapter)
         self.follow(schedule)
 
     def follow(self, schedule: Schedule[ConfigT], *, until: int = 0) -> None:
@@ -205,6 +231,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if (undo := self.obstacle) is not None:
                 self._imply(undo)
         self._check_progress(previous)
+        if self.step > self._last_step and not self._turn and self._liveness.is_late(self.step):
+            self._check_liveness()
         self.phase = _ADAPTER
         return adapter.new_step(tuple(self._events), self.clock.now())
 
@@ -223,8 +251,22 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self.records.append(self.adapter.record_step(step, stepped, self.machine, None))
         self.oracle.account.step = self.step
         self.oracle.after_step(self._events, stepped, self.machine, self.device)
+        if self._lists_requests:
+            check_told(self.oracle.account.live, self.machine)
+        if self._has_queries:
+            check_queries(self.step, self.machine)
         if stepped.microbatch is not None:
             self._check_waits()
+        if self._closed and not self.step % WINDOW_STEPS:
+            self._look_through_windows()
+
+    def _look_through_windows(self) -> None:
+        """Note the declared windows that are open after this step and were not seen so before."""
+        windows = cast(DeclaresWindows, self.adapter).windows
+        opened = [name for name in self._closed if windows[name](self)]
+        if opened:
+            self.cells += [Cell(WINDOW, name, "") for name in opened]
+            self._closed = tuple(name for name in self._closed if name not in opened)
 
     def _check_stands(self) -> None:
         """Judge a scheduler that waits for an event with nothing in flight: no open request may be able to continue.
@@ -233,10 +275,31 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         """
         if len(self.results) or not self.oracle.account.live or self.adapter.obstacle(self) is not None:
             return
+        previous = self._previous
+        is_timed = previous is not None and previous.deadline is not None and self.oracle.waits_for_deadline(previous)
+        if is_timed and previous is not None and (previous.deadline or 0) > self.clock.now():
+            return
         self.phase = _ORACLE
         stuck = self._named(self.oracle.could_go_on)
-        self.oracle.account.check_stands(stuck, f"; nothing is in flight, {self.adapter.what_is_busy(self)}")
+        why = f"; nothing is in flight, {self.adapter.what_is_busy(self)}"
+        if is_timed and previous is not None:
+            why += (
+                f"; its timer was due at {previous.deadline:g} s, it is {self.clock.now():g} s, and no later one is set"
+            )
+        if stuck and self._would_go_on():
+            why += "; a wake-up is lost: a step without any event does something, and the scheduler asked for none"
+        self.oracle.account.check_stands(stuck, why)
         self.phase = _HARNESS
+
+    def _would_go_on(self) -> bool:
+        """Take a step without any event, of a run that has failed, and see whether it does something."""
+        adapter = self.adapter
+        if not isinstance(adapter, BaseAdapter):
+            return False
+        with contextlib.suppress(Exception):
+            stepped = adapter.take_step(self, adapter.new_step((), self.clock.now()))
+            return stepped.microbatch is not None or bool(stepped.replies)
+        return False
 
     def _check_waits(self) -> None:
         """Judge that no request waits that would fit into the batches which are launched with room."""
@@ -257,6 +320,16 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                 left_out=[life.message.rid for life in lives],
             )
 
+    def _check_liveness(self) -> None:
+        """Judge that all which is open ends in time, unless something blocks it that only the run undoes."""
+
+        def busy() -> list[str]:
+            return [] if self.obstacle is not None else self._named(self.oracle.could_go_on)
+
+        self.phase = _ORACLE
+        self._liveness.check(self.step, self.oracle.work_left, busy)
+        self.phase = _HARNESS
+
     def _named(self, lives: Iterable[Life]) -> list[str]:
         names = [f"{life.message.rid} ({life.state} since step {life.since})" for life in lives]
         more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
@@ -264,9 +337,13 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
 
     def _check_progress(self, previous: OutputT | None) -> None:
         """Judge that steps which do nothing but ask for another step come to an end."""
+        if previous is not None and previous.microbatch is not None:
+            self._emptiness.launched += 1
+        elif previous is not None and previous.again and not self._events and not previous.replies:
+            self._emptiness.count()
         is_early = bool(self._events) or self.step <= self._last_step
         if is_early or previous is None or previous.microbatch is not None or previous.replies:
-            self._empty_steps = 0
+            self._empty_steps = self._polls = 0
             return
         self._empty_steps += previous.again
         if self._empty_steps > EMPTY_STEPS_LIMIT:
@@ -305,10 +382,20 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self._take_due()
         elif deadline is not None:
             self._check_stands()
+            self._check_polls(deadline)
             self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
         else:
             return self._wind_up()
         return True
+
+    def _check_polls(self, deadline: float) -> None:
+        """Judge that wake-ups by a timer which do nothing come to an end."""
+        self._polls += bool(self.oracle.account.live)
+        if self._polls > POLLS_LIMIT:
+            raise Violation(
+                f"busy polling: {POLLS_LIMIT} wake-ups by a timer in a row were given nothing and did nothing, and the "
+                f"next one is asked for at {deadline:g} s; {self.adapter.what_is_busy(self)}"
+            )
 
     def _wind_up(self) -> bool:
         """Give the next events of ``Adapter.finale``; False when there are no more."""
@@ -316,6 +403,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         if not turn:
             self.phase = _ORACLE
             self.oracle.at_rest(self.machine)
+            check_prefixes(self.machine, self.device)
             self.phase = _HARNESS
         self._events.extend(self.adapter.finale(self, turn))
         return bool(self._events)
@@ -325,6 +413,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
 
     def _imply(self, action: Action) -> None:
         self._passed = 0
+        self._liveness.disturb()
         self.note_implied(action)
         action.apply(self)
 

@@ -312,6 +312,10 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
         return [life for one in members for life in one.run.oracle.could_go_on]
 
     @property
+    def work_left(self) -> None:
+        """Unknown: requests wait for what other machines compute, and for links."""
+
+    @property
     def names(self) -> Iterable[str]:
         """The rids of all requests of all machines."""
         return [rid for one in self._machine.living for rid in one.run.oracle.names]

@@ -62,6 +62,18 @@ _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_ste
 UNKNOWN_RID: Final = "nobody-ever"
 
 
+# The windows of every scheduler: the situations in which most races hide.
+WINDOWS: Final[Mapping[str, Callable[[RunLike], bool]]] = {
+    "all batches are in flight": lambda run: len(run.results) >= run.machine.depth,
+    "no block is free": lambda run: run.machine.counts().get("blocks_free") == 0,
+    "a preempted request waits": lambda run: any(
+        life.launched and life.computed is None for life in run.oracle.account.live.values()
+    ),
+    "an ended request has a batch in flight": lambda run: any(
+        share.rid not in run.oracle.account.live for batch in run.oracle.in_flight for share in batch.shares
+    ),
+}
+
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 _MachineT = TypeVar("_MachineT", bound=Machine[Event, Stepped], default=Any)
 SdkRunLike: TypeAlias = RunLike[_SettingsT, Event, Step, Stepped, Record, _MachineT, SimulatedRunner, SdkOracle]
@@ -105,13 +117,14 @@ class SchedulerAdapter(
     difference without, or requests with priorities, LoRAs, grammars, sessions or images. With ``crowded`` settings,
     with which requests meet, some generated targets have such requests and little else. ``packages`` are the
     scheduler's: an exception that their code raises is a finding, also where the machine was only looked at.
+    ``windows`` are situations that a search should reach, by name, besides those of every scheduler (``WINDOWS``).
     ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
     server tier of scripts. ``api`` is the version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
     states = StateReader({
-        Account: ("calls",),
+        Account: ("calls", "preemptions"),
         Results: ("_has_kept", "_ineffective_holds"),
         SdkOracle: ("_can", "_fresh", "_limits"),
     })  # fmt: skip
@@ -136,6 +149,7 @@ class SchedulerAdapter(
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
         packages: Sequence[str] = (),
+        windows: Mapping[str, Callable[[RunLike], bool]] | None = None,
         standalone: Standalone | None = None,
         live: Launcher | None = None,
         api: int = ADAPTER_API,
@@ -163,6 +177,7 @@ class SchedulerAdapter(
         self.api = api
         self.configuration = config
         self.packages = tuple(packages)
+        self.windows: Mapping[str, Callable[[RunLike], bool]] = {**WINDOWS, **(windows or {})}
         self.standalone = standalone
         self.live = live
         self._config = config

@@ -293,7 +293,8 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     ``copies`` are made before the batch is computed, like those of a batch; blocks with negative numbers are outside,
     so that a flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, where
     that was not known at its launch. ``again``: a step without any event may do more. ``deadline``: the time at which a
-    step is due although nothing happens.
+    step is due although nothing happens; with ``is_timer`` open requests wait for that time, as for the end of a
+    batching delay or the next poll, and without it the deadline only ends requests.
     """
 
     microbatch: Batch | None = None
@@ -304,6 +305,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     verified: tuple[tuple[str, int], ...] = ()
     again: bool = False
     deadline: float | None = None
+    is_timer: bool = False
 
 
 # -- a step written down --

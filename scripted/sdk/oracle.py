@@ -44,6 +44,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             batch_tokens=limits.batch_tokens,
             context_tokens=limits.context_tokens,
             late_launches=can.late_launches,
+            block_size=limits.block_size,
         )
         self._limits = limits
         self._can = can
@@ -94,6 +95,9 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     def is_live(self, rid: str) -> bool:
         return rid in self.account.live or rid in self._arriving
+
+    def waits_for_deadline(self, stepped: Stepped) -> bool:
+        return stepped.is_timer
 
     # -- a step --
 

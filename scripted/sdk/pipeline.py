@@ -14,6 +14,7 @@ import msgspec
 
 from scripted.core.account import OWN_ENDS
 from scripted.core.masks import state_after
+from scripted.core.promises import CachedPrefix
 from scripted.core.tokens import guesses, links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
@@ -185,6 +186,15 @@ class SimulatedRunner:
             if self._blocks.get(block_ids[index], [0] * self._size)[slot] != fingerprints[position + 1]:
                 return False
         return True
+
+    def wrong_block(self, prefix: CachedPrefix) -> int | None:
+        """Return the first block of a cached prefix that does not hold the KV of its tokens; None if all do."""
+        links = links_of(root_of(prefix.lora), prefix.token_ids)
+        for index, block in enumerate(prefix.block_ids):
+            there = links[index * self._size + 1 : (index + 1) * self._size + 1]
+            if self._blocks.get(block, [])[: len(there)] != there or self._written[block] < self._flushes:
+                return block
+        return None
 
     # -- the pipeline protocol --
 

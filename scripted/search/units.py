@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.placed_action import Placed
-from scripted.core.run import Cell
+from scripted.core.run import WINDOW, Cell
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure
 from scripted.search.strategies import Drawn, Strategy, StrategyName, strategy_named
@@ -38,13 +38,17 @@ class Coverage:
         for cell, count in other:
             self.counts[cell] += count
 
+    def windows(self, names: Iterable[str]) -> dict[str, int]:
+        """Return in how many runs each of these windows was open."""
+        return {name: self.counts[Cell(WINDOW, name, "")] for name in names}
+
     def table(self) -> Table:
         """A row for each kind of event: the states that it met, with positions of the pipeline and times in all."""
         legend = "'running 2 (7)': met a running request 7 times in all, with the pipeline at 2 different positions"
         table = Table(title="what each event met", title_justify="left", caption=legend, caption_justify="left")
         table.add_column("event", no_wrap=True)
         table.add_column("states", overflow="fold", max_width=_STATES_WIDTH_COLUMNS)
-        for kind in sorted({cell.kind for cell in self.counts}):
+        for kind in sorted({cell.kind for cell in self.counts} - {WINDOW}):
             table.add_row(kind, Text(", ".join(self._states_of(kind))))
         return table
 

@@ -6,7 +6,7 @@ what crosses the gate, reads the scheduler without changing it, and is cheap to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine.core.audit import audit
@@ -36,6 +36,7 @@ from engine.core.messages import (
 from engine.core.plan import Microbatch, SendPages
 from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Scheduler, StepResult
+from scripted.core.account import Life
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
 from scripted_lockstep.oracle.cache_events import check_mirror
@@ -62,7 +63,9 @@ class EngineOracle(Oracle):
             depth=limits.depth,
             batch_requests=limits.most_requests,
             batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
+            block_size=limits.page_size,
         )
+        self._retractions = 0
         self.conformance: Conformance | None = Conformance(limits)
         self._audits = audits
         self._restores = restores
@@ -122,6 +125,9 @@ class EngineOracle(Oracle):
                 self._sending[order.transfer] = order.to, order.to_transfer
         for reply in result.replies:
             self._hear(reply)
+        if scheduler.counters.retractions != self._retractions:
+            self._retractions = scheduler.counters.retractions
+            self.account.lose_blocks(list(_without_memory(self.account.live, scheduler)))
         self.account.check_names()
         if microbatch is not None:
             self._on_launch(microbatch)
@@ -152,6 +158,10 @@ class EngineOracle(Oracle):
             check_growth(scheduler)
 
     # -- in the terms of every scheduler --
+
+    def most_new(self, life: Life) -> int:
+        most: int = life.message.sampling.max_new_tokens
+        return most
 
     def _on_event(self, event: Event) -> None:
         account = self.account
@@ -206,7 +216,15 @@ class EngineOracle(Oracle):
         for segment in microbatch.segments:
             count = len(segment.token_ids)
             if segment.sampling is not None:
-                self.account.lose_blocks((segment.rid,))
+                self.account.begin_again(segment.rid)
             # The result says which of its guesses hold; the specification then says where it continues.
             comes_next = None if segment.drafts else segment.start + count
             self.account.compute(segment.rid, segment.start, count, comes_next)
+
+
+def _without_memory(rids: Iterable[str], scheduler: Scheduler) -> Iterator[str]:
+    """Yield the requests that own no memory now."""
+    for rid in rids:
+        request = scheduler.find_request(rid)
+        if request is not None and request.lease is None:
+            yield rid

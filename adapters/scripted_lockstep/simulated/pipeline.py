@@ -46,6 +46,7 @@ from engine.core.plan import (
     WeightUpdate,
 )
 from engine.pipeline.wire import StageView
+from scripted.core.promises import CachedPrefix
 from scripted.core.tokens import CHAIN, MASK, START, links_of
 from scripted_lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
 from scripted_lockstep.simulated.model import (
@@ -218,6 +219,16 @@ class SimulatedPipeline:
         self._kv[page] = list(content)
         self._filled[page] = self._page_size
         self._writes[page] += 1
+
+    def wrong_block(self, prefix: CachedPrefix) -> int | None:
+        """Return the first page of a cached prefix that does not hold the KV of its tokens; None if all do."""
+        if prefix.lora not in self._loras:
+            return None  # No request can hit it any more.
+        links, size = links_of(self._root ^ self._loras[prefix.lora], prefix.token_ids), self._page_size
+        for index, page in enumerate(prefix.block_ids):
+            if self._kv[page] != links[index * size : (index + 1) * size + 1]:
+                return page
+        return None
 
     # -- faults --
 

@@ -1,0 +1,10 @@
+"""Promises that every scheduler keeps, one in each file, named by what it guards. They know no adapter.
+
+``core/run.py`` and the account ask them; the state that they need of a machine is a protocol beside each of them.
+"""
+
+from scripted.core.promises.asked_twice import HasQueries
+from scripted.core.promises.cached_prefixes import CachedPrefix, HoldsPrefixes, KeepsPrefixes
+from scripted.core.promises.told_ends import ListsRequests
+
+__all__ = ["CachedPrefix", "HasQueries", "HoldsPrefixes", "KeepsPrefixes", "ListsRequests"]

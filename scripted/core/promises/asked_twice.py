@@ -1,0 +1,35 @@
+"""A query changes nothing: asked twice in a row, it has the same answer, and the scheduler is as it was.
+
+Schedulers poll their connectors, caches and admission: a query that counts, pins or moves a cursor works once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, runtime_checkable
+
+from scripted.core.violation import Violation
+
+# The steps after which a run asks: early ones, in which queues fill, and fewer later.
+_STEPS: Final = frozenset((3, 8, 21, 55, 144))
+
+
+@runtime_checkable
+class HasQueries(Protocol):
+    """A machine with queries that promise to change nothing."""
+
+    def queries(self) -> Mapping[str, Callable[[], object]]:
+        """Return the queries that can be asked now, by name; an answer can be compared with another."""
+        ...
+
+
+def check_queries(step: int, machine: object) -> None:
+    """Ask every query twice, after some of the steps. Raises Violation for two different answers."""
+    if step not in _STEPS or not isinstance(machine, HasQueries):
+        return
+    queries = machine.queries()
+    answers = {name: ask() for name, ask in queries.items()}
+    for name, ask in queries.items():
+        again = ask()
+        if again != answers[name]:
+            raise Violation(f"the query {name} changed something: it answered {answers[name]!r}, and then {again!r}")

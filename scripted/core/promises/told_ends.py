@@ -1,0 +1,28 @@
+"""Whoever is ended is told so: a request that its scheduler has dropped is not open for its client any more.
+
+Judged in the step that drops it: at the end of the run a lost request counts as one that waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol, cast, runtime_checkable
+
+from scripted.core.violation import Violation
+
+
+@runtime_checkable
+class ListsRequests(Protocol):
+    """A machine that can list its requests."""
+
+    def open_rids(self) -> Collection[str]:
+        """Return the rids of all requests that it will still answer."""
+        ...
+
+
+def check_told(live: Iterable[str], machine: object) -> None:
+    """Judge that a machine that lists its requests has every one whose client was told no end. Raises Violation."""
+    kept = cast(ListsRequests, machine).open_rids()  # To ask for the protocol in each step takes as long as all of it.
+    lost = [rid for rid in live if rid not in kept]
+    if lost:
+        raise Violation(f"the scheduler has dropped {', '.join(lost)}, and no reply told the client of an end")

@@ -1,0 +1,75 @@
+"""Work is not thrown away for nothing: a request loses its blocks only if somebody gets further by it.
+
+Also bounds the steps in which a scheduler asks for another step and computes nothing. The limits come from the
+workload: nobody else's prompt, output or blocks need what the victim gave up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scripted.core.violation import Violation
+
+# Of one request: once may be a change of mind, for instance when another ends in the same step.
+_FOR_NOTHING: Final = 2
+# Steps that compute nothing and ask for another one: this many, and a few for each launch.
+_EMPTY_STEPS: Final = 192
+_EMPTY_STEPS_A_LAUNCH: Final = 8
+
+
+class Preemptions:
+    """Who lost blocks, and what was gained since: ``gains`` counts requests that began, ended or took a further block.
+
+    An event from outside counts as a gain, because it may change who should run.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.gains = 0
+        # By rid: the gains when it lost its blocks, and how often it lost them for nothing.
+        self._lost: dict[str, int] = {}
+        self._for_nothing: dict[str, int] = {}
+
+    def lose(self, rid: str) -> None:
+        """Note that a request lost its blocks."""
+        self._lost.setdefault(rid, self.gains)
+
+    def begin(self, rid: str) -> None:
+        """Judge the launch of a request that has no blocks. Raises Violation."""
+        if self._lost.pop(rid, -1) == self.gains:
+            times = self._for_nothing[rid] = self._for_nothing.get(rid, 0) + 1
+            if times > _FOR_NOTHING:
+                raise Violation(
+                    f"{rid} lost its blocks {times} times for nothing: until it was launched again no other request "
+                    "began, ended or took a block"
+                )
+        self.gains += 1
+
+    def compute(self, start: int, count: int) -> None:
+        """Note positions that are computed: those that begin a block need one more."""
+        if (start + count - 1) // self._block_size > (start - 1) // self._block_size:
+            self.gains += 1
+
+    def end(self, rid: str) -> None:
+        """Note the end of a request."""
+        self.gains += 1
+        self._lost.pop(rid, None)
+        self._for_nothing.pop(rid, None)
+
+
+class EmptySteps:
+    """The share of steps without events that did nothing and asked for another one. ``launched`` counts launches."""
+
+    def __init__(self) -> None:
+        self._empty = 0
+        self.launched = 0
+
+    def count(self) -> None:
+        """Judge one such step. Raises Violation."""
+        self._empty += 1
+        most = _EMPTY_STEPS + _EMPTY_STEPS_A_LAUNCH * self.launched
+        if self._empty > most:
+            raise Violation(
+                f"{self._empty} steps were given nothing, did nothing and asked for another step, of at most {most} "
+                f"beside {self.launched} launches: the scheduler keeps looking"
+            )
