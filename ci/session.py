@@ -82,7 +82,7 @@ def _command(paths: Sequence[str], options: SessionOptions, events_fd: int, stac
 
 def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, stacks: Path) -> dict[str, FileResult]:
     inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained] = queue.SimpleQueue()
-    threading.Thread(target=_read_events, args=(stream, inbox), daemon=True).start()
+    threading.Thread(target=read_events, args=(stream, inbox), daemon=True).start()
     threading.Thread(target=lambda: inbox.put(PytestExited(process.wait())), daemon=True).start()
     code: int | None = None
     has_begun = False
@@ -108,7 +108,7 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
             tally.apply(message, _now())
 
 
-def _read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained]) -> None:
+def read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained]) -> None:
     with stream:
         for line in stream:
             try:

@@ -16,7 +16,7 @@ INSTALL_SERVE: Final = "pip install 'lockstep-engine[serve]'"
 INSTALL_TRACING: Final = "pip install 'lockstep-engine[tracing]'"
 TRACE_EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _EXIT_WRONG: Final = 2
-_MODULES: Final = frozenset(
+SERVE_MODULES: Final = frozenset(
     (
         "fastapi",
         "fastapi_offline",
@@ -46,7 +46,7 @@ def is_importable(module: str) -> bool:
 @functools.cache
 def serve_is_installed() -> bool:
     """True if a server can be started here."""
-    return all(importlib.util.find_spec(name) is not None for name in _MODULES)
+    return all(importlib.util.find_spec(name) is not None for name in SERVE_MODULES)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def naming_the_extra(command: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         missing = (exc.name or "").partition(".")[0]
-        if missing not in _MODULES:
+        if missing not in SERVE_MODULES:
             raise
         sys.stderr.write(f"{command}: this needs the package {missing}, which is not installed; {INSTALL_SERVE}\n")
         raise SystemExit(_EXIT_WRONG) from None

@@ -30,11 +30,11 @@ __all__ = ["PARTS", "main", "run_parts"]
 
 _ROOT: Final = Path(__file__).parents[2]
 _TAIL_BYTES: Final = 6_000
-_NO_GPU: Final = 3
+NO_GPU: Final = 3
 _GRACE_S: Final = 5.0
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A part. ``measure`` is its module:function, so that the process that starts the parts imports none.
 
     With ``computes`` it runs in a process of its own, over the checkpoint.
@@ -46,18 +46,18 @@ class _Part(NamedTuple):
     about: str
 
 
-PARTS: Final[dict[str, _Part]] = {
-    "device": _Part("device:measure_device", 120, True, "bandwidth of a copy; pages that the attention kernel takes"),
-    "decode": _Part("decode:measure_decodes", 300, True, "where a decode step's time goes; share of the bandwidth"),
-    "graphs": _Part("decode:measure_graphs", 300, True, "CUDA graphs on and off, and equal tokens"),
-    "attention": _Part("decode:measure_attention", 300, True, "one kernel call a layer beside gathered keys"),
-    "ahead": _Part("ahead:measure_ahead", 300, True, "steps launched before the last one's tokens are known"),
-    "beside": _Part("beside:measure_beside", 420, True, "beside transformers' continuous batching"),
-    "overlap": _Part(
+PARTS: Final[dict[str, Part]] = {
+    "device": Part("device:measure_device", 120, True, "bandwidth of a copy; pages that the attention kernel takes"),
+    "decode": Part("decode:measure_decodes", 300, True, "where a decode step's time goes; share of the bandwidth"),
+    "graphs": Part("decode:measure_graphs", 300, True, "CUDA graphs on and off, and equal tokens"),
+    "attention": Part("decode:measure_attention", 300, True, "one kernel call a layer beside gathered keys"),
+    "ahead": Part("ahead:measure_ahead", 300, True, "steps launched before the last one's tokens are known"),
+    "beside": Part("beside:measure_beside", 420, True, "beside transformers' continuous batching"),
+    "overlap": Part(
         "overlap:measure_overlap", 420, False, "served: pp_async_depth 1 beside 0, one stage and four; async_scheduling"
     ),
-    "model": _Part("checks:check_model", 420, False, "the model's parity tests with --device"),
-    "suite": _Part("checks:check_servers", 580, False, "the registered suite in the server tier with --device"),
+    "model": Part("checks:check_model", 420, False, "the model's parity tests with --device"),
+    "suite": Part("checks:check_servers", 580, False, "the registered suite in the server tier with --device"),
 }
 
 _OVER_THE_CHECKPOINT: Final = {name for name, part in PARTS.items() if part.computes} | {"overlap"}
@@ -67,21 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts and write the report; the exit status says whether all are done."""
     asked = _parser().parse_args(arguments)
     if asked.inside:
-        return _be_parts(asked.inside.split(","), Path(asked.given))
+        return be_parts(asked.inside.split(","), Path(asked.given))
     setting = Setting.small() if asked.dry_run else Setting()
     from benchmarks.gpu.device import machine
 
     here = machine()
     if not asked.dry_run and here["GPU"] == "none":
         sys.stderr.write("no GPU: nvidia-smi is not there; --dry-run takes the same paths on the CPU\n")
-        return _NO_GPU
+        return NO_GPU
     report = read_report(asked.out / "gpu.json", here, dry_run=asked.dry_run)
     names = asked.part or list(PARTS)
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         scratch = Path(folder)
         if set(names) & _OVER_THE_CHECKPOINT:
             setting = _with_checkpoint(setting, scratch / "model")
-        for group in _groups(names, together=asked.dry_run):
+        for group in groups(names, together=asked.dry_run):
             for name in group:
                 print(f"{name}: {PARTS[name].about}, at most {PARTS[name].limit_s:.0f} s", flush=True)  # noqa: T201
             for result in run_parts(group, setting, scratch, sum(PARTS[name].limit_s for name in group)):
@@ -125,14 +125,14 @@ def run_parts(names: Sequence[str], setting: Setting, scratch: Path, limit_s: fl
     return found
 
 
-def _groups(names: Sequence[str], *, together: bool) -> list[list[str]]:
+def groups(names: Sequence[str], *, together: bool) -> list[list[str]]:
     """The parts that share a process: of a dry run those that compute in it, whose imports are most of their time."""
     alone = [[name] for name in names if not (together and PARTS[name].computes)]
     sharing = [name for name in names if together and PARTS[name].computes]
     return [sharing, *alone] if sharing else alone
 
 
-def _be_parts(names: Sequence[str], given: Path) -> int:
+def be_parts(names: Sequence[str], given: Path) -> int:
     """Measure in this process and write each part's outcome."""
     from importlib import import_module
 

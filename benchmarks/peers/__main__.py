@@ -156,7 +156,7 @@ def _started(
 ) -> Iterator[Served | Offline]:
     """All peers, running; the servers' idleness is measured before anything else is asked."""
     servers = []
-    for served in _served_peers(arguments, folder, scratch):
+    for served in served_peers(arguments, folder, scratch):
         console.print(f"starting: {served.name}")
         server = started(served, folder, scratch)
         stack.callback(server.family.stop)
@@ -171,7 +171,7 @@ def _started(
         yield worker
 
 
-def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[ServedPeer]:
+def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[ServedPeer]:
     kv_tokens = str(_OWN_KV_TOKENS[arguments.shape])
     own = (sys.executable, "-m", "engine", "serve", "--model", str(folder), "--max-total-tokens", kv_tokens)
     # A folder of its own for what is kept, so that the first start is one.

@@ -39,11 +39,11 @@ def run_stage_process(
     from engine.pipeline.kv_port import KVLinks
     from engine.pipeline.stage import run_stage
 
-    threading.Thread(target=_end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
+    threading.Thread(target=end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
     backend = _backend(settings, limits)
     if backend is not None:
         if meeting is None:
-            _require_backend(backend, settings, limits)
+            require_backend(backend, settings, limits)
         _join_process_group(backend, stage, settings, limits, private_dir, meeting)
     run_stage(
         settings,
@@ -75,7 +75,7 @@ def _has_a_gpu_a_stage(settings: ServerSettings, limits: Limits) -> bool:
     return gpus > 0 and len(set(stage_devices(settings.device, limits.pp_size, gpus))) == limits.pp_size
 
 
-def _require_backend(backend: str, settings: ServerSettings, limits: Limits) -> None:
+def require_backend(backend: str, settings: ServerSettings, limits: Limits) -> None:
     """Raise ConfigError for NCCL unless every stage has its own GPU, which NCCL requires."""
     if backend == "nccl" and not _has_a_gpu_a_stage(settings, limits):
         raise ConfigError(
@@ -110,7 +110,7 @@ def _join_process_group(
     )
 
 
-def _end_with_supervisor(control: Control) -> None:
+def end_with_supervisor(control: Control) -> None:
     """Block on the control pipe, and exit at the first message that ends the engine."""
     try:
         while (message := control.receive()) is None or isinstance(message, Serving):

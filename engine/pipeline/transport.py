@@ -29,7 +29,7 @@ OUT_OF_MEMORY = (RuntimeError, MemoryError)
 MAX_ERROR_BYTES: Final = 8_192
 
 # The head of each socket message: the microbatch, the length of an error's text or 0, and the length of the body.
-_HEAD: Final = struct.Struct("<qIQ")
+FRAME_HEAD: Final = struct.Struct("<qIQ")
 _DRAIN_BYTES: Final = 1 << 16
 _CPU: Final = torch.device("cpu")
 
@@ -161,7 +161,7 @@ class SocketTransport(HiddenTransport):
         """Send a small message in one call, to wake its reader once. A gone stage is the supervisor's to report."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         payload = _bytes_in(body)
-        start = _HEAD.pack(number, error_bytes, payload.nbytes)
+        start = FRAME_HEAD.pack(number, error_bytes, payload.nbytes)
         with contextlib.suppress(OSError):
             sent = self._target.sendmsg([start, payload])
             if sent < len(start):
@@ -174,9 +174,9 @@ class SocketTransport(HiddenTransport):
             self._wait(self._listener)
             self._source, _ = self._listener.accept()
         self._wait(self._source)
-        head = bytearray(_HEAD.size)
+        head = bytearray(FRAME_HEAD.size)
         self._fill(memoryview(head))
-        number, error_bytes, follow = _HEAD.unpack(head)
+        number, error_bytes, follow = FRAME_HEAD.unpack(head)
         awaited = error_bytes or self._bytes_of(microbatch)
         if number == microbatch.id and (follow != awaited or error_bytes > MAX_ERROR_BYTES):
             what = f"an error of at most {MAX_ERROR_BYTES}" if error_bytes else f"hidden states of {awaited}"

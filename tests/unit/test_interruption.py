@@ -61,6 +61,6 @@ def test_an_order_of_a_client_that_left_is_not_carried_out(monkeypatch: pytest.M
     with ours, lifeline, news:
         socket.send_fds(theirs, [msgspec.msgpack.encode(request)], [lifeline.fileno(), news.fileno()])
         theirs.close()
-        orders = parent_process._Parent(ours)
-        orders._take_order()
-        assert orders._over
+        orders = parent_process.ForkingParent(ours)
+        orders.take_order()
+        assert orders.over

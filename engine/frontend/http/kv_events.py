@@ -90,7 +90,7 @@ class KvEvents:
         self._number = 0
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        payload = self._encode(EventBatch(time.time(), [_told(event) for event in events]))
+        payload = self._encode(EventBatch(time.time(), [to_wire(event) for event in events]))
         if self._published is not None:
             self._published.send_multipart((_TOPIC, written(self._number), payload), zmq.NOBLOCK)
         self._kept.append((self._number, payload))
@@ -154,7 +154,7 @@ def written(number: int) -> bytes:
     return number.to_bytes(_NUMBER_BYTES, "big")
 
 
-def _told(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
+def to_wire(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
     match event:
         case PagesStored():
             version, salt = event.kv_key
@@ -193,12 +193,12 @@ def batch_in(parts: Sequence[bytes]) -> Batch:
         raise BadFrameError(f"a batch must have a number up to {MAX_COUNT}, got {number}")
     told = _decode(parts[-1])
     try:
-        return Batch(number, told.ts, [_heard(event) for event in told.events])
+        return Batch(number, told.ts, [from_wire(event) for event in told.events])
     except ValueError as exc:
         raise BadFrameError(str(exc)) from exc
 
 
-def _heard(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent:
+def from_wire(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent:
     match event:
         case BlockStored():
             return PagesStored(

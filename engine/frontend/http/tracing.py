@@ -168,7 +168,7 @@ def open_tracing(endpoint: str, model: str, clock: Clock) -> Tracing:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     log = logging.getLogger("opentelemetry")
-    log.addHandler(_Once(endpoint))
+    log.addHandler(FirstWarning(endpoint))
     log.propagate = False
     is_named = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if is_named else {SERVICE_NAME: PROVIDER})
@@ -178,7 +178,7 @@ def open_tracing(endpoint: str, model: str, clock: Clock) -> Tracing:
     return Tracing(provider, model, clock)
 
 
-class _Once(logging.Handler):
+class FirstWarning(logging.Handler):
     """Logs only the library's first warning: it would repeat one about a dead collector all day."""
 
     def __init__(self, endpoint: str) -> None:

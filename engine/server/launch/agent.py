@@ -77,7 +77,7 @@ def run_agent(order: StageOrder, secret: Secret) -> int:
             connection = _connected(order, secret, signals)
             if connection is None:
                 return EXIT_FAILED
-            agent = _Agent(order, secret, connection, signals)
+            agent = Agent(order, secret, connection, signals)
         except EngineError as exc:
             return _failed(str(exc))
         try:
@@ -114,7 +114,7 @@ def _is_asked_to_end(signals: SignalWatch, wait_s: float) -> bool:
         return bool(selector.select(wait_s)) and any(number != signal.SIGCHLD for number in signals.take())
 
 
-class _Agent:
+class Agent:
     """One stage's life on this machine, from the agent's first message to the end of the stage's process."""
 
     def __init__(self, order: StageOrder, secret: Secret, connection: socket.socket, signals: SignalWatch) -> None:
@@ -134,7 +134,7 @@ class _Agent:
         self._child: Child | None = None
         self._progress: StageProgress | None = None
         # The agent's exit status, once it is known.
-        self._over: int | None = None
+        self.over: int | None = None
         # True once the server has ended the stage: the stage's end is then expected.
         self._was_told = False
 
@@ -151,17 +151,17 @@ class _Agent:
             )
         )
         try:
-            while self._over is None:
+            while self.over is None:
                 now = time.monotonic()
                 for key, _ in self._selector.select(self._tend(now)):
-                    if self._over is None:
+                    if self.over is None:
                         key.data()
         except EngineError as exc:
             self._link.send(Dying.of(exc))
-            self._over = _failed(str(exc))
+            self.over = _failed(str(exc))
         self._end_stage()
         self._link.close_gently()
-        return self._over
+        return self.over
 
     def close(self) -> None:
         """Leave nothing: no process, file or socket."""
@@ -182,9 +182,9 @@ class _Agent:
             self._lose_server(str(exc))
             return
         for message in messages:
-            self._obey(message)
+            self.obey(message)
 
-    def _obey(self, message: ToAgent) -> None:
+    def obey(self, message: ToAgent) -> None:
         match message:
             case Refused():
                 raise StartupError(f"the server at {self._order.join} does not take this stage: {message.why}")
@@ -204,7 +204,7 @@ class _Agent:
                 elif self._child is not None and self._child.alive:
                     self._child.send(message)
                 elif isinstance(message, Shutdown):
-                    self._over = EXIT_OK
+                    self.over = EXIT_OK
 
     def _prepare(self, order: Assigned) -> None:
         """Check the checkpoint, measure the memory for KV, and report both to the server."""
@@ -286,7 +286,7 @@ class _Agent:
 
     def _lose_server(self, why: str) -> None:
         if self._was_told:
-            self._over = EXIT_OK
+            self.over = EXIT_OK
         else:
             self._fail(f"the server at {self._order.join} is lost: {why}")
 
@@ -304,7 +304,7 @@ class _Agent:
         self._selector.unregister(child)
         self._link.send(Ended(child.status))
         if self._was_told:
-            self._over = EXIT_OK
+            self.over = EXIT_OK
         elif child.status or child.dying is not None:
             cause = describe_status(child.status) if child.dying is None else child.dying.error
             self._fail(f"the {child.name} process died: {cause}")
@@ -331,7 +331,7 @@ class _Agent:
                 self._child.look_for_stop()
 
     def _fail(self, why: str) -> None:
-        self._over = _failed(why)
+        self.over = _failed(why)
 
 
 def _gpu_of(settings: ServerSettings, stage: int) -> str:

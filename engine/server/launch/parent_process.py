@@ -59,40 +59,40 @@ def main(orders_fd: int, *modules: str) -> None:
     adopt_orphans()
     import_engine(*modules)
     with socket.socket(fileno=orders_fd) as orders:
-        parent = _Parent(orders)
+        parent = ForkingParent(orders)
         parent.run()
         parent.end_servers()
         parent.end_descendants()
         parent.remove_folders()
 
 
-class _Parent:
+class ForkingParent:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
-        self._servers: dict[int, socket.socket] = {}
+        self.servers: dict[int, socket.socket] = {}
         # A server's processes share its supervisor's session, even the ones that outlive it.
         self._sessions: set[int] = {os.getsid(0)}
         self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
-        self._over = False
+        self.over = False
 
     def run(self) -> None:
-        self._selector.register(self._orders, selectors.EVENT_READ, self._take_order)
+        self._selector.register(self._orders, selectors.EVENT_READ, self.take_order)
         with SignalWatch(end=()) as signals:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._reap, signals))
-            while not self._over:
+            while not self.over:
                 for key, _ in self._selector.select():
                     key.data()
 
     def end_servers(self) -> None:
         """Tell the supervisors to stop, wait within a bound, then kill them."""
-        for pid in self._servers:
+        for pid in self.servers:
             os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + SERVERS_GRACE_S
-        while self._servers and time.monotonic() < deadline:
+        while self.servers and time.monotonic() < deadline:
             self._reap_ended()
             time.sleep(REAP_INTERVAL_S)
-        for pid in self._servers:
+        for pid in self.servers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
@@ -111,10 +111,10 @@ class _Parent:
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _take_order(self) -> None:
+    def take_order(self) -> None:
         frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, SOCKETS_AN_ORDER)
         if not frame:
-            self._over = True
+            self.over = True
             return
         try:
             request = decode_order(frame)
@@ -127,7 +127,7 @@ class _Parent:
             # Nobody is left to use this server; the client's folder is removed all the same.
             for fd in fds:
                 os.close(fd)
-            self._over = True
+            self.over = True
             return
         if len(fds) != SOCKETS_AN_ORDER:
             _refuse(fds, f"dropped an order that must come with {SOCKETS_AN_ORDER} sockets, got {len(fds)}")
@@ -139,7 +139,7 @@ class _Parent:
         if pid == 0:
             _become(request, lifeline_fd, news, parent_pid)
         os.close(lifeline_fd)
-        self._servers[pid] = news
+        self.servers[pid] = news
         self._sessions.add(pid)
         _tell(news, Forked(pid=pid))
 
@@ -152,7 +152,7 @@ class _Parent:
         with contextlib.suppress(ChildProcessError):  # no child is left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 reaped = True
-                if (news := self._servers.pop(ended[0], None)) is not None:
+                if (news := self.servers.pop(ended[0], None)) is not None:
                     _tell(news, Exited(status=os.waitstatus_to_exitcode(ended[1])))
                     news.close()
         if reaped:
@@ -163,7 +163,7 @@ class _Parent:
         """Kill adopted processes that left every server's session: nothing else would end them."""
         for child in psutil.Process().children():
             with contextlib.suppress(ProcessLookupError):
-                if child.pid not in self._servers and os.getsid(child.pid) not in self._sessions:
+                if child.pid not in self.servers and os.getsid(child.pid) not in self._sessions:
                     os.kill(child.pid, signal.SIGKILL)
 
 

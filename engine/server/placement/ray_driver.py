@@ -252,9 +252,9 @@ def _placed(order: RayOrder, settings: ServerSettings, control: Control) -> Iter
             ).remote()
             for stage in range(settings.pp_size)
         ]
-        places = _places(ray, actors, deadline)
+        places = places_of(ray, actors, deadline)
         order = _with_address(ray, order, settings)
-        _require_reachable(order, places)
+        require_reachable(order, places)
         stages = _Stages(ray, actors, places)
         stages.start(order)
         try:
@@ -304,7 +304,7 @@ def _nodes(ray: Any) -> str:
     return f"{len(alive)} nodes ({', '.join(alive)})"
 
 
-def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
+def places_of(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
     """Ask each actor for its node. Raises PlacementError when one cannot start or has another version of the engine."""
     try:
         places: list[Place] = ray.get(
@@ -340,7 +340,7 @@ def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrd
     return msgspec.structs.replace(order, stages=tuple(stages))
 
 
-def _require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
+def require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
     """Raise PlacementError when stages on other machines would have to join at this machine's loopback."""
     far = next((place for place in places if place.host != socket.gethostname()), None)
     join = order.stages[0].join

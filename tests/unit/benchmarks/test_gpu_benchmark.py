@@ -29,7 +29,7 @@ def run_here(names: list[str], setting: Setting, folder: Path) -> list[PartResul
     """The parts in this process, as the process of a dry run computes them."""
     given = folder / "setting.json"
     given.write_bytes(msgspec.json.encode(setting))
-    gpu._be_parts(names, given)
+    gpu.be_parts(names, given)
     return [msgspec.json.decode(gpu._result_of(folder, name).read_bytes(), type=PartResult) for name in names]
 
 
@@ -48,7 +48,7 @@ def test_a_dry_run_takes_the_paths_of_a_gpu_and_names_what_it_lacks(setting: Set
 def test_a_part_that_fails_is_a_result_and_the_next_one_goes_on(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(gpu.PARTS, "broken", gpu._Part("device:no_such_thing", 1, True, "nothing"))
+    monkeypatch.setitem(gpu.PARTS, "broken", gpu.Part("device:no_such_thing", 1, True, "nothing"))
     broken, device = run_here(["broken", "device"], setting, tmp_path)
     assert (broken.status, device.status) == (Status.FAILED, Status.DONE)
     assert "no_such_thing" in broken.error
@@ -64,8 +64,8 @@ def test_a_part_without_time_is_ended(setting: Setting, tmp_path: Path) -> None:
 
 def test_parts_that_compute_share_the_process_of_a_dry_run_alone() -> None:
     names = ["suite", "device", "decode"]
-    assert gpu._groups(names, together=True) == [["device", "decode"], ["suite"]]
-    assert gpu._groups(names, together=False) == [["suite"], ["device"], ["decode"]]
+    assert gpu.groups(names, together=True) == [["device", "decode"], ["suite"]]
+    assert gpu.groups(names, together=False) == [["suite"], ["device"], ["decode"]]
 
 
 def test_a_report_is_added_to_on_the_same_machine_only(tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_kernels_are_told_apart_by_their_names(name: str, kind: str) -> None:
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("benchmarks.gpu.device.shutil.which", lambda name: None)
-    assert gpu.main([]) == gpu._NO_GPU
+    assert gpu.main([]) == gpu.NO_GPU
     assert "--dry-run" in capsys.readouterr().err

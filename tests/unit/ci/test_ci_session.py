@@ -16,7 +16,7 @@ from sample_tree import SampleTree
 
 from ci.events import Finished, Started, encode
 from ci.results import FileResult, FileStatus, TestOutcome
-from ci.session import EventsDrained, SessionOptions, _read_events, run_session
+from ci.session import EventsDrained, SessionOptions, read_events, run_session
 
 GONE_CHECKS_MAX, GONE_PAUSE_S = 200, 0.01
 DESCRIPTORS = Path("/proc/self/fd")
@@ -209,6 +209,6 @@ def test_a_damaged_event_is_left_out_with_a_sentence(line: bytes, capsys: pytest
     events = (Started("a", "b"), Finished("a", "b"))
     stream = io.BytesIO(encode(events[0]) + line + b"\n" + encode(events[1]))
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    _read_events(stream, inbox)
+    read_events(stream, inbox)
     assert [inbox.get_nowait() for _ in range(3)] == [*events, EventsDrained()]
     assert f"left out a line of {len(line) + 1} bytes that is no event of pytest" in capsys.readouterr().err

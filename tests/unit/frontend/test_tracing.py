@@ -24,7 +24,7 @@ from engine.core.scheduler.loop import run_loop
 from engine.core.scheduler.ports import Step, StepResult
 from engine.frontend.http import request_log
 from engine.frontend.http.request_log import RequestRecord
-from engine.frontend.http.tracing import NS_A_SECOND, Tracing, _Once
+from engine.frontend.http.tracing import NS_A_SECOND, FirstWarning, Tracing
 from engine.pipeline.progress import _KEPT, Phase, StageProgress
 from engine.process.settings import ServerSettings
 from engine.process.settings_sources import trace_settings
@@ -171,7 +171,7 @@ def test_stages_say_when_they_were_at_work(tmp_path: Path) -> None:
 
 def test_a_dead_collector_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.Logger("opentelemetry.of_a_test")
-    log.addHandler(_Once("http://c:1/v1/traces"))
+    log.addHandler(FirstWarning("http://c:1/v1/traces"))
     for number in range(3):
         log.error("try %d failed", number)
     (said,) = caplog.messages

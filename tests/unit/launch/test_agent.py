@@ -14,7 +14,7 @@ from engine.process.control import ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED
 from engine.process.links.endpoint import Endpoint
 from engine.process.links.secret import Secret
-from engine.server.launch.agent import EXIT_OK, _Agent
+from engine.server.launch.agent import EXIT_OK, Agent
 from engine.server.placement.messages import StageOrder
 
 
@@ -25,7 +25,7 @@ def agent() -> Iterator[Any]:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     signals, other = socket.socketpair()
-    one: Any = _Agent(StageOrder(join=Endpoint("127.0.0.1", 1)), Secret.new(), near, signals)  # type: ignore[arg-type]
+    one: Any = Agent(StageOrder(join=Endpoint("127.0.0.1", 1)), Secret.new(), near, signals)  # type: ignore[arg-type]
     with far, signals, other:
         try:
             yield one
@@ -48,17 +48,17 @@ def ends(agent: Any, status: int) -> None:
 def test_a_stage_whose_plans_ended_in_order_is_not_dead(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A07: its plans end on one connection, and the server's word comes on another, which may be slower."""
     ends(agent, 0)
-    assert agent._over is None
-    agent._obey(Shutdown())
-    assert agent._over == EXIT_OK
+    assert agent.over is None
+    agent.obey(Shutdown())
+    assert agent.over == EXIT_OK
     assert capsys.readouterr().err == ""
 
 
 def test_a_stage_that_ended_by_itself_is_the_servers_to_judge(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A06: a status of 0 that the server does not expect ends all, with its cause."""
     ends(agent, 0)
-    agent._obey(ProcessDied(process="stage-0", cause="it exited with status 0"))
-    assert agent._over == EXIT_FAILED
+    agent.obey(ProcessDied(process="stage-0", cause="it exited with status 0"))
+    assert agent.over == EXIT_FAILED
     assert "stage-0" in capsys.readouterr().err
 
 
@@ -66,5 +66,5 @@ def test_a_stage_that_ended_by_itself_is_the_servers_to_judge(agent: Any, capsys
 def test_a_stage_that_failed_is_dead_at_once(agent: Any, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The death of a stage is told with its cause (A06)."""
     ends(agent, status)
-    assert agent._over == EXIT_FAILED
+    assert agent.over == EXIT_FAILED
     assert "the stage-0 process died" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.process.control import Gathering
 from engine.process.links.endpoint import Endpoint
-from engine.server.launch.parent_process import _Parent
+from engine.server.launch.parent_process import ForkingParent
 from engine.server.launch.preload import Forked, ServeRequest, ServerProcess
 
 
@@ -30,12 +30,12 @@ def test_an_order_of_a_client_that_was_killed_starts_nothing_and_leaves_no_folde
     with orders, lifeline, theirs:
         with client:
             socket.send_fds(client, [msgspec.msgpack.encode(request)], [theirs.fileno(), theirs.fileno()])
-        parent = _Parent(orders)
-        parent._take_order()
+        parent = ForkingParent(orders)
+        parent.take_order()
         theirs.close()
         # Nothing of the order is open any more, no server was forked, and the parent's work is over.
         assert lifeline.recv(1) == b""
-        assert (parent._over, parent._servers) == (True, {})
+        assert (parent.over, parent.servers) == (True, {})
         parent.end_servers()
         parent.remove_folders()
     assert not folder.exists()

@@ -52,7 +52,7 @@ def test_nccl_without_a_gpu_a_stage_is_refused(monkeypatch: pytest.MonkeyPatch, 
     """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(ConfigError, match=rf"'nccl' needs a GPU for each stage, 2 in all.*got device='{device}'"):
-        stage_process._require_backend("nccl", *_settings(hidden_transport="nccl", device=device))
+        stage_process.require_backend("nccl", *_settings(hidden_transport="nccl", device=device))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_first_word_that_is_no_good_news_ends_it(
     else:
         supervisor.send_bytes(msgspec.msgpack.encode(last))
     with pytest.raises(_Ended):
-        stage_process._end_with_supervisor(Control(child))
+        stage_process.end_with_supervisor(Control(child))
     assert ended == [status]
 
 
@@ -97,7 +97,7 @@ def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
         arguments[4]()
 
     monkeypatch.setattr(stage, "run_stage", run)
-    monkeypatch.setattr(stage_process, "_end_with_supervisor", lambda control: None)
+    monkeypatch.setattr(stage_process, "end_with_supervisor", lambda control: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **more: joined.append((given, more)))
     stage_process.run_stage_process(Control(child), settings, limits, 1, tmp_path)
     assert ran == [(settings, limits, 1, tmp_path, distributed)]

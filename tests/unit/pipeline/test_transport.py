@@ -29,7 +29,7 @@ from engine.core.plan import (
     WeightUpdate,
 )
 from engine.pipeline.channel import StageChannel, StageChannels
-from engine.pipeline.transport import _HEAD, DistributedTransport, HiddenFailed, SocketTransport
+from engine.pipeline.transport import FRAME_HEAD, DistributedTransport, HiddenFailed, SocketTransport
 from engine.pipeline.wire import (
     Describe,
     EndStage,
@@ -138,7 +138,7 @@ def test_another_microbatch_is_refused(pair: Pair) -> None:
 def test_what_is_no_answer_to_the_plan_is_refused_at_once(pair: Pair, error_bytes: int, follow: int, text: str) -> None:
     """A05, A06: the plan says how many bytes come; none is waited for that was only announced. It names both stages."""
     assert pair[0]._target is not None
-    pair[0]._target.sendall(_HEAD.pack(1, error_bytes, follow))
+    pair[0]._target.sendall(FRAME_HEAD.pack(1, error_bytes, follow))
     with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: for microbatch 1 {text}"):
         pair[1].receive(microbatch())
 

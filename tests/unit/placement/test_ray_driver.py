@@ -137,9 +137,9 @@ def test_a_node_that_makes_its_workers_nice_is_named(
 ) -> None:
     """As Ray does unless it is told otherwise: the stages there yield to all other work."""
     monkeypatch.setattr(ray_driver.os, "nice", lambda _: 0)
-    ray_driver._places(Cluster(), actors_on(HERE, FAR), time.monotonic() + 1)
+    ray_driver.places_of(Cluster(), actors_on(HERE, FAR), time.monotonic() + 1)
     assert caplog.text == ""
-    ray_driver._places(Cluster(), actors_on(HERE, msgspec.structs.replace(FAR, nice=15)), time.monotonic() + 1)
+    ray_driver.places_of(Cluster(), actors_on(HERE, msgspec.structs.replace(FAR, nice=15)), time.monotonic() + 1)
     assert f"stages on node {'b' * 12} run at a lower priority" in caplog.text
     assert "RAY_worker_niceness=0" in caplog.text
 
@@ -148,14 +148,14 @@ def test_a_node_with_another_engine_is_refused() -> None:
     old = msgspec.structs.replace(FAR, version="0.0.1")
     actors = actors_on(HERE, old)
     with pytest.raises(PlacementError, match=r"version .*got 0\.0\.1 for stage 1 on node b{12} at 10\.0\.0\.7"):
-        ray_driver._places(Cluster(), actors, time.monotonic() + 1)
+        ray_driver.places_of(Cluster(), actors, time.monotonic() + 1)
 
 
 def test_loopback_is_refused_for_other_machines_and_taken_for_this_one() -> None:
-    ray_driver._require_reachable(order("127.0.0.1:5"), [HERE, HERE])
-    ray_driver._require_reachable(order("10.0.0.1:5"), [HERE, FAR])
+    ray_driver.require_reachable(order("127.0.0.1:5"), [HERE, HERE])
+    ray_driver.require_reachable(order("10.0.0.1:5"), [HERE, FAR])
     with pytest.raises(PlacementError, match=r"node b{12} at 10\.0\.0\.7 can reach, got 127\.0\.0\.1:5"):
-        ray_driver._require_reachable(order("127.0.0.1:5"), [HERE, FAR])
+        ray_driver.require_reachable(order("127.0.0.1:5"), [HERE, FAR])
 
 
 def test_stages_are_sent_to_an_address_and_not_to_a_wildcard() -> None:

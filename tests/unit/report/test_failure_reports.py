@@ -297,7 +297,7 @@ def test_dead_process_leads_the_headline() -> None:
 def test_stack_is_shown_without_what_every_process_has() -> None:
     stage = 'Current thread 0x1 (most recent call first):\n  File "/x/stage.py", line 1 in run\n'
     start = '  File "/x/engine/server/launch/child.py", line 147 in _run\n  File "/x/preload.py", line 3 in main'
-    idle = 'Thread 0x2 (most recent call first):\n  File "/x/y.py", line 1 in _end_with_supervisor'
+    idle = 'Thread 0x2 (most recent call first):\n  File "/x/y.py", line 1 in end_with_supervisor'
     assert readable_stack(f"{idle}\n\n{stage}{start}") == stage.rstrip()
 
 

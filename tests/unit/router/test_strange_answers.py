@@ -23,7 +23,7 @@ from engine.core.memory.node import page_keys
 from engine.core.messages import PagesStored
 from engine.core.routing.cache_index import MAX_KNOWN_PAGES, Batch, CacheMirror, FollowedCache
 from engine.core.routing.placement import Placement, Prompt, Rules
-from engine.frontend.http.kv_events import EventBatch, _told, batch_in
+from engine.frontend.http.kv_events import EventBatch, batch_in, to_wire
 from engine.frontend.http.peers import (
     MAX_PEER_ANSWER_BYTES,
     MAX_SHOWN_CHARS,
@@ -80,7 +80,7 @@ def test_ten_thousand_damaged_answers_are_a_value_within_bounds_or_a_fault(name:
 
 
 def test_ten_thousand_damaged_batches_of_events_leave_a_mirror_that_can_be_used() -> None:
-    right = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.0, [_told(EVENT), _told(EVENT)])))
+    right = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.0, [to_wire(EVENT), to_wire(EVENT)])))
     cache = FollowedCache(SIZE)
     taken = 0
     for number, payload in enumerate(damaged(right, msgspec.msgpack.encode, COUNT)):

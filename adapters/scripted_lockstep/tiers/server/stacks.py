@@ -30,7 +30,7 @@ _START_OF_PROCESS: Final = re.compile(
     r'engine/server/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)'
 )
 # A thread of every stage that only waits for the supervisor's end.
-_IDLE_THREAD: Final = "_end_with_supervisor"
+_IDLE_THREAD: Final = "end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
