@@ -1,4 +1,4 @@
-"""Adds the measured tables to the site of the documentation: a hook of mkdocs.
+"""Adds the tables that commands write to the site of the documentation: a hook of mkdocs.
 
 The tables lie beside the benchmarks that make them, outside the folder that mkdocs reads. Links between the two are
 right on disk; on the site both have one root.

@@ -1,4 +1,4 @@
-"""How many of the defects on docs/tables/defects.md are exported as files of the engine's own classes, and run alone.
+"""How many of the defects on benchmarks/tables/defects.md are exported as files of the engine's own classes, and run alone.
 
 `python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
 that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_PAGE: Final = _ROOT / "docs" / "tables" / "defects.md"
+_PAGE: Final = _ROOT / "benchmarks" / "tables" / "defects.md"
 _SECTIONS: Final = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
 # A schedule begins with its settings, or at once with its first step.
 _SCHEDULE: Final = re.compile(r"[^`']*\b\d+ start \w+ prompt=[^`']*")

@@ -10,7 +10,7 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
-PAGE = Path("docs/tables/requirements.md")
+PAGE = Path("benchmarks/tables/requirements.md")
 TESTS = Path("tests")
 
 _NUMBER = re.compile(r"\b[A-E]\d\d\b")

@@ -1,6 +1,6 @@
 """``make clients``: the programs that people bring, each in an environment of its own, against one small server.
 
-No flag of the server is set for any of them. The table of what ran is ``docs/tables/clients.md``.
+No flag of the server is set for any of them. The table of what ran is ``benchmarks/tables/clients.md``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reciting_model import write_reciting_model  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".venv-clients"
-TABLE = ROOT / "docs/tables/clients.md"
+TABLE = ROOT / "benchmarks/tables/clients.md"
 HEAD = """# Clients
 
 `make clients` writes this page: each program, unchanged, in an environment of its own, against

@@ -1,7 +1,7 @@
 """Typical mistakes of people, as they type them, and what they are told.
 
 Every answer names the thing, the rule, the value and the remedy, and comes before any process is started and before
-anything costly is imported. docs/tables/mistakes.md shows them all.
+anything costly is imported. benchmarks/tables/mistakes.md shows them all.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from engine.frontend.schema.native import GenerateBody, SamplingBody
 from engine.process.settings import ServerSettings
 from scripted.core.clock import VirtualClock
 
-TABLES = Path(__file__).parents[2] / "docs/tables"
+TABLES = Path(__file__).parents[2] / "benchmarks/tables"
 HOW = "`python tests/unit/test_tables.py` writes this page from the code."
 
 

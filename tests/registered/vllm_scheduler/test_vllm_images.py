@@ -28,7 +28,7 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=30, suite="vllm-cpu")
 
-PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 NEVER_ENCODED = (
     "adapter=vllm block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 "
     "long_prefill_token_threshold=4 policy=priority enable_prefix_caching=False encoder_cache_size=6; "

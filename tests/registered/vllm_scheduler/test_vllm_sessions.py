@@ -28,7 +28,7 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=60, suite="vllm-cpu")
 
-PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

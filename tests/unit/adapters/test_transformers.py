@@ -19,7 +19,7 @@ from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/tables/defects.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(adapter=transformers.*)'$", PAGE, re.MULTILINE)
 WAITS, RAISES = "something waits for ever: a (preempted)", "KeyError: 'a#1'"
 

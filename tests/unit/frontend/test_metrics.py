@@ -14,7 +14,7 @@ from engine.core.stats import EngineStats
 from engine.frontend.http.metrics import Metrics
 from scripted.core.clock import VirtualClock
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "metrics.md"
+GUIDE = Path(__file__).resolve().parents[3] / "benchmarks" / "tables" / "metrics.md"
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:

@@ -90,7 +90,7 @@ def test_the_command_says_its_claim_and_fails_for_a_bug() -> None:
 
 def test_a_page_gets_the_numbers_of_its_rows(tmp_path: Path) -> None:
     page = tmp_path / "bounds.md"
-    head = Path("docs/tables/bounds.md").read_text(encoding="utf-8").partition("| `")[0]
+    head = Path("benchmarks/tables/bounds.md").read_text(encoding="utf-8").partition("| `")[0]
     page.write_text(f"{head}| `{TINY}` | 2 | 2 | 0 | 0 | |\n", encoding="utf-8")
     assert CliRunner().invoke(app, ["bound", "--page", str(page)]).exit_code == 0
     *_, row = page.read_text(encoding="utf-8").splitlines()

@@ -78,7 +78,7 @@ def test_replay_passes_without_the_mutant() -> None:
 
 
 def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
-    page, readme = tmp_path / "docs" / "tables" / "gallery.md", tmp_path / "README.md"
+    page, readme = tmp_path / "benchmarks" / "tables" / "gallery.md", tmp_path / "README.md"
     page.parent.mkdir(parents=True)
     page.write_text(
         "# The gallery\n\nAbove.\n\n### stale\n\n- Search: never.\n\n### head-blocks-the-queue\n\n- Search: kept.\n"
