@@ -1,6 +1,6 @@
 """Deferrable calls of the executable specification: flush, weight update, profile, sleep.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows no requests.
+Names in bold are the rules of docs/rules.md. This module knows no requests.
 """
 
 from __future__ import annotations

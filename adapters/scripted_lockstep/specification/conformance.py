@@ -1,6 +1,6 @@
 """Compares each step of the engine with the executable specification.
 
-It decides nothing itself. A difference is reported by the first rule of docs/architecture.md that it breaks.
+It decides nothing itself. A difference is reported by the first rule of docs/rules.md that it breaks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import Page
 from scripted_lockstep.specification.specification import TOTALS, Specification
 
-# The rules that a report can name, each with its sentence in docs/architecture.md.
+# The rules that a report can name, each with its sentence in docs/rules.md.
 RULES: Final = {
     "LoRAs": "A request starts when the stages hold its LoRA",
     "Ahead": "With `async_scheduling` those that are in one microbatch follow, in the same order",
@@ -146,7 +146,7 @@ class Nonconformance(Violation):
     """A step of the engine differs from the specification in this ``rule``."""
 
     def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"rule {rule}: {what}; docs/architecture.md says: {RULES[rule]}")
+        super().__init__(f"rule {rule}: {what}; docs/rules.md says: {RULES[rule]}")
         self.rule = rule
 
 

@@ -1,6 +1,6 @@
 """Drafts of the executable specification: the guesses, the room for them, and how many hold.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step".
+Names in bold are the rules of docs/rules.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grammars of the executable specification: known grammars, their users, and the unused ones that are kept.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module ends no request.
+Names in bold are the rules of docs/rules.md. This module ends no request.
 """
 
 from __future__ import annotations

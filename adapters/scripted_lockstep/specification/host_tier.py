@@ -1,6 +1,6 @@
 """The second tier of the executable specification: pages on the host, and the copies to it and from it.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+Names in bold are the rules of docs/rules.md. This module knows neither the order of
 requests nor time nor page numbers.
 """
 

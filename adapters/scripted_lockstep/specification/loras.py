@@ -1,6 +1,6 @@
 """LoRAs of the executable specification: known LoRAs, the resident ones, and the next change.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows only the requests that it
+Names in bold are the rules of docs/rules.md. This module knows only the requests that it
 is given.
 """
 

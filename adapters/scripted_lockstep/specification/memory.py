@@ -1,6 +1,6 @@
 """Memory of the executable specification: rows, pages and the prefix cache, counted anew at each query.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+Names in bold are the rules of docs/rules.md. This module knows neither the order of
 requests nor time nor the numbers of pages and rows.
 """
 

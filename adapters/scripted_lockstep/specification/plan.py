@@ -1,6 +1,6 @@
 """The plan of a step of the executable specification: the prompts and decodes that it launches, and who gives way.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module launches nothing.
+Names in bold are the rules of docs/rules.md. This module launches nothing.
 """
 
 from __future__ import annotations

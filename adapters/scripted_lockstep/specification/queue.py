@@ -1,6 +1,6 @@
 """The queue of the executable specification: the order of tries, who gives way, and when requests time out.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module admits nothing.
+Names in bold are the rules of docs/rules.md. This module admits nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The window pool of the executable specification: the window pages beside pages, counted anew at each query.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+Names in bold are the rules of docs/rules.md. This module knows neither the order of
 requests nor time nor the numbers of window pages.
 """
 

@@ -52,7 +52,7 @@ _LIMITS = Limits.of(EngineConfig(page_size=4, chunked_prefill_size=8, max_total_
 
 
 def _rules() -> str:
-    return " ".join((_ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    return " ".join((_ROOT / "docs" / "rules.md").read_text(encoding="utf-8").split())
 
 
 def test_it_is_a_page() -> None:
