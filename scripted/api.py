@@ -292,7 +292,10 @@ def _trace_of(header: TraceHeader, ended: ScriptOutcome | FailureReport | None) 
     if ended is None or ended.log is None or not ended.log.steps:
         return None
     died = ended.log.steps[-1].error is not None
-    return Trace(msgspec.structs.replace(header, died=died), ended.log, ended.notes, ended.fleet)
+    header = msgspec.structs.replace(header, died=died)
+    if isinstance(ended, FailureReport):
+        return Trace(header, ended.failed_log or ended.log, ended.notes, ended.failed_fleet)
+    return Trace(header, ended.log, ended.notes, ended.fleet)
 
 
 def _test_of(script: str | Callable[..., Any], config: object, adapter: str | None) -> ScriptedTest:

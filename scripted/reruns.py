@@ -85,6 +85,8 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
     log = log_of_adapter(schedule.adapter, records[:until], schedule.config)
+    if error is not None and (until is None or until >= len(records)):
+        log = log.failing(error)
     return Rerun(
         log,
         error,

@@ -138,6 +138,12 @@ class LockstepAdapter(
     def limits_of(self, config: EngineConfig) -> Limits:
         return limits_of(config)
 
+    def first_commands(self, config: EngineConfig) -> Sequence[str]:
+        """Start a prompt of two chunks, and step to where all queues are empty and its last chunk is in flight."""
+        limits = limits_of(config)
+        tokens = max(1, min(2 * limits.prefill_budget_tokens - 3, limits.context_length // 2))
+        return f"start prompt_len={tokens} max_new_tokens=2", "until state.in_flight and state.queues_clear", "step"
+
     # -- a run --
 
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 from scripted.core.promises.waste import Preemptions
@@ -11,6 +11,11 @@ from scripted.core.violation import Bounds, Violation
 
 OWN_ENDS: Final = ("length", "stop")
 REFUSED: Final = "refused"
+
+
+def overrun(said: Sequence[int], most: int) -> str:
+    """Say by how much an output exceeds its limit, as the end of a sentence; empty for any other output."""
+    return f": {len(said)} tokens, of at most {most}" if len(said) > most else ""
 
 
 @runtime_checkable
@@ -147,7 +152,7 @@ class Account:
         most = min(message.max_new_tokens, context_tokens - len(message.prompt_ids))
         alone = message.alone(most)
         if tuple(said) != alone[: len(said)]:
-            raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}")
+            raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}{overrun(said, most)}")
         if reason in OWN_ENDS:
             last = "stop" if said and said[-1] in message.stop_token_ids else "length"
             if tuple(said) != alone or reason != last:

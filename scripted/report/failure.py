@@ -91,6 +91,16 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending | None = None
 
     @property
+    def failed_log(self) -> StepLog | None:
+        """Return the last steps with the failure at the last of them."""
+        return self.log if self.log is None or self.ending else self.log.failing(self.headline)
+
+    @property
+    def failed_fleet(self) -> FleetLog | None:
+        """Return the last steps of a fleet with the failure at the last of them."""
+        return self.fleet if self.fleet is None or self.ending else self.fleet.failing(self.headline)
+
+    @property
     def headline(self) -> str:
         """The failure in one line."""
         first = self.error.splitlines()[0] if self.error else self.when or self.kind.value
@@ -116,10 +126,11 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def _steps(self, width: int) -> str:
-        if self.fleet is not None:
-            logs = [(f"The last steps of engine {one.name}:", one.log, one.notes) for one in self.fleet.engines]
+        log, fleet = self.failed_log, self.failed_fleet
+        if fleet is not None:
+            logs = [(f"The last steps of engine {one.name}:", one.log, one.notes) for one in fleet.engines]
         else:
-            logs = [] if self.log is None else [("The last steps before the end:", self.log, self.notes)]
+            logs = [] if log is None else [("The last steps before the end:", log, self.notes)]
         # The table needs rich, which makes the import of the harness slow.
         from scripted.report.table import render_text, step_table
 

@@ -106,7 +106,8 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step: its input and output, and the state in which it left queues, pipeline and memory.
 
     ``in_flight`` has microbatch ids in launch order. ``digest`` covers this step and all before it. ``error`` is the
-    exception, as ``Type: text``, of the step in which the scheduler died.
+    exception, as ``Type: text``, of the step in which the scheduler died; ``broken`` is the promise or assertion that
+    failed after a step which the scheduler survived.
     """
 
     step: int
@@ -122,6 +123,12 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: dict[str, int] = {}
     digest: str = ""
     error: str | None = None
+    broken: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Say why the run ended in this step: the scheduler died, or a promise did not hold."""
+        return self.error or self.broken
 
     @property
     def queues_are_clear(self) -> bool:
@@ -183,6 +190,14 @@ class StepLog(msgspec.Struct, frozen=True):
         """Return the log of the first ``count`` steps, or of all."""
         return self if count is None else StepLog(self.stages, self.depth, self.steps[:count])
 
+    def failing(self, why: str, step: int | None = None) -> StepLog:
+        """Return the log with the failure at ``step``, or at the last one; a step that has a failure keeps it."""
+        steps = list(self.steps)
+        index = len(steps) - 1 if step is None else next((n for n, one in enumerate(steps) if one.step == step), -1)
+        if index >= 0 and steps[index].failure is None:
+            steps[index] = msgspec.structs.replace(steps[index], broken=why)
+        return StepLog(self.stages, self.depth, tuple(steps))
+
     def launches(self) -> dict[int, Launch]:
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
@@ -229,6 +244,12 @@ class FleetLog(msgspec.Struct, frozen=True):
 
     engines: tuple[EngineLog, ...]
     messages: tuple[Message, ...] = ()
+
+    def failing(self, why: str) -> FleetLog:
+        """Return the log with the failure at the last step of the fleet, in each engine that made it."""
+        last = max((one.log.steps[-1].step for one in self.engines if one.log.steps), default=0)
+        engines = [msgspec.structs.replace(one, log=one.log.failing(why, last)) for one in self.engines]
+        return FleetLog(tuple(engines), self.messages)
 
 
 @runtime_checkable

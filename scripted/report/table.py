@@ -23,6 +23,9 @@ from scripted.report.step_log import Note, ShownPipeline, ShownStep, StepLog, ow
 AROUND_STEPS: Final = 8
 _STEP_COLUMN: Final = 1
 _ARRIVED: Final = "arrived"
+# A request with its positions is one word, and is not cut where there is room; a column has room for its title.
+_MOST_WORD: Final = 24
+_LEAST_WIDTH: Final = 8
 # From this many equal steps in a row on, only the first and the last are shown, and the others are counted.
 _LONG_RUN: Final = 4
 # More stages than this share one column: a column costs five characters of a CI log.
@@ -44,7 +47,7 @@ def step_table(
     shown = _chosen(log.steps, last, around)
     table = Table(box=_BOX, pad_edge=False, padding=(0, 1, 0, 0))
     lines = _lines_of(notes, {step.step for step in shown})
-    columns = _columns(log, around, lines, marks_window=_is_about_the_window(shown))
+    columns = _columns(shown, log, around, lines, marks_window=_is_about_the_window(shown))
     for title, style, _ in columns:
         table.add_column(title, **style)
     launched = log.launches()
@@ -55,9 +58,15 @@ def step_table(
     arrived = [title for title, _, _ in columns].index(_ARRIVED)
     rows = _collapsed(rows, arrived)[-(last or len(rows)) :]
     for step, cells in rows:
-        table.add_row(*cells, style="bold red" if step.error else "bold yellow" if step.step == around else None)
+        table.add_row(*cells, style=_style(step, around))
     table.caption, table.caption_justify = _caption([step for step, _ in rows], log, has_lines=bool(lines)), "left"
     return table
+
+
+def _style(step: ShownStep, around: int | None) -> str | None:
+    if step.failure:
+        return "bold red"
+    return "bold yellow" if step.step == around else None
 
 
 def render_text(renderable: RenderableType, width: int) -> str:
@@ -102,7 +111,7 @@ def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
 
 
 def _columns(
-    log: StepLog, around: int | None, lines: dict[int, str], *, marks_window: bool
+    shown: Sequence[ShownStep], log: StepLog, around: int | None, lines: dict[int, str], *, marks_window: bool
 ) -> list[tuple[str, dict[str, Any], Callable[[ShownStep, ShownPipeline], str]]]:
     """Return the title, the style and the cell function of each column.
 
@@ -113,11 +122,18 @@ def _columns(
     def marks(step: ShownStep, _: ShownPipeline) -> str:
         """Mark the step that failed, the window, and the step that was asked for."""
         in_window = step.in_window and marks_window
-        return "X" * bool(step.error) + "*" * in_window + ">" * (step.step == around)
+        return "X" * bool(step.failure) + "*" * in_window + ">" * (step.step == around)
 
     def answers(step: ShownStep, _: ShownPipeline) -> str:
-        return "\n".join([said.text for said in step.answered] + (["DIED HERE"] if step.error else []))
+        said = [one.text for one in step.answered]
+        if step.failure:
+            said.append("DIED HERE" if step.error else "FAILED HERE")
+        return "\n".join(said)
 
+    arrived = [said.text for step in shown for said in step.arrived]
+    launched = [step.launched.text for step in shown if step.launched is not None]
+    arrives = folds | {"ratio": 5, "min_width": _widest(arrived)}
+    launches = folds | {"ratio": 4, "min_width": _widest(launched)}
     if log.stages <= _STAGE_COLUMNS:
         stages = [(f"s{stage}", folds, functools.partial(_in_stage, stage)) for stage in range(log.stages)]
     else:
@@ -126,13 +142,26 @@ def _columns(
         ("", {"no_wrap": True}, marks),
         ("step", {"justify": "right", "no_wrap": True}, lambda step, _: str(step.step)),
         *([("line", folds | {"justify": "right"}, lambda step, _: lines.get(step.step, ""))] if lines else []),
-        (_ARRIVED, folds | {"ratio": 5}, lambda step, _: "\n".join(said.text for said in step.arrived)),
-        ("launched", folds | {"ratio": 4}, lambda step, _: step.launched.text if step.launched else ""),
+        (
+            _ARRIVED,
+            arrives,
+            lambda step, _: "\n".join(said.text for said in step.arrived),
+        ),
+        (
+            "launched",
+            launches,
+            lambda step, _: step.launched.text if step.launched else "",
+        ),
         *stages,
         ("result\nwaits", folds, lambda _, pipeline: " ".join(f"#{batch}" for batch in pipeline.results)),
         ("queues", folds | {"min_width": 9, "ratio": 1}, lambda step, _: _queues(step)),
         ("answered", folds | {"ratio": 5}, answers),
     ]
+
+
+def _widest(texts: Sequence[str]) -> int:
+    """Return the width at which no word of these is cut, up to a bound."""
+    return max(_LEAST_WIDTH, min(_MOST_WORD, max((len(word) for text in texts for word in text.split()), default=0)))
 
 
 def _in_stage(stage: int, _: ShownStep, pipeline: ShownPipeline) -> str:
@@ -173,5 +202,5 @@ def _caption(shown: list[ShownStep], log: StepLog, *, has_lines: bool) -> Text:
         lines.append(f"Steps before {shown[0].step} are left out.")
     if _is_about_the_window(shown):
         lines.append("* the window: no queue holds a request, yet results are in flight.")
-    lines += [f"X step {step.step} failed: {printable(step.error)}" for step in shown if step.error]
+    lines += [f"X step {step.step} failed: {printable(step.failure)}" for step in shown if step.failure]
     return Text("\n".join(lines), style="default", justify="left")

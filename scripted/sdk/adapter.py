@@ -250,6 +250,12 @@ class SchedulerAdapter(
     def limits_of(self, config: _SettingsT) -> tuple[Limits, Capabilities]:
         return self._limits(config), self._can(config)
 
+    def first_commands(self, config: _SettingsT) -> Sequence[str]:
+        """Start a prompt of two batches, or of one where prompts are not cut, and step until a batch is in flight."""
+        limits, can = self.limits_of(config)
+        tokens = min(limits.batch_tokens + can.chunked, limits.context_tokens - 2, limits.pool_tokens - 2)
+        return f"start prompt_len={max(1, tokens)} max_new_tokens=2", "until state.in_flight", "step"
+
     # -- a run --
 
     def new_parts(self, config: _SettingsT, *, record: bool) -> tuple[_MachineT, SimulatedRunner, SdkOracle]:

@@ -124,6 +124,10 @@ class _Reader(StepWords):
     def __init__(self, actions: Iterable[type[Action]]) -> None:
         super().__init__(actions)
         self._tokens: dict[str, list[int]] = {}
+        # The positions that a request computes before it decodes: its prompt, and after a preemption all that it said.
+        self._prompts: dict[str, int] = {}
+        # The first position that no launch of a request has computed.
+        self._computed: dict[str, int] = {}
         self._begun: dict[str, bool] = {}
         self._numbers: dict[int, int] = {}
         self._in_flight: list[int] = []
@@ -138,8 +142,10 @@ class _Reader(StepWords):
                 answered.append(Said(text=f"preempted {short_rid(rid)}", kind="bad", rid=rid))
                 if rid in self._begun:
                     self._begun[rid] = False
+                    self._prompts[rid], self._computed[rid] = len(self._tokens[rid]), 0
             answered += [self._reply(reply) for reply in stepped.replies]
             launched = None if stepped.microbatch is None else self._launch(stepped.microbatch)
+        chunked = next((rid for rid in self._begun if self._is_chunked(rid)), None)
         self._digest = hashlib.blake2b(self._digest + msgspec.msgpack.encode(record), digest_size=8).digest()
         return ShownStep(
             step=step,
@@ -148,12 +154,17 @@ class _Reader(StepWords):
             launched=launched,
             answered=tuple(answered),
             waiting=tuple(rid for rid, begun in self._begun.items() if not begun),
-            running=tuple(rid for rid, begun in self._begun.items() if begun),
+            chunked=chunked,
+            running=tuple(rid for rid, begun in self._begun.items() if begun and rid != chunked),
             in_flight=tuple(self._in_flight),
             memory=record.counts,
             digest=self._digest.hex(),
             error=record.error,
         )
+
+    def _is_chunked(self, rid: str) -> bool:
+        """Whether a request has begun, and a part of its prompt was never launched."""
+        return self._begun[rid] and self._computed[rid] < self._prompts[rid]
 
     def _event(self, event: Event) -> Said:
         self.note_call(event)
@@ -161,6 +172,7 @@ class _Reader(StepWords):
             return self._result(event)
         if isinstance(event, Add):
             self._tokens[event.rid] = list(event.prompt_ids)
+            self._prompts[event.rid], self._computed[event.rid] = len(event.prompt_ids), 0
             self._begun[event.rid] = False
         return self.arrived(event, self.event_text(event))
 
@@ -228,7 +240,9 @@ class _Reader(StepWords):
         positions = f"[{start}:{start + share.count}]"
         guesses = f" with {plural(len(share.draft_ids), 'guess')}" if share.draft_ids else ""
         note = f"{guesses} in blocks {_some(share.block_ids)}"
-        is_decode = share.count == 1 and start >= len(tokens) - 1 > 0
+        self._computed[share.rid] = start + share.count
+        # Of a request from before the records the prompt is not known.
+        is_decode = start >= self._prompts.get(share.rid, len(tokens) - 1) > 0
         return is_decode, ShownShare(share.rid, positions, note, f"{printable(share.rid)}{positions}{note}")
 
 

@@ -7,14 +7,15 @@ scheduler. Touches the scheduler only through ``t``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.live import Live
 
 from scripted.core.errors import BadCall, BudgetSpent, Overdue, RequestRefused
+from scripted.core.machine import ConfigIn
 from scripted.core.phrases import nearest, plural, printable
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
@@ -39,6 +40,15 @@ from scripted.shell.words import ShellWord, words_of
 SESSION_TIMEOUT_S: Final = 24 * 3600.0
 SESSION_MAX_STEPS: Final = 1_000_000
 TABLE_WIDTH_COLUMNS: Final = 118
+
+
+@runtime_checkable
+class SuggestsCommands(Protocol[ConfigIn]):
+    """An adapter that knows commands which fit a configuration."""
+
+    def first_commands(self, config: ConfigIn) -> Sequence[str]:
+        """Return the commands that bring a new session to a launch in flight."""
+        ...
 
 
 class _RunAgain(BadCall):
@@ -93,7 +103,7 @@ class DebugSession:
         """Return the run so far, while the session waits for a line; None without a step."""
         report = self._died_with
         if report is not None:
-            log = report.log
+            log = report.failed_log
         else:
             log = None if self._t is None else log_of_adapter(self._adapter, self._t.history, self._config)
         if log is None or not log.steps:
@@ -107,6 +117,11 @@ class DebugSession:
             died=report is not None,
         )
         return Trace(header, log)
+
+    def first_commands(self) -> Sequence[str]:
+        """Suggest commands for a new session that fit this scheduler."""
+        adapter = self._adapter
+        return adapter.first_commands(self._config) if isinstance(adapter, SuggestsCommands) else ()
 
     def state(self) -> State | None:
         """Return the scheduler's state; None if it is dead."""

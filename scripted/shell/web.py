@@ -146,7 +146,8 @@ class WebShell:
     def _standing(self) -> dict[str, object]:
         words = [(word.text, word.takes, word.meaning) for word in self.session.words.values()]
         state = self.session.state()
-        return {"state": None if state is None else dict(state_rows(state)), "words": words}
+        begin = list(self.session.first_commands())
+        return {"state": None if state is None else dict(state_rows(state)), "words": words, "begin": begin}
 
 
 class _Handler(BaseHTTPRequestHandler):

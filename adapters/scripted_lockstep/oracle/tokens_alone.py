@@ -24,6 +24,7 @@ from engine.core.messages import (
     UpdateWeights,
 )
 from engine.core.scheduler import Scheduler
+from scripted.core.account import overrun
 from scripted.core.violation import Violation
 from scripted_lockstep.simulated.model import alphabet_of
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
@@ -55,7 +56,10 @@ def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limit
     engine = weights[request.versions[0]], roomy, alphabet_of(limits)
     alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
     if said != alone[: len(said)]:
-        raise Violation(f"{request.rid} said {list(said)}, but alone it says {list(alone)}; it ended: {request.end}")
+        limit = overrun(said, message.sampling.max_new_tokens)
+        raise Violation(
+            f"{request.rid} said {list(said)}, but alone it says {list(alone)}{limit}; it ended: {request.end}"
+        )
     told = request.prompt_logprobs
     if told != logprobs[: len(told)]:
         raise Violation(other_logprobs(request.rid, told, logprobs))

@@ -39,6 +39,7 @@ class _WatchedGate(ReplayGate):
         self._checks = None if recording.checkpoint else EngineOracle(recording.header.limits, audits=False)
         # The first promise that the recorded engine broke; its account is of no use after that.
         self.broken: str | None = None
+        self.broken_at: int | None = None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Record and check the step before, then go on. Raises ReplayDiffers."""
@@ -50,7 +51,7 @@ class _WatchedGate(ReplayGate):
             try:
                 self._checks.check_step(done.events, previous, self._scheduler)
             except Violation as exc:
-                self.broken, self._checks = f"step {previous.step}: {exc}", None
+                self.broken, self.broken_at, self._checks = f"step {previous.step}: {exc}", previous.step, None
         return self._step
 
     def note_death(self, exc: Exception) -> None:
@@ -86,8 +87,11 @@ def replay_engine(
     end = recording.end if until is None else None
     if differs is None and error is None and end is not None and recording.checkpoint is None:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
+    log = log_of(gate.records, recording.header.limits)
+    if gate.broken is not None:
+        log = log.failing(gate.broken, gate.broken_at)
     rerun = Rerun(
-        log=log_of(gate.records, recording.header.limits),
+        log=log,
         error=error,
         differs=differs,
         recorded_error=error if end is None else end.error,

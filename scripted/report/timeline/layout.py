@@ -53,7 +53,7 @@ class Lanes:
         self.slots: dict[str, int] = {}
         self.slot_height: dict[str, float] = {}
         if notes:
-            self._add(NOTES, _most(Counter(note.step for note in notes).values()), height=_TWO_LINES)
+            self._add(NOTES, _most(Counter(note.step for note in notes).values()), height=_THREE_LINES)
         self._add(ARRIVED, _most(len(client_events(step)) for step in shown), "in", _TWO_LINES)
         self._add(WAITING, group="queues")
         self._add(CHUNKED)
@@ -97,6 +97,8 @@ def _most(counts: Iterable[int]) -> int:
 _NAMED_IN_BOX: Final = 3
 # Kinds of marks in the colour of their request.
 _COLOURED: Final = ("event", "taken", "token")
+# Client events that a failure names as what led to it.
+_LED_TO_IT: Final = 4
 # Outcomes of runs that have not failed; a debugger's run goes on.
 _GOOD: Final = ("passed", "running")
 _SLOT_FULL: Final = "+{} more"
@@ -309,29 +311,42 @@ class Layout:
     def _failures(self) -> Iterator[Band]:
         failed = self._failed()
         if failed is not None:
-            yield Band(failed, 1, "failed", "the scheduler died")
+            yield Band(failed, 1, "failed", "the run failed")
 
     def _failed(self) -> int | None:
-        """Return the column of the step that failed; the last one of a run that died without recording it."""
-        for x, step in self._shown:
-            if step.error is not None:
-                return x
-        complete = self._first + len(self._shown) == len(self._log.steps)
-        return len(self._shown) - 1 if self.header.died and self._shown and complete else None
+        """Return the column of the step that failed, if it is on the page."""
+        index = failed_index(self._trace)
+        column = -1 if index is None else index - self._first
+        return column if 0 <= column < len(self._shown) else None
+
+    @property
+    def cause(self) -> int | None:
+        """Return the column of the last event from outside at or before the failure."""
+        failed = self._failed()
+        events = [x for x, step in self._shown[: (failed or 0) + 1] if client_events(step)]
+        return events[-1] if failed is not None and events else None
+
+    def _before(self, x: int) -> list[str]:
+        """Name the last events from outside before the step of a column."""
+        said = [f"step {step.step}: {one.in_full}" for _, step in self._shown[:x] for one in client_events(step)]
+        return said[-_LED_TO_IT:]
 
     def _callout(self) -> Callout | None:
         failed = self._failed()
         if failed is None:
             return None
         step = self._shown[failed][1]
-        text = step.error or self.header.outcome
+        how = "failed" if step.broken else "died"
         where = "in" if step.error else "after"
-        return Callout(failed + 1, self.lanes.y("stage 0"), f"died {where} step {step.step}", printable(text))
+        text = step.failure or self.header.outcome
+        return Callout(failed + 1, self.lanes.y("stage 0"), f"{how} {where} step {step.step}", printable(text))
 
     def _states(self) -> Iterator[StepView]:
         for x, step in self._shown:
             notes = [note.in_full for note in self._notes if note.step == step.step]
-            yield state_of(step, self._log, self._launched, x=x, notes=notes, differs=x == self.differs_at)
+            before = self._before(x) if step.failure else ()
+            differs = x == self.differs_at
+            yield state_of(step, self._log, self._launched, x=x, notes=notes, differs=differs, before=before)
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -341,6 +356,13 @@ class _Mark(msgspec.Struct, frozen=True):
     kind: str
     rids: tuple[str, ...] = ()
     coloured: bool = False
+
+
+def failed_index(trace: Trace) -> int | None:
+    """Return the place of the step that failed; the last one of a run that died without recording that step."""
+    steps = trace.log.steps
+    found = next((index for index, step in enumerate(steps) if step.failure is not None), None)
+    return len(steps) - 1 if found is None and trace.header.died and steps else found
 
 
 def _rids_of(marks: Sequence[_Mark]) -> list[str]:

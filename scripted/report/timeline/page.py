@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference, first_difference
 from scripted.report.step_log import FleetLog, ShownStep, StepLog
-from scripted.report.timeline.layout import Layout
+from scripted.report.timeline.layout import Layout, failed_index
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.view import column_width
 from scripted.report.trace import Trace
@@ -25,8 +25,9 @@ from scripted.report.trace import Trace
 MAX_COLUMNS: Final = 600
 # More columns would be too narrow on a sheet of paper.
 _COLUMNS_ON_PAPER: Final = 18
-# Columns for the error text after the last step.
-_CALLOUT_COLUMNS: Final = 4
+# The text of a failure beside its step: its width with its margins, and the narrowest columns that hold it.
+_CALLOUT_PX: Final = 250
+_CALLOUT_COLUMNS: Final = 3
 _TEMPLATE: Final = "page.html.jinja"
 
 
@@ -69,17 +70,22 @@ def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
         Layout(trace, number, palette, first, last, difference=difference, engine=engine)
         for number, (trace, difference, engine) in enumerate(zip(traces, differences, engines, strict=True))
     )
-    ends = [run.callout.x + _CALLOUT_COLUMNS for run in runs if run.callout is not None]
-    columns = max([last - first, 1, *ends])
+    columns = max(last - first, 1)
+    # A failure in one of the last columns has its text beside them.
+    is_beside = any(run.callout is not None and run.callout.x + _CALLOUT_COLUMNS > columns for run in runs)
     shown = {number for run in runs for box in run.boxes for number in box.requests}
     shown |= {number for run in runs for chip in run.chips for number in chip.requests}
     left_out = f"Steps {first + 1} to {last} of {longest}; scripted view --step N shows others"
     return {
         "title": " / ".join(dict.fromkeys(printable(run.header.title) for run in runs)),
         "columns": columns,
-        "width_px": column_width(box for run in runs for box in run.boxes),
+        "callout_px": _CALLOUT_PX if is_beside else 0,
+        "width_px": column_width(
+            (box for run in runs for box in run.boxes), (one for run in runs for one in run.chips)
+        ),
         "requests": [(number, palette.labels[rid], rid) for rid, number in palette.numbers.items() if number in shown],
         "focus": focus - first,
+        "cause": min((run.cause for run in runs if run.cause is not None), default=None),
         "left_out": "" if last - first == longest else left_out,
         "fits_on_paper": columns <= _COLUMNS_ON_PAPER,
         "runs": runs,
@@ -102,8 +108,8 @@ def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) ->
     if apart:
         return min(apart)
     for trace in traces:
-        if trace.header.died and trace.log.steps:
-            return len(trace.log.steps) - 1
+        if (failed := failed_index(trace)) is not None:
+            return failed
     windows = [index for trace in traces for index, step in enumerate(trace.log.steps) if step.in_window]
     return windows[0] if windows else 0
 

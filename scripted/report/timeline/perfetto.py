@@ -87,8 +87,8 @@ def _marks(step: ShownStep) -> Iterator[_Event]:
     )
     for said in (*step.arrived, *step.answered):
         yield _Event(ph="i", name=said.text, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(step), s="t")
-    if step.error is not None:
-        name = f"DIED: {printable(step.error)}"
+    if step.failure is not None:
+        name = f"{'DIED' if step.error else 'FAILED'}: {printable(step.failure)}"
         yield _Event(ph="i", name=name, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(step), s="g")
 
 

@@ -24,12 +24,20 @@ class StepView(msgspec.Struct, frozen=True):
 
 
 def state_of(
-    step: ShownStep, log: StepLog, launched: dict[int, Launch], *, x: int, notes: Sequence[str], differs: bool
+    step: ShownStep,
+    log: StepLog,
+    launched: dict[int, Launch],
+    *,
+    x: int,
+    notes: Sequence[str],
+    differs: bool,
+    before: Sequence[str] = (),
 ) -> StepView:
-    """Describe one step. ``launched`` is of the whole run, ``notes`` of this step."""
-    flags = {"failed": bool(step.error), "window": step.in_window, "differs": differs}
+    """Describe one step. ``launched`` is of the whole run, ``notes`` of this step, ``before`` what led to it."""
+    flags = {"failed": bool(step.failure), "window": step.in_window, "differs": differs}
     sections = {
-        "failed": (printable(step.error),) if step.error else (),
+        "failed": (printable(step.failure),) if step.failure else (),
+        "before": tuple(before),
         "notes": tuple(map(printable, notes)),
         "arrived": tuple(said.in_full for said in step.arrived),
         "launched": tuple(_launched(step.launched)),
@@ -51,6 +59,8 @@ def state_of(
 def _headline(step: ShownStep) -> str:
     if step.error:
         return "the scheduler died in this step"
+    if step.broken:
+        return "the run failed after this step"
     if step.in_window:
         return f"the window: every queue is empty, {plural(len(step.in_flight), 'microbatch')} in flight"
     return "" if step.in_flight or step.transferring or not step.queues_are_clear else "idle"

@@ -6,6 +6,8 @@ into pixels.
 
 from __future__ import annotations
 
+import functools
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,10 +15,17 @@ import msgspec
 
 _NARROWEST_PX: Final = 94
 _WIDEST_PX: Final = 170
-# The style's font, its padding, and the space around a box in its column.
-_CHARACTER_PX: Final = 6.2
+# A long remark does not widen every step as much as a box does.
+_WIDEST_FOR_CHIPS_PX: Final = 150
+# The advance of the style's monospaced font, its padding, and the space around a box or a chip in its column.
+_CHARACTER_PX: Final = 6.4
 _PADDING_PX: Final = 8
 _AROUND_PX: Final = 8
+_AROUND_CHIP_PX: Final = 20
+# The mark before the text of an event that stands out.
+_MARK_CHARACTERS: Final = 3
+# A chip of one line is one lane high, and each further line half a lane more.
+_LINES_PER_LANE: Final = 2
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -93,15 +102,33 @@ class Callout(msgspec.Struct, frozen=True):
     text: str
 
 
-def column_width(boxes: Iterable[Box]) -> int:
-    """Return a width at which no box cuts off its text, up to a bound."""
-    widest = max((_width(box.label, box.stripes) for box in boxes), default=0)
-    return max(_NARROWEST_PX, min(_WIDEST_PX, widest))
+def column_width(boxes: Iterable[Box], chips: Iterable[Chip] = ()) -> int:
+    """Return a width at which no box and no chip cuts off its text, up to a bound for each."""
+    boxes_px = max((_width(box.label, box.stripes) for box in boxes), default=0)
+    chips_px = max((_chip_width(chip) for chip in chips), default=0)
+    return max(_NARROWEST_PX, min(_WIDEST_PX, boxes_px), min(_WIDEST_FOR_CHIPS_PX, chips_px))
 
 
 def fits(label: str, stripes: Sequence[Stripe]) -> bool:
     """Whether the widest step shows all of a box."""
     return _width(label, stripes) <= _WIDEST_PX
+
+
+def _chip_width(chip: Chip) -> int:
+    lines = 1 + round((chip.height - 1) * _LINES_PER_LANE)
+    mark = _MARK_CHARACTERS if chip.kind == "strong" else 0
+    return round((_line_characters(chip.text, max(1, lines)) + mark) * _CHARACTER_PX + _AROUND_CHIP_PX)
+
+
+@functools.lru_cache(maxsize=4096)
+def _line_characters(text: str, lines: int) -> int:
+    """Return the length of a line with which a text takes at most this many lines, broken between words."""
+    most = round(_WIDEST_FOR_CHIPS_PX / _CHARACTER_PX)
+    width = max(1, min(most, -(-len(text) // lines)))
+    while width < most and len(textwrap.wrap(text, width, break_long_words=True)) > lines:
+        width += 1
+    longest = max(map(len, text.split()), default=0)
+    return max(width, min(most, longest))
 
 
 def _width(label: str, stripes: Sequence[Stripe]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from scripted.core.account import OWN_ENDS, Account, Life
+from scripted.core.account import OWN_ENDS, Account, Life, overrun
 from scripted.core.errors import BadCall
 from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits
@@ -95,7 +95,8 @@ def _compare(life: Life, alone: tuple[int, ...], most: int | None) -> None:
     said = tuple(life.said)
     ends_alike = life.end in OWN_ENDS and most is None
     if said[:most] != (alone if ends_alike else alone[: len(said[:most])]):
-        raise Violation(f"{life.message.rid} says {list(said)}, but alone it says {list(alone)}")
+        limit = overrun(said, life.message.max_new_tokens)
+        raise Violation(f"{life.message.rid} says {list(said)}, but alone it says {list(alone)}{limit}")
 
 
 class LiveRun(SdkRun):

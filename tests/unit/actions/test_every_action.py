@@ -218,7 +218,9 @@ def test_its_text_is_what_is_read(action: Action) -> None:
 
 @all_kinds
 def test_the_page_of_the_search_has_its_clause(kind: type[Action]) -> None:
-    assert f"`{kind.__struct_config__.tag}" in (DOCS.parent / "benchmarks/tables/clauses.md").read_text(encoding="utf-8")
+    assert f"`{kind.__struct_config__.tag}" in (DOCS.parent / "benchmarks/tables/clauses.md").read_text(
+        encoding="utf-8"
+    )
 
 
 # -- the search --

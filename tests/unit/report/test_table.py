@@ -49,7 +49,8 @@ def test_a_row_names_the_lines_that_acted_and_the_helpers_file() -> None:
 def test_the_table_says_which_steps_it_leaves_out() -> None:
     assert "left out" not in text_of(flush_race())
     text = text_of(flush_race(), last=2)
-    shown = [int(line.split()[0]) for line in text.splitlines() if line.strip()[:1].isdigit()]
+    rows = text.partition("\n\n#n is")[0].splitlines()
+    shown = [int(line.split()[0]) for line in rows if line.strip()[:1].isdigit()]
     assert f"Steps before {min(shown)} are left out." in text
 
 
@@ -172,3 +173,15 @@ def test_steps_that_show_the_same_are_counted() -> None:
     assert row_of(text, 129)
     assert "  115 " not in text
     assert "generate a" in text, "what came before the long run is still shown"
+
+
+def test_a_broken_promise_is_marked_at_its_step() -> None:
+    """A scheduler that survives its mistake is marked as one that dies is."""
+    log = log_of(flush_race(), LIMITS)
+    text = text_of(log.failing("Violation: a is told nothing", 8))
+    assert row_of(text, 8).startswith("X 8 result #1 -> ")
+    assert row_of(text, 8).endswith("FAILED HERE")
+    assert "X step 8 failed: Violation: a is told nothing" in text
+    assert "X" not in row_of(text, 7)
+    assert log.failing("why").steps[-1].broken == "why"
+    assert log.failing("why", 99) == log

@@ -182,8 +182,9 @@ def test_the_failing_step_is_lit_with_its_error(race: tuple[Trace, Trace]) -> No
     callout = document.one("callout")
     assert f"died in step {died + 1}" in callout.text
     assert str(race[1].log.steps[-1].error) in callout.text
-    columns = next(e for e in document.elements if e.attributes.get("id") == "timeline").place["columns"]
-    assert callout.place["x"] < columns
+    timeline = next(e for e in document.elements if e.attributes.get("id") == "timeline")
+    assert timeline.place["columns"] == len(race[0].log.steps)
+    assert callout.place["x"] < timeline.place["columns"]
 
 
 def test_a_run_that_died_without_writing_its_last_step_is_lit_too(race: tuple[Trace, Trace]) -> None:
@@ -192,6 +193,29 @@ def test_a_run_that_died_without_writing_its_last_step_is_lit_too(race: tuple[Tr
     assert document.one("band", "failed").place["x"] == len(broken.log.steps) - 1
     assert f"died after step {broken.log.steps[-1].step}" in document.one("callout").text
     assert broken.header.outcome in document.one("callout").text
+
+
+def test_a_broken_promise_opens_the_page_at_its_step_and_names_what_led_to_it(race: tuple[Trace, Trace]) -> None:
+    header = msgspec.structs.replace(race[0].header, outcome="a is told nothing")
+    document = Document(render_timeline([Trace(header, race[0].log.failing("Violation: a is told nothing", 8))]))
+    assert document.one("step", "failed", "here").text == "8"
+    assert document.one("band", "failed").place["x"] == 7
+    assert "failed after step 8" in document.one("callout").text
+    timeline = next(e for e in document.elements if e.attributes.get("id") == "timeline")
+    assert timeline.attributes["data-cause"] == "2", "the flush of step 3"
+    (pane,) = [e for e in document.of_class("state") if "hidden" not in e.attributes and "ended" not in e.classes]
+    words = " ".join(pane.text.split())
+    assert words.startswith(
+        "step 8: the run failed after this step failed Violation: a is told nothing "
+        "before step 1: generate a (125 tokens)step 3: FLUSH"
+    ), words
+
+
+def test_a_failure_at_the_end_has_room_for_its_text_and_no_more(race: tuple[Trace, Trace]) -> None:
+    """Blank columns after the last step pushed the cause out of view."""
+    timeline = next(e for e in Document(render_timeline(race[1:])).elements if e.attributes.get("id") == "timeline")
+    assert timeline.place["columns"] == len(race[1].log.steps)
+    assert timeline.place["callout"] == 250
 
 
 def test_the_first_difference_is_marked_and_opened(race: tuple[Trace, Trace]) -> None:
@@ -403,6 +427,14 @@ def test_no_box_of_a_page_cuts_a_label(width: int) -> None:
         assert fits(box.label, box.stripes), box
         more = [int(stripe.text) for stripe in box.stripes if stripe.text.startswith("+")]
         assert len(box.stripes) - len(more) + sum(more) == len(box.requests)
+
+
+def test_no_chip_of_a_page_breaks_a_word_or_loses_a_line(race: tuple[Trace, Trace]) -> None:
+    notes = (Note(3, "flush = t.flush_cache()", "/x/test_it.py", 19),)
+    trace = Trace(race[0].header, race[0].log, notes)
+    run = Layout(trace, 0, Palette.of([trace]), 0, len(trace.log.steps))
+    assert "19 flush = t.flush_cache()" in {chip.text for chip in run.chips}
+    assert column_width(run.boxes, run.chips) >= 6.4 * len("t.flush_cache()") + 16
 
 
 def test_the_lines_that_acted_stand_above_their_step() -> None:

@@ -341,6 +341,15 @@ def test_a_doubled_token(run: PlannedRun) -> None:
         run.step(replies=(told("a", first),))
 
 
+@pytest.mark.parametrize("reason", [None, "length"])
+def test_a_token_too_many_is_told_with_the_limit(run: PlannedRun, reason: str | None) -> None:
+    """The same overrun had one text with an end and another without."""
+    a = run.add("a", 4, new=1)
+    run.launch("a", 0, 4, 0)
+    with refused(r"a says \[\d+, 1\], but alone it says \[\d+\]: 2 tokens, of at most 1$"):
+        run.step(replies=(told("a", alone(a)[0], 1, end=reason),))
+
+
 def test_a_token_that_nothing_computed(run: PlannedRun) -> None:
     a = run.add("a", 4)
     with refused("a is told tokens, but nothing of it was ever computed"):

@@ -112,7 +112,7 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
             "The last steps before the end:",
             "*1 *5  start a (4 + 1 tokens)  #0 prefill a?0:4? in blocks 0 *",
             "*2 *7  abort a * a -> ends: abort",
-            "*3 *10  result #0 (*)*#1 decode c?4:5? in blocks 0 1 *",
+            "*3 *10  result #0 (*)*#1 prefill c?4:5? in blocks 0 1 *",
             "State:   step 3: waiting=0 running=1 in_flight=1 blocks_free=10",
             "Engine:  *adapter.py, sim tier, the default configuration",
             "Replay:  pytest 'test_scripts.py::test_found?sim?' --tier sim",

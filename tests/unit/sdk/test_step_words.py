@@ -68,6 +68,24 @@ def test_what_waits_and_what_runs() -> None:
     assert shown(first, record(preempted=("a",))).waiting == ("a", "b")
 
 
+def chunk(start: int, count: int, **stepped: Any) -> Record:
+    return record(batch=Batch(id=start, shares=(Share(rid="a", start=start, count=count, block_ids=(0,)),)), **stepped)
+
+
+def test_a_prompt_that_is_launched_in_part_is_chunked_and_its_last_token_is_no_decode() -> None:
+    """The chunk of one token that ends a prompt was called a decode, and the row of chunks was empty."""
+    add = record(Add(rid="a", prompt_ids=tuple(range(9)), max_new_tokens=2))
+    assert (shown(add, chunk(0, 8)).chunked, shown(add, chunk(0, 8)).running) == ("a", ())
+    last = shown(add, chunk(0, 8), chunk(8, 1))
+    assert last.launched is not None
+    assert (last.launched.kind, last.chunked, last.running) == ("prefill", None, ("a",))
+    decode = shown(add, chunk(0, 8), chunk(8, 1), chunk(9, 1))
+    assert decode.launched is not None
+    assert decode.launched.kind == "decode"
+    again = shown(add, chunk(0, 8), chunk(8, 1), record(preempted=("a",)), chunk(0, 8))
+    assert (again.chunked, again.running) == ("a", ())
+
+
 def test_a_batch_that_copies_blocks() -> None:
     shares = (Share(rid="a", start=4, count=1, block_ids=(0, 2)),)
     launched = shown(record(batch=Batch(id=4, shares=shares, copies=((9, 2),)))).launched
