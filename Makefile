@@ -13,11 +13,11 @@ SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs lint types unit load unit-and-load registered soak attack odd recorded ray clients sglang vllm bench gpu serve clean
+.PHONY: help install demo test docs lint types unit load unit-and-load registered left-out browser picture pages soak attack odd recorded ray clients sglang vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load unit-and-load registered soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
+demo unit load unit-and-load registered browser picture pages soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
 unit load unit-and-load registered soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
 
 help: ## this list
@@ -28,7 +28,7 @@ install: $(INSTALLED) ## the engine and its tools, in .venv, in the versions tha
 demo: $(INSTALLED) ## the flush race on four real stage processes: the bug, the engine, a timeline to look at
 	@$(BIN)/scripted demo
 
-test: lint types unit-and-load registered ## everything that a pull request must pass
+test: lint types unit-and-load registered left-out ## everything that a pull request must pass
 
 lint: $(INSTALLED) ## style, and the registrations of the tests
 	$(BIN)/ruff check .
@@ -47,7 +47,22 @@ load: $(INSTALLED) ## real servers under disturbed clients and under attack, eve
 
 # Both in one run of pytest: its workers import torch once, and no core waits for the last file of a run.
 unit-and-load: $(INSTALLED)
-	$(BIN)/python -m pytest tests/load tests/unit -q --vet off -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/load tests/unit tests/browser -q --vet off -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+left-out: $(INSTALLED)
+	@$(BIN)/python tests/browser/browser_installed.py
+
+browser: $(INSTALLED) ## the timeline and the debugger in a real browser; installs what they need
+	$(call get,$(BIN),--constraint constraints.txt --editable '.[serve,test,browser]')
+	$(BIN)/python tests/browser/browser_installed.py --install
+	$(BIN)/python -m pytest tests/browser -q --vet off
+
+picture: $(INSTALLED) ## README's picture of the timeline, made again; needs what `make browser` installs
+	$(BIN)/python tests/browser/browser_pictures.py
+
+pages: $(INSTALLED) ## the tutorials followed word for word, and every install line of the pages run
+	$(BIN)/python -m pytest tests/pages -q --vet off
+	tests/packaging.sh
 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4
