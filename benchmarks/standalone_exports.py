@@ -1,4 +1,4 @@
-"""How many of the defects on benchmarks/tables/defects.md are exported as files of the engine's own classes, and run alone.
+"""How many defects of benchmarks/tables/defects.md are exported as files of the engine's own classes, and run alone.
 
 `python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
 that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The

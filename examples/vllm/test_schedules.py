@@ -1,7 +1,8 @@
 """vLLM's scheduler under the search, for a CI that has vLLM: under a minute on one core, without a model or a GPU.
 
-`pip install lockstep-engine` beside vLLM changes no other package; then `pytest test_schedules.py`. Each test adds one
-event of each kind in each step: an abort, a flush, a pause, another request. A finding is a line that replays it.
+Lockstep installed beside vLLM (README, Install) changes no other package; then `pytest test_schedules.py`. Each test
+adds one event of each kind in each step: an abort, a flush, a pause, another request. A finding is a line that
+replays it.
 """
 
 from __future__ import annotations

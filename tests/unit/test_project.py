@@ -32,13 +32,19 @@ from scripted.script.state import KVState, MicrobatchInFlight, RowState
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "lockstep", "scripted", "ci")
-WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", "deploy", ".ci", ".github")
+WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", "skills", "deploy", ".ci", ".github")
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".jinja", ""}
 DOCSTRING_LINES = 5
 # Homes of people, and the folder that this checkout happens to be in.
 PERSONAL_PATHS = re.compile(rf"/(home|Users|root)/\w|{re.escape(str(ROOT))}")
 APPS = {"engine": engine_app, "scripted": scripted_app, "ci": ci_app}
-GUIDES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+GUIDES = (
+    "README.md",
+    "AGENTS.md",
+    "CONTRIBUTING.md",
+    "skills/race-tests/SKILL.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 SCRIPT_OBJECTS = (
     ScriptContext,
     RequestHandle,
@@ -235,11 +241,11 @@ def test_a_list_of_commands_is_readable(name, monkeypatch, capsys):
 PROSE_COLUMNS = 100
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *(path for name in ("docs", "benchmarks") for path in sorted((ROOT / name).rglob("*.md"))),
+    *(path for name in ("docs", "benchmarks", "skills") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
 
-# It writes the files that it names.
-NOT_FILES = (ROOT / "docs/first_race.md",)
+# They write the files that they name.
+NOT_FILES = (ROOT / "docs/first_race.md", ROOT / "skills/race-tests/SKILL.md")
 # Folders of the repository, as a page names a file in them.
 FOLDERS = "adapters|benchmarks|ci|deploy|docs|engine|examples|lockstep|scripted|tests"
 # A folder of a user's cache.

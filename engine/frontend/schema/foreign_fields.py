@@ -1,7 +1,7 @@
 """The fields of other servers: served, neutral or refused.
 
-Owns the lists by route; benchmarks/tables/fields.md is generated from them. A field that is not served is accepted with null
-and with neutral values, because programs send those. Any other value is refused, by the field's name and with the
+Owns the lists by route; benchmarks/tables/fields.md is generated from them. A field that is not served is accepted with
+null and with neutral values, because programs send those. Any other value is refused, by the field's name and with the
 reason.
 """
 

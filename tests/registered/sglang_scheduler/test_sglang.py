@@ -1,8 +1,8 @@
 """SGLang's own scheduler under the search: its constructor, its loops, its defects, and old bugs put back into it.
 
 Goal: what SGLang's users saw is found from a schedule or a sweep, and nothing else is told. Method: schedules, and
-sweeps of one workload. Origin: the pull requests that benchmarks/tables/defects.md and the mutants name. Mutant: all of the
-adapter's; without one the same workloads pass.
+sweeps of one workload. Origin: the pull requests that benchmarks/tables/defects.md and the mutants name. Mutant: all of
+the adapter's; without one the same workloads pass.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ from scripted.shell.statements import VerbCall, lines_of
 from scripted.shell.words import ShellWord, words_of
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
+CLAUSES: Final = Path(__file__).parents[3] / "benchmarks/tables/clauses.md"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
 # Before the example: a request that is alive, with some cache beside it.
 BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, StartRequest(rid="c", prompt=20, seed=5)))
@@ -218,9 +219,7 @@ def test_its_text_is_what_is_read(action: Action) -> None:
 
 @all_kinds
 def test_the_page_of_the_search_has_its_clause(kind: type[Action]) -> None:
-    assert f"`{kind.__struct_config__.tag}" in (DOCS.parent / "benchmarks/tables/clauses.md").read_text(
-        encoding="utf-8"
-    )
+    assert f"`{kind.__struct_config__.tag}" in CLAUSES.read_text(encoding="utf-8")
 
 
 # -- the search --

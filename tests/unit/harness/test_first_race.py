@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from followed_pages import COPIED, INSTALLATION, ROOT, blocks, check_quotes, commands, follow
 
-ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/first_race.md"
-COPIED = ("engine", "lockstep", "scripted", "ci", "tests/registered")
-# Done before this test can run, on the machine that runs it.
-INSTALLATION = ("make install", ". .venv/bin/activate")
-COMMAND_TIMEOUT_S = 120
-
-
-def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Each indented block of the page with the name of its file, or with no name if it is a session."""
-    for match in re.finditer(r"(?:^    .*\n(?:\n(?=(?:\n)*    ))*)+", text, re.MULTILINE):
-        named = re.search(r"[Pp]ut\s+this\s+into\s+`([^`]+)`:\n\n$", text[: match.start()])
-        yield (named.group(1) if named else ""), re.sub(r"^    ", "", match.group(), flags=re.MULTILINE)
-
-
-def commands(session: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a session with the lines quoted from its output."""
-    for part in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
-        command, *quoted = part.rstrip("\n").split("\n")
-        yield command, [line for line in quoted if line.strip()]
-
-
-def squeezed(text: str) -> str:
-    return re.sub(r"[ \t]+", " ", text)
-
-
-def check_quotes(command: str, quoted: list[str], output: str) -> None:
-    """Every quoted line is in the output, in this order."""
-    rest = squeezed(output)
-    for line in quoted:
-        before, found, rest = rest.partition(squeezed(line).strip())
-        assert found, f"{command}: the page quotes {line!r}; after the quotes before it the output is:\n{before}"
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path: Path) -> Path:
     for name in COPIED:
         # With the bytecode, which is valid for files of the same size and time.
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -57,47 +23,18 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_the_page_is_true(tree):
+def test_the_page_is_true(tree: Path) -> None:
     """D: what a newcomer types gives what the page says, output and exit status."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    environment["PYTEST_ADDOPTS"] = "-p no:schemathesis -p no:hypothesispytest"
-    status, claimed, ran = 0, True, 0
-    for file, block in blocks(PAGE.read_text()):
-        if file:
-            (tree / file).write_text(block)
-            continue
-        for command, quoted in commands(block):
-            if command in INSTALLATION:
-                continue
-            if command == "echo $?":
-                assert quoted == [str(status)]
-                claimed = True
-                continue
-            assert claimed, f"a command before {command!r} failed with {status}, and the page does not say so"
-            done = subprocess.run(
-                command,
-                shell=True,
-                cwd=tree,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=COMMAND_TIMEOUT_S,
-            )
-            status, claimed, ran = done.returncode, done.returncode == 0, ran + 1
-            check_quotes(command, quoted, done.stdout)
-    assert claimed
-    assert ran == 10
+    assert follow(PAGE, tree) == 10
 
 
-def test_the_page_names_an_installation_that_exists():
+def test_the_page_names_an_installation_that_exists() -> None:
     listed = [command for file, block in blocks(PAGE.read_text()) if not file for command, _ in commands(block)]
     assert tuple(listed[:2]) == INSTALLATION
     assert re.search(r"^install:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_a_quote_that_is_not_there_is_found():
+def test_a_quote_that_is_not_there_is_found() -> None:
     check_quotes("x", ["a  b", "c"], "0\na b\nc d\n")
     with pytest.raises(AssertionError, match="quotes 'a'"):
         check_quotes("x", ["c", "a"], "a\nc\n")
