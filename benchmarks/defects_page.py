@@ -1,4 +1,4 @@
-"""Writes docs/tables/defects.md: ``python -m benchmarks.defects_page``.
+"""Writes benchmarks/tables/defects.md: ``python -m benchmarks.defects_page``.
 
 Each adapter's table of defects is a section of the page, between sections that are written by hand and stay.
 """
@@ -16,7 +16,7 @@ from scripted.core.defects import Defect, DefectTable, read_defects
 __all__ = ["main", "page_of", "tables"]
 
 _ROOT: Final = Path(__file__).parents[1]
-_PAGE: Final = _ROOT / "docs/tables/defects.md"
+_PAGE: Final = _ROOT / "benchmarks/tables/defects.md"
 _ADAPTERS: Final = ("vllm", "sglang", "transformers")
 _HEADS: Final = ("defect", "versions", "found by", "who causes it", "how often", "upstream", "report")
 

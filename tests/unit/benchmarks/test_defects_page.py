@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.defects_page import page_of, tables
 
-PAGE = Path(__file__).parents[3] / "docs/tables/defects.md"
+PAGE = Path(__file__).parents[3] / "benchmarks/tables/defects.md"
 
 
 def test_the_page_is_what_the_tables_say() -> None:
