@@ -23,7 +23,7 @@ _LIMIT_S: Final = 900
 _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points.txt")
 # Runs with that vLLM first on the path. A broken workload becomes one line, and the rest goes on.
 _LOOK: Final = """
-from scripted_vllm.adapter import installed_version
+from scripted_vllm.versions import installed_version
 from scripted_vllm.config import VllmSettingsError
 from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.adapters import adapter_named

@@ -6,17 +6,20 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import switched_on
-from scripted.core.refusals import HarnessError
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun, recording_reader
 from scripted.report.step_log import log_of_adapter
+from scripted.sdk.flight.live import flight_of
+from scripted.sdk.flight.standing import Stand, TellsWhoStands, report_of
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
 
@@ -58,6 +61,20 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
     pairs = zip(told.plans, launched, strict=False)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return told._replace(same_steps=same)
+
+
+def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
+    """Return a recording, its requests that stand still at its end, and the report of them.
+
+    For the folder of a running server that is what its recorder holds now. Raises what a bad file raises.
+    """
+    path = flight_of(where)
+    name = _adapter_of(path)
+    adapter = adapter_named(name)
+    if not isinstance(adapter, TellsWhoStands):
+        raise ScriptDefinitionError(f"the adapter {name} cannot say who stands still; replay {path} instead")
+    stands = adapter.stands_in(path)
+    return path, stands, report_of(stands)
 
 
 def _adapter_of(path: Path) -> str:

@@ -30,6 +30,7 @@ from scripted.script.harness import ScriptedServer, ServerPool
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
+from scripted.sdk.flight.standing import Stand
 from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
@@ -59,6 +60,7 @@ from scripted_lockstep.oracle.digests import check_digests
 from scripted_lockstep.oracle.step_checks import EngineOracle
 from scripted_lockstep.recordings.as_schedule import plan_of, schedule_of_recording
 from scripted_lockstep.recordings.replay import replay_engine
+from scripted_lockstep.recordings.standing import stands_in_recording
 from scripted_lockstep.run_forks import STATES, FrozenRun
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import ScriptSucceeded
@@ -241,6 +243,10 @@ class LockstepAdapter(
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
         """Raises RecordingError for a recording of an engine that the simulated one cannot stand for."""
         return schedule_of_recording(path, until=until)
+
+    def stands_in(self, path: Path) -> Sequence[Stand]:
+        """Return the requests that stand still at the end of a recording. Raises RecordingError."""
+        return stands_in_recording(path)
 
     def plan_of(self, record: StepRecord) -> object:
         return plan_of(record, {})

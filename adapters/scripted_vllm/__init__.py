@@ -5,15 +5,13 @@ Nothing else imports vLLM. No code of vLLM is copied here.
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# Warnings of vLLM and its libraries about a machine without a graphics card do not concern its scheduler, and
-# flushes that find a block in use and loads that fail are answered, not logged, thousands of times.
+# Warnings of vLLM and its libraries about a machine without a graphics card do not concern its scheduler.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
@@ -23,5 +21,4 @@ with warnings.catch_warnings():
             f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a graphics card, "
             "`pip install lockstep-engine[vllm]` brings one that runs on the CPU"
         ) from exc
-    logging.getLogger("vllm").setLevel(logging.CRITICAL)
     from scripted_vllm.adapter import ADAPTER

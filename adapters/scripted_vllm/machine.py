@@ -48,6 +48,7 @@ from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, name_of, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
+from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
 from scripted_vllm.transfers import Transfers
 
@@ -149,6 +150,7 @@ class VllmMachine:
     """
 
     def __init__(self, settings: VllmSettings) -> None:
+        silence()
         self.depth = settings.depth
         self.scheduler = new_scheduler(settings)
         if settings.enable_kv_cache_events:

@@ -73,6 +73,11 @@ class RunnerView:
         # Requests that begin again with their tokens so far.
         self.sessions: set[str] = set()
 
+    def know(self, request_id: str, blocks: Sequence[Sequence[int]], prompt: int) -> None:
+        """A request runs that no plan of ours has begun."""
+        self._requests[request_id] = request = _Request(blocks, 0, prompt, 0)
+        request.known = None
+
     def shares_of(self, plan: SchedulerOutput, guessing: Collection[str]) -> tuple[Share, ...]:
         """Take a plan; return the share of each request in the plan's order. Raises Violation for a plan with gaps.
 

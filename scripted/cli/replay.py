@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from scripted.report.rerun import Rerun
 
 EXIT_FAILED = 1
+# `git bisect run` skips such a commit.
+EXIT_UNKNOWN = 125
 _SHOWN_STEPS = 20
 # A longer test is not readable.
 _SCRIPT_LIMIT_EVENTS = 400
@@ -34,6 +36,10 @@ def replay(
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
     ] = False,
+    bisect: Annotated[
+        bool,
+        typer.Option(help="for `git bisect run`: exit status 0 if no promise breaks, 1 if one does, 125 if unknown"),
+    ] = False,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Run a schedule, a recording or a trace again.
@@ -41,6 +47,8 @@ def replay(
     Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do
     what it did.
     """
+    if bisect:
+        raise typer.Exit(_bisected(what, adapter, until))
     from scripted import api
     from scripted.core.schedule import Schedule
     from scripted.report.trace import is_trace, read_trace, write_trace
@@ -84,6 +92,22 @@ def replay(
     )
     if not (is_written and is_repeated and run.passed):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _bisected(what: str, adapter: str, until: int | None) -> int:
+    """Say in one line whether a promise breaks here, whatever is planned; return the exit status."""
+    from scripted import api
+
+    console = plain_console()
+    try:
+        run = api.replay(what, adapter=adapter, until=until, last_steps=1)
+    except (LockstepError, ScriptDefinitionError, ImportError) as exc:
+        console.print(f"unknown: {exc}", soft_wrap=True)
+        return EXIT_UNKNOWN
+    left = "" if run.differs is None else f"; plans differ from {run.differs.partition(':')[0]} on"
+    broken = run.broken or run.error
+    console.print(f"{'no promise breaks' if broken is None else f'BROKEN: {broken}'}{left}", soft_wrap=True)
+    return 0 if broken is None else EXIT_FAILED
 
 
 def _write_script(
@@ -130,6 +154,8 @@ def _show(console: Console, run: Rerun) -> None:
     steps = run.log.steps
     if len(steps) > _SHOWN_STEPS:
         console.print("--trace FILE keeps every step, for `scripted view`")
+    for one in run.notes:
+        console.print(f"note: {one}", soft_wrap=True)
     for one in run.unreached:
         console.print(f"met nothing to act on: {one}", soft_wrap=True)
     if run.broken is not None:

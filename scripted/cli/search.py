@@ -20,6 +20,7 @@ from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
+from scripted.cli.stuck import stuck
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
@@ -59,6 +60,7 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
     """Mount the commands on ``scripted`` and on ``scripted gallery``."""
     app.command()(explore)
     app.command()(replay)
+    app.command()(stuck)
     app.command()(bound)
     gallery.command("find")(find)
 

@@ -23,7 +23,7 @@ class Rerun(msgspec.Struct, frozen=True):
     ``schedule`` is the line that was run, ``unreached`` its actions that found nothing to act on, ``config`` its
     settings. ``differs`` says where the run left its recording, ``broken`` where its engine first broke a promise.
     ``recorded_s`` is the time in seconds between its first and its last step in the recording; None for a schedule.
-    ``first_step`` is over 1 when the run began at a checkpoint.
+    ``first_step`` is over 1 when the run began at a checkpoint. ``notes`` say what a recording lacks.
     """
 
     log: StepLog
@@ -38,6 +38,7 @@ class Rerun(msgspec.Struct, frozen=True):
     schedule: str = ""
     unreached: tuple[str, ...] = ()
     where: str = ""
+    notes: tuple[str, ...] = ()
 
     def trace(self, title: str, mutant: str | None = None) -> Trace:
         """Return the run as a trace."""

@@ -38,6 +38,12 @@ from scripted.script.source import ScriptFunction
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.flight.frames import FlightHeader
+from scripted.sdk.flight.of_machine import MachineOfFlight
+from scripted.sdk.flight.reader import is_flight, read_flight
+from scripted.sdk.flight.replay import FlightMachine, replay_flight
+from scripted.sdk.flight.shown import rerun_of, steps_of
+from scripted.sdk.flight.standing import Stand
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
 from scripted.sdk.messages import Abort, Event, FlushCache, Record, Step, Stepped
@@ -341,15 +347,35 @@ class SchedulerAdapter(
 
     # -- recordings --
 
+    def flight_machine(self, header: FlightHeader) -> FlightMachine:
+        """Make a machine of the settings of a flight. Raises ScriptDefinitionError."""
+        config = self.read_config({name: str(value) for name, value in header.config.items()})
+        return MachineOfFlight(self._new_machine(config), *self.limits_of(config))
+
+    def version(self) -> str:
+        """Return no release: the scheduler of a file has none."""
+        return ""
+
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
-        """Replay a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
+        """Replay a flight or a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
         del last_steps
+        if is_flight(path):
+            flight = read_flight(path)
+            return rerun_of(self, flight, replay_flight(self, flight, until=until))
         return replayed(self, read_recording(path), until=until)[0]
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
-        """Translate a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
+        """Translate a flight or a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
+        if is_flight(path):
+            flight = read_flight(path)
+            config = self.read_config({name: str(value) for name, value in flight.header.config.items()})
+            return schedule_of(self, config, steps_of(replay_flight(self, flight, until=until)))
         recording = read_recording(path)
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
+
+    def stands_in(self, path: Path) -> Sequence[Stand]:
+        """Return the requests that stand still at the end of a flight. Raises ScriptDefinitionError."""
+        return replay_flight(self, read_flight(path)).stands
 
     def plan_of(self, record: Record) -> object:
         return plan_of(record, {})

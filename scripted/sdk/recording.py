@@ -18,6 +18,7 @@ from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import log_of_adapter
+from scripted.sdk.flight.reader import is_flight, read_header
 from scripted.sdk.messages import Event, Record, SdkMachine, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
@@ -85,6 +86,8 @@ class Recorder:
 
 def recorded_adapter(path: str | Path) -> str | None:
     """Return the name of the adapter whose steps a file has; None for a file that is no recording of steps."""
+    if is_flight(path):
+        return read_header(path).adapter
     with Path(path).open("rb") as file:
         first = file.readline(_LONGEST_HEADER_BYTES)
     if FORMAT.encode() not in first[:_FORMAT_WITHIN_BYTES]:

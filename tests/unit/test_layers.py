@@ -100,9 +100,11 @@ ROOMS = (
     "scripted_sglang",
     "scripted_transformers",
     "scripted_vllm",
+    "scripted_plugins",
 )
 ADAPTERS = ("scripted_lockstep", "scripted_sglang", "scripted_transformers", "scripted_vllm")
-PACKAGES = ("lockstep", "engine", "scripted", *ADAPTERS)
+PLUGINS = "scripted_plugins"
+PACKAGES = ("lockstep", "engine", "scripted", *ADAPTERS, PLUGINS)
 TORCH = ("torch",)
 OUTSIDE_WORLD = (
     "time",
@@ -132,7 +134,7 @@ WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.cluster.rou
 
 
 def modules(package: str) -> list[Path]:
-    path = ROOT / ("adapters" if is_of(package, ADAPTERS) else "") / package.replace(".", "/")
+    path = ROOT / ("adapters" if is_of(package, (*ADAPTERS, PLUGINS)) else "") / package.replace(".", "/")
     return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
 
 

@@ -63,8 +63,8 @@ class _WatchedGate(ReplayGate):
 
 def replay_engine(
     path: Path, *, until: int | None = None, last_steps: int | None = None
-) -> tuple[Rerun, list[StepRecord]]:
-    """Replay a recording. Returns the records of the steps that were kept.
+) -> tuple[Rerun, list[StepRecord], Scheduler]:
+    """Replay a recording. Returns the records of the steps that were kept, and the scheduler at its end.
 
     Raises RecordingError for one that cannot be replayed, with the last steps' inputs as its notes.
     """
@@ -99,7 +99,7 @@ def replay_engine(
         first_step=recording.header.first_step,
         broken=gate.broken,
     )
-    return rerun, gate.records
+    return rerun, gate.records, scheduler
 
 
 def _gate_of(recording: Recording, scheduler: Scheduler, until: int | None, first_kept: int) -> _WatchedGate:

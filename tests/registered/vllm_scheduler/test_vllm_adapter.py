@@ -19,11 +19,12 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted_vllm.adapter import TRIED_VERSIONS, installed_version
+from scripted_vllm.adapter import TRIED_VERSIONS
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import new_scheduler
 from scripted_vllm.machine import VllmMachine
 from scripted_vllm.runner_view import RunnerView
+from scripted_vllm.versions import installed_version
 from typer.testing import CliRunner
 
 from scripted.cli import app

@@ -18,7 +18,7 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted_vllm.adapter import installed_version
+from scripted_vllm.versions import installed_version
 
 from scripted import scripted
 from scripted.api import write_test

@@ -16,7 +16,8 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted_vllm.adapter import MUTANTS, TRIED_VERSIONS, installed_version
+from scripted_vllm.adapter import MUTANTS, TRIED_VERSIONS
+from scripted_vllm.versions import installed_version
 
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, MutantDoesNotFit

@@ -1,0 +1,14 @@
+"""The plugin of vLLM's group ``vllm.general_plugins``, which vLLM calls in each of its processes, maybe twice."""
+
+from __future__ import annotations
+
+import os
+
+
+def install() -> None:
+    """Record this process's scheduler if LOCKSTEP_RECORD names a folder; else import nothing."""
+    if not os.environ.get("LOCKSTEP_RECORD"):
+        return
+    from scripted_vllm.flight.hook import hook_scheduler
+
+    hook_scheduler()

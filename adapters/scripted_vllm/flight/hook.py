@@ -1,0 +1,345 @@
+"""Records vLLM's scheduler inside its own engine: each call from outside is a frame, whoever runs the engine's loop.
+
+The calls are wrapped on the scheduler object; nothing of vLLM is edited. A call that the scheduler makes itself is not
+recorded, because a replay makes it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from scripted.sdk.flight.frames import (
+    Aborted,
+    Arrived,
+    Called,
+    Drafted,
+    Held,
+    InFlight,
+    Kept,
+    Offered,
+    Ready,
+    Result,
+    Scalar,
+    Start,
+)
+from scripted.sdk.flight.of_machine import header_of
+from scripted.sdk.flight.recorder import FlightRecorder, recorder_of
+from scripted_vllm.flight.plans import REPETITIONS, planned_of
+from scripted_vllm.flight.settings import settings_of
+from scripted_vllm.versions import installed_version
+
+_log = logging.getLogger(__name__)
+
+_NAME: Final = "vllm"
+_PAUSES: Final = {PauseState.PAUSED_ALL: "keep", PauseState.PAUSED_NEW: "wait"}
+_LOST: Final = ("the prefix cache of ended requests", "the order of free blocks")
+
+
+def hook_scheduler() -> None:
+    """Record each scheduler that this process makes from now on. Hooking twice is harmless."""
+    own = Scheduler.__init__
+    if hasattr(own, "__wrapped__") and own.__module__ == __name__:
+        return
+
+    @functools.wraps(own, assigned=("__doc__",))
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **kwargs)
+        try:
+            attach(self)
+        except Exception:  # noqa: BLE001 - whatever it is
+            # A vLLM that is not as expected serves as it would without us.
+            _log.exception("this scheduler is not recorded")
+
+    Scheduler.__init__ = recorded
+
+
+def attach(scheduler: Any) -> FlightRecorder | None:
+    """Record a scheduler as the environment asks."""
+    words, notes = settings_of(scheduler)
+    hooks = _Hooks(scheduler)
+    recorder = recorder_of(os.environ, header_of(_NAME, words, installed_version(), notes), hooks.snapshot)
+    if recorder is not None:
+        hooks.record(recorder)
+    return recorder
+
+
+class _Hooks:
+    """The wrapped calls of one scheduler. Requests and plans are counted from 1."""
+
+    recorder: FlightRecorder
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._arrived: dict[str, Arrived] = {}
+        self._ids: dict[str, int] = {}
+        self._requests = 0
+        self._plans = 0
+        # Plans whose results are not in, by identity, which holds while the engine has them.
+        self._flights: dict[int, tuple[int, Any]] = {}
+        self._compiling: set[str] = set()
+        self._is_inside = False
+
+    def record(self, recorder: FlightRecorder) -> None:
+        """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
+        self.recorder = recorder
+        scheduler = self._scheduler
+        before: dict[str, Callable[..., None]] = {
+            "add_request": self._arrive,
+            "update_from_output": self._land,
+            "set_pause_state": self._pause,
+            "shutdown": self._shut_down,
+        }
+        after: dict[str, Callable[..., None]] = {
+            "finish_requests": self._abort,
+            "schedule": self._plan,
+            "reset_prefix_cache": self._flush,
+            "update_draft_token_ids": self._draft,
+            "update_draft_token_ids_in_output": self._draft_late,
+        }
+        for name in (*before, *after):
+            own = getattr(scheduler, name)
+            setattr(scheduler, name, self._wrapped(own, before=before.get(name), after=after.get(name)))
+        if scheduler.connector is not None:
+            self._follow_connector(scheduler.connector)
+
+    def _wrapped(
+        self,
+        own: Callable[..., Any],
+        *,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> Callable[..., Any]:
+        """Wrap a call: ``before`` gets its arguments, ``after`` what it returned, and its arguments."""
+
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or not self.recorder.is_on:
+                return own(*args, **kwargs)
+            self._is_inside = True
+            try:
+                self._note(before, *args, **kwargs)
+                returned = own(*args, **kwargs)
+                self._note(after, returned, *args, **kwargs)
+            except Exception as exc:
+                self.recorder.leave("crash", f"{type(exc).__name__}: {exc}")
+                raise
+            else:
+                return returned
+            finally:
+                self._is_inside = False
+
+        return call
+
+    def _note(self, note: Callable[..., None] | None, *args: Any, **kwargs: Any) -> None:
+        """An error of ours ends the recording and not the engine."""
+        if note is None:
+            return
+        try:
+            note(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the engine goes on
+            self.recorder.fail(exc)
+
+    # -- what came in --
+
+    def _arrive(self, request: Any) -> None:
+        if request.resumable or request.request_id in self._arrived:
+            raise NotImplementedError("streaming sessions are not recorded")
+        if request.pooling_params is not None or request.prompt_token_ids is None:
+            raise NotImplementedError("requests that do not generate from tokens are not recorded")
+        if request.mm_features:
+            raise NotImplementedError("images and other inputs beside tokens are not recorded")
+        self._requests += 1
+        self._arrived[request.request_id] = frame = _arrived(request, self._requests)
+        self._ids[request.request_id] = self._requests
+        if request.use_structured_output:
+            self._compiling.add(request.request_id)
+        self.recorder.event(frame, len(frame.prompt_ids))
+
+    def _abort(self, returned: Sequence[Any], request_ids: Any, finished_status: Any) -> None:
+        """Note those that were ended in the order of their ends: vLLM makes a set of the names."""
+        del request_ids
+        ids = tuple([self._arrived[one.request_id].id for one in returned if one.request_id in self._arrived])
+        if ids:
+            self.recorder.event(Aborted(ids=ids, status=finished_status.name))
+
+    def _pause(self, pause_state: Any) -> None:
+        mode = _PAUSES.get(pause_state)
+        self.recorder.event(Called(name="resume") if mode is None else Called(name="pause", arguments={"mode": mode}))
+
+    def _flush(self, returned: bool, reset_running_requests: bool = False, reset_connector: bool = False) -> None:
+        arguments: dict[str, Scalar] = {"force": reset_running_requests, "connector": reset_connector}
+        self.recorder.event(Called(name="flush", arguments=arguments, answer=returned))
+
+    def _land(self, scheduler_output: Any, model_runner_output: Any) -> None:
+        number, plan = self._flights.pop(id(scheduler_output))
+        frame = self._result(number, plan, model_runner_output)
+        said = sum(map(len, frame.token_ids))
+        if plan.num_scheduled_tokens or frame.sent or frame.received or frame.failed or frame.lost:
+            self.recorder.event(frame, len(frame.token_ids) + said, moves=bool(plan.num_scheduled_tokens))
+
+    def _result(self, number: int, plan: Any, output: Any) -> Result:
+        sampled, places = output.sampled_token_ids, output.req_id_to_index
+        said = [
+            tuple(sampled[places[name]]) if sampled and name in places else () for name in plan.num_scheduled_tokens
+        ]
+        moved = output.kv_connector_output
+        if moved is None:
+            return Result(plan=number, token_ids=tuple(said))
+        return Result(
+            plan=number,
+            token_ids=tuple(said),
+            sent=self._numbers(moved.finished_sending or ()),
+            received=self._numbers(moved.finished_recving or ()),
+            failed=self._numbers(getattr(moved, "failed_recving", None) or ()),
+            lost=tuple(sorted(moved.invalid_block_ids or ())),
+        )
+
+    def _numbers(self, names: Iterable[str]) -> tuple[int, ...]:
+        return tuple(sorted([self._arrived[name].id for name in names if name in self._arrived]))
+
+    def _draft(self, _: None, draft_token_ids: Any) -> None:
+        requests = self._scheduler.requests
+        drafts = [
+            (self._arrived[name].id, tuple(requests[name].spec_token_ids))
+            for name in draft_token_ids.req_ids
+            if name in requests
+        ]
+        self.recorder.event(Drafted(drafts=tuple(drafts)), len(drafts))
+
+    def _draft_late(self, _: None, draft_token_ids: Any, scheduler_output: Any) -> None:
+        del draft_token_ids
+        number, plan = self._flights[id(scheduler_output)]
+        self.recorder.event(Drafted(plan=number, drafts=self._drafts_of(plan)))
+
+    def _shut_down(self) -> None:
+        """The engine ends, and requests are open: it is killed, or something else than the scheduler has failed."""
+        if self._scheduler.requests:
+            raised = sys.exc_info()[1]
+            is_death = isinstance(raised, Exception)
+            self.recorder.leave("crash" if is_death else "exit", f"outside the scheduler: {raised}" if is_death else "")
+        self.recorder.close()
+
+    def _follow_connector(self, connector: Any) -> None:
+        """Note what a KV connector answers; it asks workers and other engines, which are not there in a replay."""
+        matched, finished = connector.get_num_new_matched_tokens, connector.request_finished
+        finished_all = getattr(connector, "request_finished_all_groups", None)
+
+        def noting_matched(request: Any, num_computed_tokens: int) -> Any:
+            tokens, is_async = matched(request, num_computed_tokens)
+            self._note(self._offer, request.request_id, tokens, is_async)
+            return tokens, is_async
+
+        def noting(own: Callable[..., Any]) -> Callable[..., Any]:
+            def call(request: Any, block_ids: Any) -> Any:
+                is_kept, more = own(request, block_ids)
+                if is_kept:
+                    self._note(self._keep, request.request_id)
+                return is_kept, more
+
+            return call
+
+        connector.get_num_new_matched_tokens = noting_matched
+        connector.request_finished = noting(finished)
+        if finished_all is not None:
+            connector.request_finished_all_groups = noting(finished_all)
+
+    def _offer(self, name: str, tokens: int | None, is_async: bool) -> None:
+        self.recorder.event(Offered(id=self._arrived[name].id, tokens=tokens, is_async=is_async))
+
+    def _keep(self, name: str) -> None:
+        self.recorder.event(Kept(id=self._arrived[name].id))
+
+    # -- what came out --
+
+    def _plan(self, plan: Any, throttle_prefills: bool = False) -> None:
+        if throttle_prefills:
+            self.recorder.event(Called(name="throttle"))
+        for name in [name for name in self._compiling if not self._compiles(name)]:
+            self._compiling.discard(name)
+            self.recorder.event(Ready(id=self._arrived[name].id))
+        self._plans += 1
+        self._flights[id(plan)] = self._plans, plan
+        frame = planned_of(plan, self._plans, self.recorder.now, self._ids)
+        for name in plan.finished_req_ids:
+            self._arrived.pop(name, None)
+            self._ids.pop(name, None)
+        self.recorder.planned(frame, self._scheduler.get_num_unfinished_requests())
+
+    def _compiles(self, name: str) -> bool:
+        request = self._scheduler.requests.get(name)
+        return request is not None and request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+
+    def snapshot(self) -> Start:
+        """Describe the requests and the plans in flight; what was said is copied, because lists go on growing."""
+        scheduler = self._scheduler
+        running = list(scheduler.running)
+        waiting = [one for one in scheduler.requests.values() if one not in running and not one.is_finished()]
+        queued = {one.request_id: place for place, one in enumerate(scheduler.waiting)}
+        waiting.sort(key=lambda one: queued.get(one.request_id, -1))
+        flights = [
+            InFlight(plan=number, shares=self._shares_of(plan), drafts=self._drafts_of(plan))
+            for number, plan in self._flights.values()
+        ]
+        return Start(
+            plan=self._plans + 1,
+            now=self.recorder.now,
+            held=tuple(
+                [self._held(one, is_running=place < len(running)) for place, one in enumerate([*running, *waiting])]
+            ),
+            in_flight=tuple([one for one in flights if one.shares]),
+            paused=_PAUSES.get(scheduler.pause_state, ""),
+            lost=_LOST,
+        )
+
+    def _held(self, request: Any, *, is_running: bool) -> Held:
+        return Held(
+            request=self._arrived[request.request_id],
+            said=tuple(request.output_token_ids),
+            is_running=is_running,
+            computed=request.num_computed_tokens,
+            place=request.status.name,
+            counters={name: count for name, count in vars(request).items() if type(count) is int},
+        )
+
+    def _shares_of(self, plan: Any) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            [
+                (self._arrived[name].id, count)
+                for name, count in plan.num_scheduled_tokens.items()
+                if name in self._arrived
+            ]
+        )
+
+    def _drafts_of(self, plan: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        drafts = plan.scheduled_spec_decode_tokens
+        return tuple([(self._arrived[name].id, tuple(ids)) for name, ids in drafts.items() if name in self._arrived])
+
+
+def _arrived(request: Any, number: int) -> Arrived:
+    sampling = request.sampling_params
+    ends = () if sampling.eos_token_id is None else (sampling.eos_token_id,)
+    engine: dict[str, Scalar] = {"min_tokens": sampling.min_tokens} if sampling.min_tokens else {}
+    if sampling.repetition_detection is not None:
+        engine |= {name: getattr(sampling.repetition_detection, name) for name in REPETITIONS}
+    return Arrived(
+        id=number,
+        rid=request.request_id,
+        prompt_ids=request.prompt_token_ids,
+        max_new_tokens=request.max_tokens,
+        stop_token_ids=(*(sampling.stop_token_ids or ()), *ends),
+        priority=request.priority,
+        at=request.arrival_time,
+        lora=0 if request.lora_request is None else request.lora_request.lora_int_id,
+        grammar=request.use_structured_output,
+        salt=request.cache_salt or "",
+        engine=engine,
+    )

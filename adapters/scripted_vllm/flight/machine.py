@@ -1,0 +1,325 @@
+"""vLLM's scheduler as it takes the frames of a flight, without an engine, a model and a graphics card."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request, RequestStatus
+
+from scripted.core.phrases import plural
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk import Answer, Batch, Capabilities, Limits, Stepped, Tokens
+from scripted.sdk.flight.frames import (
+    Aborted,
+    Arrived,
+    Called,
+    Drafted,
+    Event,
+    Held,
+    Kept,
+    Offered,
+    Planned,
+    Ready,
+    Result,
+    Start,
+)
+from scripted.sdk.flight.replay import call_id, name_of
+from scripted.sdk.flight.standing import Hint
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import new_scheduler, request_hasher, result_of
+from scripted_vllm.flight.plans import REPETITIONS, planned_of
+from scripted_vllm.grammar import Compiler, Followed
+from scripted_vllm.quiet import silence
+from scripted_vllm.runner_view import RunnerView
+
+# What a header may ask for: a hostile one would fill the memory before the first frame.
+_MOST_BLOCKS: Final = 1 << 22
+_MOST_CONTEXT_TOKENS: Final = 1 << 24
+# Empty plans whose results may still say something of transfers.
+_EMPTY_PLANS: Final = 16
+# Since 0.33.
+_THROTTLES: Final = "throttle_prefills" in inspect.signature(Scheduler.schedule).parameters
+_STATES: Final = {"keep": PauseState.PAUSED_ALL, "wait": PauseState.PAUSED_NEW}
+_WAITS: Final = {
+    "WAITING_FOR_REMOTE_KVS": Hint("load", "the load of its prefix from outside"),
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": Hint("grammar", "its grammar, which is not compiled"),
+    "WAITING_FOR_STREAMING_REQ": Hint("peer", "more input from its client"),
+}
+
+
+class VllmOfFlight:
+    """A new scheduler of these settings. Its requests have the recorded names."""
+
+    def __init__(self, settings: VllmSettings, limits: Limits, can: Capabilities) -> None:
+        if settings.num_gpu_blocks > _MOST_BLOCKS or settings.max_model_len > _MOST_CONTEXT_TOKENS:
+            raise ScriptDefinitionError(
+                f"a replay has at most {_MOST_BLOCKS} blocks and {_MOST_CONTEXT_TOKENS} tokens of context, the flight "
+                f"names {settings.num_gpu_blocks} and {settings.max_model_len}"
+            )
+        silence()
+        self.limits = limits
+        self.can = can
+        self.scheduler = new_scheduler(settings)
+        self._settings = settings
+        # What a KV connector answered for each request, and whose blocks it keeps.
+        self._answers: dict[str, deque[Offered]] = {}
+        self._kept: set[str] = set()
+        self.knows_contents = self.scheduler.connector is None
+        if self.scheduler.connector is not None:
+            self._answer_connector(self.scheduler.connector)
+        self.scheduler.structured_output_manager.backend = Compiler(self.scheduler.requests, Followed)
+        self._runner = RunnerView(settings, self.scheduler)
+        self._names: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._plans: dict[int, Any] = {}
+        self._empty: deque[int] = deque()
+        self._calls = 0
+        self._throttles = False
+        # The step in which the load of a request was said to be over.
+        self._loaded: dict[str, int] = {}
+        self._plan = 0
+        self._replies: list[Any] = []
+        self._flushed: set[str] = set()
+        self._batch: Batch | None = None
+
+    # -- the beginning of a ring --
+
+    def begin(self, start: Start) -> None:
+        for held in start.held:
+            request = self._new_request(held.request)
+            request.append_output_token_ids(list(held.said))
+            self.scheduler.add_request(request)
+            if held.is_running:
+                self._go_on(request, held)
+            elif held.place == RequestStatus.PREEMPTED.name:
+                request.status = RequestStatus.PREEMPTED
+                self._runner.know(request.request_id, (), request.num_prompt_tokens)
+            for name, count in held.counters.items():
+                if name.startswith("num_") and type(vars(request).get(name)) is int:
+                    setattr(request, name, count)
+        self.scheduler.prev_step_scheduled_req_ids = {
+            self._names[one] for flight in start.in_flight[-1:] for one, _ in flight.shares
+        }
+        for flight in start.in_flight:
+            plan = SchedulerOutput.make_empty()
+            plan.num_scheduled_tokens = {self._names[one]: count for one, count in flight.shares}
+            plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
+            plan.scheduled_spec_decode_tokens = {self._names[one]: list(ids) for one, ids in flight.drafts}
+            self._plans[flight.plan] = plan
+        if start.paused:
+            self.scheduler.set_pause_state(_STATES[start.paused])
+
+    def _go_on(self, request: Any, held: Held) -> None:
+        """Give a running request the blocks of what it has computed; equal prefixes share theirs."""
+        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        blocks, hit = manager.get_computed_blocks(request)[:2]
+        more = manager.allocate_slots(
+            request,
+            held.computed - hit,
+            num_new_computed_tokens=hit,
+            new_computed_blocks=blocks,
+            num_lookahead_tokens=scheduler.num_lookahead_tokens,
+        )
+        if more is None:
+            raise ScriptDefinitionError(
+                f"the ring's beginning does not fit in {plural(self.limits.blocks, 'block')}: {request.request_id} has "
+                f"computed {held.computed} tokens"
+            )
+        scheduler.waiting.remove_requests([request])
+        scheduler.running.append(request)
+        request.status = RequestStatus.RUNNING
+        tables = manager.get_block_ids(request.request_id)
+        self._runner.know(request.request_id, tables, request.num_prompt_tokens)
+
+    # -- events --
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Arrived():
+                self.scheduler.add_request(self._new_request(event))
+            case Aborted():
+                self._end([self._names[one] for one in event.ids], event.status)
+            case Called():
+                self._call(event)
+            case Ready():
+                self.scheduler.structured_output_manager.backend.finish(self._names[event.id], event.compiles)
+            case Drafted():
+                self._draft(event)
+            case Offered():
+                self._answers.setdefault(self._names[event.id], deque()).append(event)
+            case Kept():
+                self._kept.add(self._names[event.id])
+            case _:
+                raise TypeError(f"a result lands, it is not taken: {event}")
+
+    def _answer_connector(self, connector: Any) -> None:
+        """Put the recorded answers in the place of a connector's own."""
+
+        def matched(request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+            del num_computed_tokens
+            answers = self._answers.get(request.request_id)
+            answer = answers.popleft() if answers else None
+            return (0, False) if answer is None else (answer.tokens, answer.is_async)
+
+        def finished(request: Any, block_ids: Any) -> tuple[bool, None]:
+            del block_ids
+            return request.request_id in self._kept, None
+
+        connector.get_num_new_matched_tokens = matched
+        connector.request_finished = connector.request_finished_all_groups = finished
+
+    def _new_request(self, event: Arrived) -> Any:
+        name = self._names[event.id] = name_of(event)
+        self._numbers[name] = event.id
+        grammar = StructuredOutputsParams(json_object=True) if event.grammar else None
+        least = event.engine.get("min_tokens")
+        sampling = SamplingParams(
+            max_tokens=event.max_new_tokens,
+            min_tokens=least if isinstance(least, int) else 0,
+            stop_token_ids=list(event.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+            structured_outputs=grammar,
+        )
+        if REPETITIONS[0] in event.engine:
+            found = [event.engine.get(name) for name in REPETITIONS]
+            sampling.repetition_detection = RepetitionDetectionParams(*[one for one in found if isinstance(one, int)])
+        return Request(
+            name,
+            list(event.prompt_ids),
+            sampling,
+            None,
+            arrival_time=event.at,
+            priority=event.priority,
+            lora_request=LoRARequest(f"lora-{event.lora}", event.lora, "nowhere") if event.lora else None,
+            cache_salt=event.salt or None,
+            block_hasher=request_hasher(self._settings),
+        )
+
+    def _end(self, names: Sequence[str], status: str) -> None:
+        if status not in RequestStatus.__members__:
+            raise ScriptDefinitionError(f"this vLLM ends no request with {status!r}")
+        for name in names:
+            # One by one: of a set of names vLLM takes them in the order of their hashes.
+            for request in self.scheduler.finish_requests(name, RequestStatus[status]):
+                self._replies.append(Tokens(rid=request.request_id, finish_reason="abort"))
+
+    def _call(self, event: Called) -> None:
+        match event.name:
+            case "flush":
+                self._flush(event)
+            case "pause":
+                self.scheduler.set_pause_state(_STATES[str(event.arguments.get("mode"))])
+                self._answer()
+            case "resume":
+                self.scheduler.set_pause_state(PauseState.UNPAUSED)
+                self._answer()
+            case "throttle":
+                self._throttles = True
+            case _:
+                raise ScriptDefinitionError(f"this adapter replays no call {event.name!r} of vLLM")
+
+    def _flush(self, event: Called) -> None:
+        running = {request.request_id for request in self.scheduler.running}
+        ok = self.scheduler.reset_prefix_cache(
+            reset_running_requests=bool(event.arguments.get("force")),
+            reset_connector=bool(event.arguments.get("connector")),
+        )
+        self._flushed |= running - {request.request_id for request in self.scheduler.running}
+        self._answer(ok=ok)
+
+    def _answer(self, *, ok: bool = True) -> None:
+        self._calls += 1
+        self._replies.append(Answer(call_id=call_id(self._calls), ok=ok))
+
+    def _draft(self, event: Drafted) -> None:
+        if event.plan:
+            plan = self._plans[event.plan]
+            plan.scheduled_spec_decode_tokens = {self._names[one]: list(ids) for one, ids in event.drafts}
+            return
+        for one, ids in event.drafts:
+            request = self.scheduler.requests.get(self._names[one])
+            if request is not None and not request.is_finished():
+                request.spec_token_ids = list(ids)
+
+    # -- results and plans --
+
+    def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
+        plan = self._plans.pop(result.plan, None)
+        if plan is None:
+            return
+        said = {self._names[one]: ids for one, ids in tokens.items()}
+        for one in (*result.received, *result.failed):
+            self._loaded[self._names[one]] = self._plan
+        outputs = self.scheduler.update_from_output(plan, result_of(plan, said, self._transferred(result)))
+        for output in outputs.values():
+            for one in output.outputs:
+                reason = None if one.finish_reason is None else str(one.finish_reason)
+                self._replies.append(
+                    Tokens(rid=one.request_id, token_ids=tuple(one.new_token_ids), finish_reason=reason)
+                )
+
+    def _transferred(self, result: Result) -> KVConnectorOutput | None:
+        if self.scheduler.connector is None:
+            return None
+        names = {
+            "finished_sending": {self._names[one] for one in result.sent},
+            "finished_recving": {self._names[one] for one in result.received},
+        }
+        if result.failed:
+            names["failed_recving"] = {self._names[one] for one in result.failed}
+        return KVConnectorOutput(**names, invalid_block_ids=set(result.lost))
+
+    def plan(self, plan: int, now: float) -> Planned:
+        self._plan = plan
+        guessing = {name for earlier in self._plans.values() for name in earlier.scheduled_spec_decode_tokens}
+        made = self.scheduler.schedule(**({"throttle_prefills": True} if self._throttles and _THROTTLES else {}))
+        self._throttles = False
+        self._plans[plan] = made
+        if not made.num_scheduled_tokens:
+            self._empty.append(plan)
+            if len(self._empty) > _EMPTY_PLANS:
+                self._plans.pop(self._empty.popleft(), None)
+        frame = planned_of(made, plan, now, self._numbers)
+        shares = self._runner.shares_of(made, guessing)
+        self._flushed |= made.preempted_req_ids or set()
+        copies = tuple([(one.src_block_id, one.dst_block_id) for one in made.kv_cache_block_copies or ()])
+        self._batch = Batch(id=plan, shares=shares, copies=copies) if shares else None
+        return frame
+
+    def stepped(self) -> Stepped:
+        replies, self._replies = tuple(self._replies), []
+        preempted, self._flushed = tuple(sorted(self._flushed)), set()
+        batch, self._batch = self._batch, None
+        return Stepped(microbatch=batch, replies=replies, preempted=preempted)
+
+    def counts(self) -> Mapping[str, int]:
+        scheduler = self.scheduler
+        return {
+            "waiting": len(scheduler.waiting),
+            "running": len(scheduler.running),
+            "in_flight": sum([bool(plan.num_scheduled_tokens) for plan in self._plans.values()]),
+            "requests": len(scheduler.requests),
+            "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        }
+
+    def hints(self) -> Mapping[str, Hint]:
+        hints = {}
+        for name, request in self.scheduler.requests.items():
+            hint = _WAITS.get(request.status.name)
+            if hint is not None and hint.kind == "load" and name in self._loaded:
+                hint = Hint(
+                    "nothing", f"nothing: its load is over since step {self._loaded[name]}, and nothing wakes it"
+                )
+            if hint is not None:
+                hints[name] = hint
+        return hints

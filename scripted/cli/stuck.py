@@ -1,0 +1,33 @@
+"""``scripted stuck``: which requests stand still, what each waits for, and who holds that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripted.cli.console import plain_console
+
+EXIT_STANDS = 1
+
+
+def stuck(
+    where: Annotated[
+        Path, typer.Argument(metavar="RECORDING|FOLDER", help="a recording, or the LOCKSTEP_RECORD of a running server")
+    ],
+) -> None:
+    """Say which requests stand still, and what each waits for.
+
+    Also where it is, since which step, who holds what it waits for, and the root of that. A running server is asked for
+    its ring, and goes on. Exit status 1 when a request stands still.
+    """
+    from scripted.reruns import stands_in
+
+    path, stands, lines = stands_in(where)
+    console = plain_console()
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.print(f"from {path}; `scripted replay {path}` runs it again", soft_wrap=True)
+    if stands:
+        raise typer.Exit(EXIT_STANDS)

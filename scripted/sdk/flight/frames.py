@@ -1,0 +1,212 @@
+"""The frames of a flight: what a scheduler depends on, in the order in which it took effect, and a digest of each plan.
+
+A request has a number, which other frames name; a plan has one too, counted from 1. Text of prompts is never here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+FORMAT: Final = "lockstep-flight-1"
+# The value of a setting, or of a part of a request that only its engine knows.
+Scalar: TypeAlias = bool | int | float | str | None
+# A request's number, and a count of its tokens.
+Count: TypeAlias = tuple[int, int]
+# Drafts by the request's number.
+Drafts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class FlightFrame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One line of a flight. Frames refer to no other frames, so the garbage collector need not follow them."""
+
+
+class FlightHeader(FlightFrame, frozen=True, kw_only=True, omit_defaults=False, tag="flight"):
+    """The first line: which adapter's scheduler, in which release and with which settings.
+
+    ``notes`` name settings and features that the recording does not carry. ``began`` is in seconds since 1970.
+    """
+
+    format: str = FORMAT
+    adapter: str
+    version: str = ""
+    config: dict[str, Scalar] = {}
+    notes: tuple[str, ...] = ()
+    redacted: bool = False
+    began: float = 0.0
+
+
+# -- what came in --
+
+
+class Arrived(FlightFrame, frozen=True, kw_only=True, tag="arrived"):
+    """A request, as it was handed to the scheduler.
+
+    ``priority`` is the engine's own number, ``at`` its arrival time. ``images`` are start, length and name. ``engine``
+    is what only its engine reads.
+    """
+
+    id: int
+    rid: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    at: float = 0.0
+    lora: int = 0
+    grammar: bool = False
+    salt: str = ""
+    images: tuple[tuple[int, int, str], ...] = ()
+    engine: dict[str, Scalar] = {}
+
+
+class Aborted(FlightFrame, frozen=True, kw_only=True, tag="aborted"):
+    """Requests that were ended from outside, in the engine's word for it."""
+
+    ids: tuple[int, ...]
+    status: str = "abort"
+
+
+class Called(FlightFrame, frozen=True, kw_only=True, tag="called"):
+    """A call of an operator: its name, arguments and answer."""
+
+    name: str
+    arguments: dict[str, Scalar] = {}
+    answer: Scalar = None
+
+
+class Offered(FlightFrame, frozen=True, kw_only=True, tag="offered"):
+    """A KV connector's answer for a request: how many more tokens are outside; None if it cannot say yet."""
+
+    id: int
+    tokens: int | None
+    is_async: bool = False
+
+
+class Kept(FlightFrame, frozen=True, kw_only=True, tag="kept"):
+    """A KV connector's answer at a request's end: its blocks are kept until they are sent."""
+
+    id: int
+
+
+class Ready(FlightFrame, frozen=True, kw_only=True, tag="ready"):
+    """A grammar is compiled, or cannot be."""
+
+    id: int
+    compiles: bool = True
+
+
+class Drafted(FlightFrame, frozen=True, kw_only=True, tag="drafted"):
+    """Guesses that were handed to the scheduler: for the next plan, or into the ``plan`` that was made already."""
+
+    drafts: Drafts
+    plan: int = 0
+
+
+class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
+    """The result of a plan: the sampled tokens of each share in the plan's order; none of a share that samples nothing.
+
+    ``sent`` and ``received`` are requests whose transfers are over, ``failed`` those whose loads failed, ``lost`` are
+    blocks that did not arrive.
+    """
+
+    plan: int
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+
+
+# -- what came out --
+
+
+class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
+    """A plan: which requests compute how many tokens, and two check sums.
+
+    ``shape`` covers requests, positions, guesses and preemptions; ``blocks`` the block tables. ``now`` is in seconds
+    since the recording began. An empty plan stands for so many ``times``, one after the other.
+    """
+
+    plan: int
+    now: float
+    shape: int
+    blocks: int = 0
+    shares: tuple[Count, ...] = ()
+    preempted: tuple[int, ...] = ()
+    times: int = 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.shares or self.preempted)
+
+
+# -- the beginning of a ring that lost older frames --
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A live request: how it arrived, what it has said, where it is, and the scheduler's counters for it.
+
+    ``place`` is the scheduler's own word for its state.
+    """
+
+    request: Arrived
+    said: tuple[int, ...] = ()
+    is_running: bool = False
+    computed: int = 0
+    place: str = ""
+    counters: dict[str, int] = {}
+
+
+class InFlight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A plan whose result is not in."""
+
+    plan: int
+    shares: tuple[Count, ...] = ()
+    drafts: Drafts = ()
+
+
+class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
+    """The scheduler before the first frame that was kept, as far as events can say it; ``lost`` names the rest.
+
+    ``held`` are the running requests, then the waiting ones, both in the scheduler's order.
+    """
+
+    plan: int
+    now: float
+    held: tuple[Held, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
+    paused: str = ""
+    lost: tuple[str, ...] = ()
+
+
+class End(FlightFrame, frozen=True, kw_only=True, tag="end"):
+    """Why it was written: ``crash``, ``stall``, ``signal``, ``call`` or ``exit``; ``error`` is what it died of."""
+
+    why: str
+    now: float
+    error: str = ""
+
+
+Event: TypeAlias = Arrived | Aborted | Called | Offered | Kept | Ready | Drafted | Result
+AnyFrame: TypeAlias = FlightHeader | Start | Event | Planned | End
+
+_encode = msgspec.json.Encoder().encode
+_digest = msgspec.msgpack.Encoder().encode
+
+
+def line_of(frame: AnyFrame) -> bytes:
+    return _encode(frame) + b"\n"
+
+
+def shape_of(shares: Sequence[tuple[int, int, int, int]], preempted: Iterable[int]) -> int:
+    """Return the check sum of a plan: the number, first position, tokens and guesses of each share."""
+    return zlib.crc32(_digest((shares, sorted(preempted)))) if shares or preempted else 0
+
+
+def blocks_of(tables: object) -> int:
+    """Return the check sum of the block tables of a plan, in the plan's order."""
+    return zlib.crc32(_digest(tables))

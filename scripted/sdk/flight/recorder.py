@@ -1,0 +1,331 @@
+"""The recorder of a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
+
+The engine's loop only appends: encoding, redaction and files are the work of other threads, or of a process that dies
+anyway. Whatever goes wrong in a recorder ends the recording, never the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from lockstep.output_files import open_private
+from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
+from scripted.sdk.flight.redaction import Redactor
+
+_log = logging.getLogger(__name__)
+
+FOLDER_VARIABLE: Final = "LOCKSTEP_RECORD"
+OPTIONS_VARIABLE: Final = "LOCKSTEP_RECORD_OPTIONS"
+SIGNAL: Final = signal.SIGUSR2
+SUFFIX: Final = ".flight"
+LIVE_SUFFIX: Final = ".live"
+ALL: Final = "all"
+# A ring is dropped by its oldest part; each begins with what a replay needs.
+_PARTS: Final = 4
+_MOST_FILES: Final = 16
+_ENDS: Final = ("crash", "exit")
+_FRAME_BYTES: Final = 160
+_TOKEN_BYTES: Final = 8
+_MIB: Final = 1 << 20
+_LOOK_S: Final = 0.5
+# Frames that a file of all steps may lag behind: about a minute of a busy engine.
+_MOST_BEHIND: Final = 50_000
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The words of the variable ``LOCKSTEP_RECORD_OPTIONS``, as ``steps=4096 stall_s=60``.
+
+    The ring holds the last ``steps`` plans, in at most ``mib``. After ``stall_s`` seconds without a plan although
+    requests are there, it is written; 0 for never. With ``all`` every step is written to a file at once, and no ring is
+    kept. With ``redact`` token ids are replaced.
+    """
+
+    steps: int = 4096
+    mib: int = 64
+    stall_s: float = 60.0
+    redact: bool = False
+    all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < _PARTS or self.mib < 1 or self.stall_s < 0:
+            raise ValueError(f"steps are {_PARTS} or more, mib 1 or more, stall_s 0 or more; got {self}")
+
+
+def read_options(text: str) -> Options:
+    """Raises ValueError that says which word is wrong."""
+    words = dict([word.partition("=")[::2] for word in text.split()])
+    return msgspec.convert(words, Options, strict=False)
+
+
+class _Part:
+    """Consecutive frames of a ring. ``start`` is the scheduler before them; None for a new one."""
+
+    __slots__ = ("bytes", "frames", "plans", "start")
+
+    def __init__(self, start: Start | None) -> None:
+        self.start = start
+        self.frames: list[AnyFrame] = []
+        self.plans = 0
+        self.bytes = 0
+
+
+class FlightRecorder:
+    """The recorder of one scheduler. ``snapshot`` returns what a replay needs to begin with the next frame.
+
+    The methods ``event`` and ``planned`` belong to the engine's loop; ``leave`` may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        header: FlightHeader,
+        folder: Path,
+        options: Options,
+        snapshot: Callable[[], Start],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options
+        self.written: list[Path] = []
+        self.failure = ""
+        self._header = header
+        self._folder = folder
+        self._snapshot = snapshot
+        self._clock = clock
+        self._began = clock()
+        self._parts: deque[_Part] = deque([_Part(None)])
+        self._moved = self._began
+        self._live = 0
+        # The last plans, if they were empty.
+        self._empty: Planned | None = None
+        self._has_stalled = False
+        self._asked = threading.Event()
+        self._closed = False
+        self._writing = threading.Lock()
+        self._redactor = Redactor() if options.redact else None
+        self._stream = _Stream(self._name(ALL), header, self._redactor) if options.all else None
+
+    @property
+    def is_on(self) -> bool:
+        return not self.failure
+
+    @property
+    def now(self) -> float:
+        """Seconds since the recording began."""
+        return self._clock() - self._began
+
+    # -- in the engine's loop --
+
+    def event(self, frame: Event, tokens: int = 0, *, moves: bool = False) -> None:
+        """Note what came in, with the number of its tokens. ``moves``: the engine did something for a request."""
+        if moves:
+            self._moved = self._clock()
+        self._append(frame, tokens)
+
+    def planned(self, frame: Planned, live: int) -> None:
+        """Note a plan, and how many requests are there."""
+        if frame.shares or not live or not self._live:
+            self._moved = self._clock()
+            self._has_stalled = False
+        self._live = live
+        if frame.is_empty:
+            # An engine that can plan nothing plans nothing a thousand times a second.
+            empty = self._empty
+            self._empty = frame if empty is None else msgspec.structs.replace(empty, times=empty.times + 1)
+            return
+        self._append(frame, 2 * len(frame.shares))
+        part = self._parts[-1]
+        part.plans += 1
+        if self._stream is not None:
+            part.frames, part.bytes = [], 0
+        elif part.plans * _PARTS >= self.options.steps or part.bytes * _PARTS >= self.options.mib * _MIB:
+            self._parts.append(_Part(self._snapshot()))
+            self._drop()
+
+    def fail(self, exc: Exception) -> None:
+        """End the recording: the engine goes on."""
+        if not self.failure:
+            self.failure = f"{type(exc).__name__}: {exc}"
+            self._parts.clear()
+            self._parts.append(_Part(None))
+            _log.warning("the flight recorder has ended, the engine has not: %s", self.failure)
+
+    def _append(self, frame: AnyFrame, tokens: int) -> None:
+        if self._empty is not None:
+            empty, self._empty = self._empty, None
+            self._append(empty, 0)
+        part = self._parts[-1]
+        part.frames.append(frame)
+        part.bytes += _FRAME_BYTES + _TOKEN_BYTES * tokens
+        if self._stream is not None and not self._stream.put(frame):
+            raise OSError(f"the file {self._stream.path} cannot be written, or is {_MOST_BEHIND} frames behind")
+
+    def _drop(self) -> None:
+        while len(self._parts) > _PARTS + 1 or sum(part.bytes for part in self._parts) > self.options.mib * _MIB:
+            if len(self._parts) == 1:
+                return
+            self._parts.popleft()
+
+    # -- in any thread --
+
+    def leave(self, why: str, error: str = "") -> Path | None:
+        """Write what the ring holds, and return the file; None where the recording has ended or nothing is written."""
+        if not self.is_on or len(self.written) >= _MOST_FILES:
+            return None
+        with self._writing:
+            end = End(why=why, now=self.now, error=error)
+            if self._stream is not None:
+                # What comes later belongs to it too, unless the engine ends.
+                if why in _ENDS:
+                    self._stream.put(end)
+                return self._stream.path
+            try:
+                path = self._name(f"{len(self.written) + 1}-{why}")
+                write_frames(path, self._frames(end), Redactor() if self.options.redact else None)
+            except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
+                self.fail(exc)
+                return None
+            self.written.append(path)
+            _log.warning("the flight recorder has written %s (%s)", path, why)
+            return path
+
+    def _frames(self, end: End) -> Iterable[AnyFrame]:
+        parts = [(part.start, list(part.frames)) for part in list(self._parts)]
+        yield self._header
+        if parts[0][0] is not None:
+            yield parts[0][0]
+        for _, frames in parts:
+            yield from frames
+        if self._empty is not None:
+            yield self._empty
+        yield end
+
+    def look(self) -> None:
+        """Write the ring if somebody asked for it, or if nothing has moved for too long."""
+        if self._asked.is_set():
+            self._asked.clear()
+            self.leave("signal")
+        stall_s = self.options.stall_s
+        if stall_s and self._live and not self._has_stalled and self._clock() - self._moved >= stall_s:
+            self._has_stalled = True
+            self.leave("stall")
+
+    def ask(self, *_: int | FrameType | None) -> None:
+        """Have the ring written soon: the handler of the signal."""
+        self._asked.set()
+
+    def watch(self) -> None:
+        """Start the thread that looks, take the signal where nobody else has it, and tell where this engine is."""
+        threading.Thread(target=self._watch, name="flight-recorder", daemon=True).start()
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
+            signal.signal(SIGNAL, self.ask)
+        with contextlib.suppress(OSError):
+            self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open_private(self._live_file) as file:
+                file.write(str(os.getpid()).encode())
+
+    def _watch(self) -> None:
+        while not self._closed and self.is_on:
+            self._asked.wait(_LOOK_S)
+            self.look()
+
+    def close(self) -> None:
+        """End the thread and the file of all steps; idempotent."""
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+        self._live_file.unlink(missing_ok=True)
+
+    @property
+    def _process(self) -> str:
+        return f"{Path(self._header.adapter).stem}-{os.getpid()}"
+
+    @property
+    def _live_file(self) -> Path:
+        return self._folder / f"{self._process}{LIVE_SUFFIX}"
+
+    def _name(self, what: str) -> Path:
+        return self._folder / f"{self._process}-{what}{SUFFIX}"
+
+
+class _Stream:
+    """A file of all steps, written by a thread of its own; the loop never waits for it."""
+
+    def __init__(self, path: Path, header: FlightHeader, redactor: Redactor | None) -> None:
+        self.path = path
+        self._redactor = redactor
+        self._frames: deque[AnyFrame | None] = deque([header])
+        self._there = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._write, name="flight-file", daemon=True)
+        self._thread.start()
+
+    def put(self, frame: AnyFrame) -> bool:
+        """Hand a frame over; False where it cannot be written any more."""
+        self._frames.append(frame)
+        self._there.set()
+        return not self._failed and len(self._frames) <= _MOST_BEHIND
+
+    def close(self) -> None:
+        self._frames.append(None)
+        self._there.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open_private(self.path) as file:
+                while True:
+                    self._there.wait()
+                    self._there.clear()
+                    while self._frames:
+                        frame = self._frames.popleft()
+                        if frame is None:
+                            return
+                        file.write(line_of(frame if self._redactor is None else self._redactor.redact(frame)))
+                    file.flush()
+        except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
+            self._failed = True
+            _log.warning("%s ends here: %s", self.path, exc)
+
+
+def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | None = None) -> None:
+    """Write a flight, which appears whole and readable for its user alone. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        with open_private(partial) as file:
+            for frame in frames:
+                file.write(line_of(frame if redactor is None else redactor.redact(frame)))
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def recorder_of(
+    environment: Mapping[str, str], header: FlightHeader, snapshot: Callable[[], Start]
+) -> FlightRecorder | None:
+    """Make the recorder that the environment asks for, and let it watch; None without one, or with wrong options."""
+    folder = environment.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    try:
+        options = read_options(environment.get(OPTIONS_VARIABLE, ""))
+    except ValueError as exc:
+        _log.warning("nothing is recorded: %s is wrong: %s", OPTIONS_VARIABLE, exc)
+        return None
+    recorder = FlightRecorder(header, Path(folder), options, snapshot)
+    recorder.watch()
+    return recorder

@@ -1,0 +1,152 @@
+"""The recorder: a bounded ring, written at a stall, on a signal and on a call; its errors end the recording alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from flights import Clock, new_recorder
+
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.flight.frames import Arrived, Planned, Result, Start
+from scripted.sdk.flight.live import flight_of
+from scripted.sdk.flight.reader import read_flight
+from scripted.sdk.flight.recorder import FlightRecorder, read_options
+
+ARRIVED = Arrived(id=1, rid="a", prompt_ids=(1, 2), max_new_tokens=3)
+
+
+def start() -> Start:
+    return Start(plan=1, now=0.0)
+
+
+def plan(number: int, *, empty: bool = False) -> Planned:
+    return Planned(plan=number, now=float(number), shape=0 if empty else 7, shares=() if empty else ((1, 1),))
+
+
+def fill(recorder: FlightRecorder, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        recorder.planned(plan(number), 1)
+        recorder.event(Result(plan=number, token_ids=((5,),)), 2)
+
+
+def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Path) -> None:
+    plans = [0]
+    recorder = new_recorder(tmp_path, lambda: Start(plan=plans[0] + 1, now=0.0, held=()), steps=40)
+    recorder.event(Arrived(id=1, rid="a", prompt_ids=(), max_new_tokens=1))
+    for number in range(1, 201):
+        plans[0] = number
+        recorder.planned(Planned(plan=number, now=0.0, shape=0, preempted=(1,)), 1)
+    path = recorder.leave("call")
+    assert path is not None
+    assert sum(part.plans for part in recorder._parts) <= 50
+    lines = path.read_bytes().split(b"\n")
+    assert b'"type":"start"' in lines[1]
+
+
+def test_a_ring_of_few_mib_is_bounded_by_bytes(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, start, mib=1, steps=10**9)
+    for number in range(1, 200):
+        recorder.event(Result(plan=number, token_ids=()), 10_000)
+        recorder.planned(plan(number), 1)
+    assert sum(part.bytes for part in recorder._parts) <= 2 << 20
+
+
+def test_empty_plans_are_counted_and_do_not_fill_the_ring(tmp_path: Path) -> None:
+    """An engine that can plan nothing goes round a thousand times a second: what led there is not forgotten."""
+    recorder = new_recorder(tmp_path, start, steps=8)
+    recorder.event(ARRIVED)
+    recorder.planned(plan(1), 1)
+    for number in range(2, 5002):
+        recorder.planned(plan(number, empty=True), 1)
+    path = recorder.leave("call")
+    assert path is not None
+    assert read_flight(path).frames == (ARRIVED, plan(1), Planned(plan=2, now=2.0, shape=0, times=5000))
+
+
+def test_a_stall_is_written_once(tmp_path: Path) -> None:
+    clock = Clock()
+    recorder = new_recorder(tmp_path, start, clock=clock, stall_s=10)
+    recorder.event(ARRIVED)
+    recorder.planned(plan(1), 1)
+    for _ in range(3):
+        clock.now += 6
+        recorder.planned(plan(2, empty=True), 1)
+        recorder.look()
+    assert [path.name.split("-")[-1] for path in recorder.written] == ["stall.flight"]
+    clock.now += 100
+    recorder.planned(plan(3), 0)
+    recorder.look()
+    assert len(recorder.written) == 1
+
+
+def test_an_idle_engine_does_not_stall(tmp_path: Path) -> None:
+    clock = Clock()
+    recorder = new_recorder(tmp_path, start, clock=clock, stall_s=10)
+    recorder.planned(plan(1), 0)
+    clock.now += 1000
+    recorder.look()
+    recorder.planned(plan(2), 1)
+    recorder.look()
+    assert recorder.written == []
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "closed").write_text("a file where the folder should be")
+    recorder = new_recorder(tmp_path / "closed", start)
+    recorder.event(ARRIVED)
+    recorder.planned(plan(1), 1)
+    assert recorder.leave("call") is None
+    assert not recorder.is_on
+    assert recorder.failure
+
+
+def test_an_object_that_cannot_be_encoded_ends_the_recording(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, start)
+    recorder.event(Arrived(id=1, rid="a", prompt_ids=(object(),), max_new_tokens=3))  # type: ignore[arg-type]
+    assert recorder.leave("call") is None
+    assert "object" in recorder.failure
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_steps_go_to_a_file_that_its_user_alone_can_read(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, start, all=True)
+    recorder.event(ARRIVED)
+    fill(recorder, 1, 300)
+    path = recorder.leave("call")
+    recorder.close()
+    assert path is not None
+    flight = read_flight(path)
+    assert (flight.plans, flight.damage) == (300, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_signal_has_the_ring_of_a_running_server_written(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    recorder = new_recorder(tmp_path, start)
+    try:
+        recorder.watch()
+        recorder.event(ARRIVED)
+        recorder.planned(plan(1), 1)
+        path = flight_of(tmp_path)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        recorder.close()
+    assert read_flight(path).frames == (ARRIVED, plan(1))
+    assert [one.suffix for one in tmp_path.iterdir()] == [".flight"]
+    assert flight_of(tmp_path) == path
+    assert f"-{os.getpid()}-" in path.name
+
+
+def test_a_folder_without_flights_says_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ScriptDefinitionError, match=f"start it with LOCKSTEP_RECORD={tmp_path}"):
+        flight_of(tmp_path)
+
+
+@pytest.mark.parametrize("words", ["steps=1", "steps=x", "colour=red", "stall_s=-1", "mib=0"])
+def test_wrong_options_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=r"steps|colour|stall_s|mib|int"):
+        read_options(words)
+    assert read_options("steps=8 redact=true").redact
