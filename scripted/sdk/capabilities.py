@@ -55,8 +55,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     known LoRAs, of which one batch has ``loras_together`` at most. ``sessions``: a request may keep its KV for the
     next. ``images``: prompts may have images, and this many tokens of encoder output are kept. ``pauses_in_turn``: a
     pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own answer; requests that
-    arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often a request may still be
-    launched after its abort, before its next result ends it.
+    arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an aborted
+    request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block for two
+    requests if both leave the same in it.
     """
 
     flush: bool = True
@@ -76,3 +77,4 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     answers_aborts: bool = True
     pauses_in_turn: bool = False
     late_launches: int = 0
+    equal_writes: bool = False

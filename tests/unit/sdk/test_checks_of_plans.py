@@ -160,6 +160,19 @@ def test_a_block_in_two_tails(run: PlannedRun) -> None:
         run.step(share("a", 0, 4, 5), share("b", 0, 4, 5))
 
 
+def test_a_block_that_is_written_alike_for_two_requests_where_that_is_declared() -> None:
+    """Content that differs stays a finding."""
+    run = PlannedRun(equal_writes=True)
+    run.add("a", 4)
+    run.add("b", 4)
+    run.step(share("a", 0, 4, 5), share("b", 0, 4, 5))
+    run = PlannedRun(equal_writes=True)
+    run.add("a", 4)
+    run.add("b", 4, seed=1)
+    with refused("batch 1 writes block 5 for a and for b"):
+        run.step(share("a", 0, 4, 5), share("b", 0, 4, 5))
+
+
 def test_a_block_twice_in_one_table(run: PlannedRun) -> None:
     run.add("a")
     with refused(r"a has a block twice: \[3, 3\]"):
