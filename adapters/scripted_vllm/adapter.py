@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from vllm.config import (
@@ -21,6 +24,7 @@ from vllm.config import (
 )
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -42,11 +46,12 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
-from scripted_vllm.machine import PAUSE_MODES, VllmMachine
+from scripted_vllm.machine import PAUSE_MODES, new_machine
 from scripted_vllm.standalone import VllmStandalone
 from scripted_vllm.versions import installed_version
 
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
+CONTRACT: Final = read_workloads(Path(__file__).with_name("connector_workloads.txt"), "connector-")[0]
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 _KEPT_IMAGES: Final = (
     *(f"encoder_cache_manager.{name}" for name in ("cached", "num_embeds_by_hash", "freeable", "freed")),
@@ -110,6 +115,29 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
     )
 
 
+def _import_from_here(name: str) -> type:
+    """Import MODULE:CLASS, also from the working folder. Raises ScriptDefinitionError."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, kind = name.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module), kind)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ScriptDefinitionError(f"the class {name!r} cannot be imported: {exc}; write MODULE:CLASS") from exc
+    return found
+
+
+def _of_scheduler(name: str) -> dict[str, str]:
+    return {"scheduler_cls": name, "async_scheduling": str(issubclass(_import_from_here(name), AsyncScheduler)).lower()}
+
+
+def _of_connector(names: str) -> dict[str, str]:
+    for name in names.split(","):
+        _import_from_here(name)
+    return {"connector_cls": names}
+
+
 class VllmAdapter(SchedulerAdapter):
     """An adapter of the SDK that knows the versions of vLLM with which it was tried."""
 
@@ -133,6 +161,21 @@ class VllmAdapter(SchedulerAdapter):
         settings = self.read_config({name: str(value) for name, value in header.config.items()})
         return VllmOfFlight(settings, *self.limits_of(settings))
 
+    @property
+    def class_settings(self) -> dict[str, Callable[[str], dict[str, str]]]:
+        return {"scheduler": _of_scheduler, "connector": _of_connector}
+
+    def variant(self, name: str, defaults: Mapping[str, str]) -> Self:
+        """With a connector of the user's, the contract of connectors comes first."""
+        made = super().variant(name, defaults)
+        if defaults.get("connector_cls"):
+            made.workloads = {**CONTRACT, **made.workloads}
+        return made
+
+    def may_grow_of(self, config: VllmSettings) -> tuple[str, ...]:
+        """A connector of the user's may keep what it has stored."""
+        return (*super().may_grow_of(config), *(("connector",) if config.connector_cls else ()))
+
     def obstacle(self, run: Any) -> Action | None:
         """Return the machine's obstacle."""
         undo: Action | None = run.machine.obstacle(run)
@@ -142,7 +185,7 @@ class VllmAdapter(SchedulerAdapter):
 ADAPTER: Final = VllmAdapter(
     "vllm",
     config=VllmSettings,
-    machine=VllmMachine,
+    machine=new_machine,
     limits=_limits,
     can=_capabilities,
     workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "vllm-")[0],

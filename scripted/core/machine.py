@@ -87,7 +87,7 @@ class Machine(Protocol[_EventIn, _OutputOut]):
 class Closable(Protocol):
     """A machine with threads, event loops or files of its own.
 
-    It cannot be copied. Its counts can still be asked for when it is closed.
+    It is never copied. Its counts can still be asked for when it is closed.
     """
 
     def close(self) -> None:

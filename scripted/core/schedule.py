@@ -72,6 +72,11 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
         return self.placed[-1].step if self.placed else 0
 
 
+def settings_in(text: str) -> dict[str, str]:
+    """Return the settings that a schedule's text begins with, by name. Raises ScriptDefinitionError."""
+    return _read_config(clauses_of(text.strip())[0])
+
+
 def _read_config(text: str) -> dict[str, str]:
     if text.strip() == _DEFAULT:
         return {}

@@ -25,7 +25,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
-from scripted.core.schedule import Schedule
+from scripted.core.schedule import Schedule, settings_in
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
@@ -244,7 +244,17 @@ class SchedulerAdapter(
         )
         setattr(module, kind, config)
         declared: dict[str, Any] = {**self._declared, "config": config}
-        return type(self)(name, **declared)
+        made = type(self)(name, **declared)
+        made.workloads = {one: text for one, text in made.workloads.items() if made.has_settings_of(text)}
+        return made
+
+    def has_settings_of(self, text: str) -> bool:
+        """Whether the settings of a schedule go with the defaults."""
+        try:
+            self.read_config(settings_in(text))
+        except (ValueError, ScriptDefinitionError):
+            return False
+        return True
 
     def smaller_configs(self, config: _SettingsT) -> Iterator[_SettingsT]:
         """Yield configurations with one setting at its default, where that goes with the others."""
@@ -288,14 +298,14 @@ class SchedulerAdapter(
             if wrong is not None:
                 close_machine(machine)
                 raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/your_scheduler.md")
-            if self._copier is not None and isinstance(machine, Closable):
-                close_machine(machine)
-                raise ScriptDefinitionError(
-                    f"the machine of {self.name} has close(), so it cannot be copied; leave the copier out"
-                )
-            self._fresh[config] = Fresh(machine, self._may_grow, leaves)
+            self._fresh[config] = Fresh(machine, self.may_grow_of(config), leaves)
             close_machine(machine)
         return self._fresh[config]
+
+    def may_grow_of(self, config: _SettingsT) -> tuple[str, ...]:
+        """Return parts of the paths of containers that need not be empty in the end."""
+        del config
+        return self._may_grow
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
@@ -342,8 +352,9 @@ class SchedulerAdapter(
         return log_of(records, self._limits(config))
 
     def freeze(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Frozen[SdkRunLike[_SettingsT, _MachineT]] | None:
-        """Freeze the run as it is now; None without a copier."""
-        return None if self._copier is None else Frozen(run, self._copier)
+        """Freeze the run as it is now; None without a copier, and for a machine that has to be closed."""
+        is_copied = self._copier is not None and not isinstance(run.machine, Closable)
+        return Frozen(run, self._copier) if self._copier is not None and is_copied else None
 
     # -- recordings --
 

@@ -133,6 +133,9 @@ class SchedulerSpace(Generic[_SettingsT]):
             if not kind.startswith(EVENT):
                 continue
             config = self._with(self._first_of(kind))
+            if config is None:
+                # The defaults of a variant may rule it out.
+                continue
             alone = Schedule(config, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
             yield from (known for known in event_kinds(alone) if known == kind)
 

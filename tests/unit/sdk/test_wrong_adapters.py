@@ -123,10 +123,6 @@ WRONG = {
         ),
         "has threads or an event loop, and no close() that ends them",
     ),
-    "a machine that is closed and copied": (
-        "class Wrong(Machine):\n    def close(self): ...\nADAPTER = adapter(Wrong, copier=Copier())",
-        "has close(), so it cannot be copied; leave the copier out",
-    ),
     "a limit that is no number": (
         "ADAPTER = adapter(limits=LIMITS | {'depth': '2'})",
         "the limit depth is at least 1, a whole number, got '2'",

@@ -1,0 +1,116 @@
+"""Schedulers and KV connectors of the user's, beside vLLM's own parts, and two connectors at once.
+
+Goal: what a connector loads is what its tokens lead to, or is reported; it may be asked twice; what it begins ends; a
+scheduler of another class is searched like vLLM's. Method: one contract of workloads for a connector of our own, for
+two of them behind vLLM's MultiConnector, for two broken ones, and for vLLM's example connector. Origin: vLLM issues
+44100 and 46951, LMCache pull request 5248. Mutant: none; the broken classes of this file take their place.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted_vllm import ADAPTER
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from scripted.core.adapters import adapter_named, variant_name
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.campaign import Campaign
+from scripted.search.execution import execute
+from scripted.search.units import SearchPlan
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples/vllm"))
+from store_connector import StoreConnector
+
+register_cpu_ci(est_time=60, suite="vllm-cpu")
+
+HERE = __name__
+STORE = "store_connector:StoreConnector"
+EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector"
+
+
+class EarlyConnector(StoreConnector):
+    """Saves a prompt when its first part is scheduled: blocks that nothing has computed."""
+
+    def save(self, moves, scheduler_output, req_id, computed):
+        size, tokens, table = self.block_size, self.tokens[req_id], self.tables[req_id]
+        for position in range(size, min(len(tokens), len(table) * size) + 1, size):
+            moves.saves.append((table[position // size - 1], tuple(tokens[:position])))
+
+
+class CountingConnector(StoreConnector):
+    """Has nothing left when it is asked again."""
+
+    asked = 0
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        count, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self.asked += 1
+        return (count if self.asked % 2 else 0), is_async
+
+
+class DeafScheduler(Scheduler):
+    """Ends only requests that run: the abort of a request that waits finds nothing."""
+
+    def finish_requests(self, request_ids, finished_status):
+        running = {request.request_id for request in self.running}
+        names = [request_ids] if isinstance(request_ids, str) else request_ids
+        return super().finish_requests([name for name in names or () if name in running], finished_status)
+
+
+def named(flag: str, classes: str) -> str:
+    return variant_name("vllm", ADAPTER.class_settings[flag](classes))
+
+
+def broken(name: str) -> dict[str, str]:
+    """The workloads of the contract that a connector breaks, with what is said."""
+    contract = {one: text for one, text in adapter_named(name).workloads.items() if one.startswith("connector-")}
+    assert len(contract) >= 13
+    outcomes = {one: execute(Schedule.parse(text, of=name)).failure for one, text in contract.items()}
+    return {one: str(failure) for one, failure in outcomes.items() if failure is not None}
+
+
+@pytest.mark.parametrize("classes", [STORE, f"{STORE},{STORE}"])
+def test_a_right_connector_keeps_the_contract_alone_and_beside_another(classes: str) -> None:
+    name = named("connector", classes)
+    assert broken(name) == {}
+    report = Campaign(SearchPlan(targets=("connector-again", "connector-in-chunks"), schedules=40, adapter=name)).run()
+    assert not report.findings, report.findings
+
+
+def test_a_connector_that_saves_what_is_not_computed_is_found() -> None:
+    found = broken(named("connector", f"{HERE}:EarlyConnector"))
+    assert "does not hold its position" in found["connector-aborted"]
+
+
+def test_a_connector_that_counts_its_questions_is_found() -> None:
+    found = broken(named("connector", f"{HERE}:CountingConnector"))
+    assert "asked twice for the tokens of" in found["connector-again"]
+
+
+def test_the_example_connector_of_vllm_breaks_the_contract() -> None:
+    """It names a file by a prompt of which it saves the first part."""
+    assert "shape mismatch" in broken(named("connector", EXAMPLE))["connector-aborted"]
+
+
+def test_a_scheduler_of_the_users_is_searched() -> None:
+    name = named("scheduler", f"{HERE}:DeafScheduler")
+    report = Campaign(SearchPlan(targets=("aborted", "many"), schedules=60, adapter=name)).run()
+    assert any("it was aborted" in str(one.failure) for one in report.findings.values()), report.findings
+
+
+def test_a_class_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        ScriptDefinitionError, match=r"the class 'no_such:Class' cannot be imported: .*; write MODULE:CLASS"
+    ):
+        named("connector", "no_such:Class")
