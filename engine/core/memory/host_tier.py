@@ -149,6 +149,11 @@ class HostTier:
         return self._due_in
 
     @property
+    def due_out(self) -> Sequence[int]:
+        """The host pages that are to be written, by copies that are not launched."""
+        return tuple(self._due_out)
+
+    @property
     def has_due(self) -> bool:
         """Whether something is to be copied by the next microbatch."""
         return bool(self._due_out or self._due_in)

@@ -47,13 +47,19 @@ def check_pages(pages: PagePool) -> None:
             f"{pages.unit} counts (free, held, cached, reserved) are booked as {booked}, "
             f"but the {pages.unit}s say {counted} of {pages.total}"
         )
+    if pages.hides_free:
+        raise IntegrityError(f"of {pages}, a {pages.unit} that is free is below the first one that is looked at")
 
 
 def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
-    """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes."""
+    """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes.
+
+    A leaf that none protects is offered for eviction.
+    """
     size, locked = pages.page_size, 0
     nodes = list(tree.nodes()) if tree.root.children else []
     owned: list[int] = []
+    offered = tree.offered() if nodes and locks is not None else None
     for node in nodes:
         _check_node(node, size)
         lock_ref = node.lock_ref
@@ -62,6 +68,8 @@ def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None =
         owned += node.pages
         if lock_ref:
             locked += len(node.pages)
+        elif offered is not None and not node.children and node not in offered:
+            raise IntegrityError(f"{node} is a leaf that no request protects, but it is not offered for eviction")
     if len(set(owned)) != len(owned) or not pages.all_are(CACHED, owned):
         raise IntegrityError(_first_bad_node(nodes, pages))
     if (len(owned), locked, len(nodes)) != (pages.cached, tree.locked_pages, tree.node_count):
@@ -117,9 +125,14 @@ def check_host(host: HostTier, written: Sequence[int], read: Sequence[int]) -> N
     for page in kept:
         if page.readers != readers.pop(page.number, 0):
             raise IntegrityError(f"host page {page.number} counts {page.readers} readers, not the copies that read it")
+        if host.page_numbered(page.number) is not page:
+            raise IntegrityError(f"{page} is not the host page of its number")
         state = host.pages.state(page.number)
         if state is not (CACHED if page.is_ready else HELD) or (page.is_ready and page.source is not None):
             raise IntegrityError(f"{page} is booked as {state.name}")
+    due_out = sorted([page.number for page in kept if page.source is not None])
+    if due_out != sorted(host.due_out):
+        raise IntegrityError(f"host pages {due_out} wait for a microbatch to write them, but due are {host.due_out}")
     if readers:
         raise IntegrityError(f"host pages {sorted(readers)} are read by copies, but are not in use")
 

@@ -131,6 +131,11 @@ class PagePool:
         count = self._states.count
         return count(_FREE), count(_HELD), count(_CACHED), count(_RESERVED)
 
+    @property
+    def hides_free(self) -> bool:
+        """Whether a free page is below the cursor, where ``allocate`` does not look."""
+        return self._states.find(_FREE, 0, self._lowest) >= 0
+
     def _move(self, pages: Sequence[int], source: int, target: int) -> None:
         states = self._states
         for page in pages:

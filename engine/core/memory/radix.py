@@ -17,9 +17,10 @@ from engine.core.memory.node import PLAIN, KvKey, Node
 from engine.core.memory.pages import PagePool
 from engine.core.memory.sliding_window import SlidingWindowPool
 
-# The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes).
+# The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes), and by
+# a part of the pages, so that a tree of few nodes is not sorted for each of them.
 _STALE_HEAP_FACTOR: Final = 4
-_STALE_HEAP_FLOOR: Final = 64
+_PAGES_PER_STALE_ENTRY: Final = 16
 
 
 class RadixTree:
@@ -38,6 +39,7 @@ class RadixTree:
         self._host = host
         self.log: CacheLog | None = None
         self._page_size = pool.page_size
+        self._most_stale = pool.total // _PAGES_PER_STALE_ENTRY
         self.generation = 0
         self.next_id = 0
         self.tick = 0
@@ -150,6 +152,10 @@ class RadixTree:
             yield node
             if node.children:
                 stack += reversed(node.children.values())
+
+    def offered(self) -> set[Node]:
+        """The nodes that the heap offers for eviction, as they were used last."""
+        return {node for last_used, _, node in self._heap if node.last_used == last_used}
 
     def path(self, node: Node) -> Iterator[Node]:
         """A node and its ancestors, the root left out."""
@@ -264,7 +270,7 @@ class RadixTree:
         if node.children:
             return
         heapq.heappush(self._heap, (node.last_used, node.id, node))
-        if len(self._heap) > _STALE_HEAP_FACTOR * self.node_count + _STALE_HEAP_FLOOR:
+        if len(self._heap) > _STALE_HEAP_FACTOR * self.node_count + self._most_stale:
             leaves = [leaf for leaf in self.nodes() if not leaf.children and leaf.lock_ref == 0]
             self._heap = sorted((leaf.last_used, leaf.id, leaf) for leaf in leaves)
 

@@ -7,9 +7,11 @@ planner plans them, the last stage verifies them; to a client they change nothin
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine.core.errors import IntegrityError
 from engine.core.messages import Completion
 from engine.core.scheduler.books import Launched
 from engine.core.scheduler.core import Core
@@ -121,6 +123,11 @@ class Drafts(Feature):
 
     def forget(self, request: Request) -> None:
         self._of.pop(request, None)
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Only live requests are guessed for."""
+        if self._of and (strange := self._of.keys() - set(live)):
+            raise IntegrityError(f"{list(strange)} are gone, but still guessed for")
 
     def _look_up(self, ids: list[int], known: Guessing, count: int) -> tuple[int, ...]:
         """The tokens that followed the latest earlier occurrence of the last tokens, of as many as occurred before.

@@ -5,15 +5,17 @@ Only this file asks the books' idle predicate for them. They never plan a reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.core.checkpoint import Checkpoint, CheckpointParts
+from engine.core.errors import IntegrityError
 from engine.core.messages import CallAnswer, FlushCache, UpdateWeights
 from engine.core.plan import WeightUpdate
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import done, refused
+from engine.core.scheduler.request import Request
 
 
 class FlushAndUpdate(Feature):
@@ -90,6 +92,15 @@ class FlushAndUpdate(Feature):
     @property
     def is_at_rest(self) -> bool:
         return self._deferred is None
+
+    def check(self, live: Sequence[Request]) -> None:
+        """An update is due while one is asked for, and a deadline is kept while a call waits."""
+        del live
+        update, deferred = self._books.update, self._deferred
+        if self.is_due is not (update is not None) or (self.deadline is None) is not (deferred is None):
+            raise IntegrityError(
+                f"the update {update} is due: {self.is_due}, and the call {deferred} waits until {self.deadline}"
+            )
 
     def snapshot(self, parts: CheckpointParts) -> None:
         parts["weights"] = self._books.weights

@@ -160,9 +160,16 @@ class Grammars(Feature):
         return {"waiting_for_grammar": self.waiting}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Every request that is not gone is a user of its grammar, and there are no other users."""
-        if not self._by_id and not self._of:
+        """Every request that is not gone is a user of its grammar, and every number and index is as recounted."""
+        if not self._by_id and not self._of and not self._compiling:
             return
+        compiling = sum([not one.is_ready for one in self.entries])
+        if compiling != self._compiling:
+            raise IntegrityError(f"{compiling} grammars are being compiled, but {self._compiling} are counted")
+        if {one.grammar: one for one in self.entries} != self._by_text:
+            raise IntegrityError(f"the grammars {list(self._by_id)} are known by id, {list(self._by_text)} by text")
+        if {one.id for one in self.entries if not one.users} != self._unused.keys():
+            raise IntegrityError(f"the grammars {list(self._unused)} are kept as unused, but others have no user")
         users = {request: known for known in self.entries for request in known.users}
         owed = {request: self._of[request] for request in live if request in self._of}
         if users != owed:

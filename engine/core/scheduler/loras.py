@@ -379,6 +379,10 @@ class Loras(Feature):
                 )
             if lora is not None and self.known.get(lora.name) is not lora:
                 raise IntegrityError(f"{request} is computed with {lora}, which was unloaded")
+        if (self.deadline is None) is not (self._deferred is None):
+            raise IntegrityError(f"the unload {self._deferred} waits until {self.deadline}")
+        if self._of and (strange := self._of.keys() - set(live)):
+            raise IntegrityError(f"{list(strange)} are gone, but still have a LoRA")
         if self.resident > self._most:
             raise IntegrityError(f"{self.resident} LoRAs are resident, max_loras={self._most}")
 

@@ -5,14 +5,16 @@ From the step that accepts a sleep until all stages are awake again nothing is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.core.errors import IntegrityError
 from engine.core.messages import CallAnswer, Sleep, Wake
 from engine.core.plan import SleepSwitch
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import done, refused
+from engine.core.scheduler.request import Request
 
 
 class Sleeping(Feature):
@@ -87,11 +89,22 @@ class Sleeping(Feature):
     def give_up(self, why: str) -> None:
         calls, self._books.turns = self._books.turns, []
         self.is_due = False
+        self._books.is_awake = not self._books.sleep_level
         for call in calls:
             self._core.say(refused(call, why))
 
     def stats(self) -> dict[str, int]:
         return {"sleep_level": self._books.sleep_level}
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Requests are computed, and no call is due, exactly while no call waits and the stages do not sleep."""
+        del live
+        books = self._books
+        if self.is_due is not bool(books.turns) or books.is_awake is bool(books.turns or books.sleep_level):
+            raise IntegrityError(
+                f"the stages sleep at level {books.sleep_level} and the calls {books.turns} wait, but awake is "
+                f"{books.is_awake} and a call is due: {self.is_due}"
+            )
 
     @property
     def is_at_rest(self) -> bool:

@@ -95,6 +95,8 @@ class TimeLimits(Feature):
     def check(self, live: Sequence[Request]) -> None:
         """Only live requests can run out of time, and no started request is bound to start."""
         del live
+        if self.deadline != (self._queue[0][0] if self._queue else None) or len(self._queue) != len(self._allowed):
+            raise IntegrityError(f"{self._queue} have time limits, but the first deadline is {self.deadline}")
         if self.deadline is None:
             return
         for request, must_start in self.entries():

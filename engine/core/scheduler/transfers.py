@@ -6,7 +6,7 @@ a transfer belongs to its request until the stages have said that they neither r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,6 +284,16 @@ class Transfers(Feature):
     def in_flight(self) -> Iterable[Request]:
         """The request of each transfer that the stages have not ended."""
         return [one.request for one in self._open.values()] if self._open else ()
+
+    def check(self, live: Sequence[Request]) -> None:
+        """The transfers that are open are those that are counted, and only live requests receive or deliver."""
+        if len(self._open) != self._books.open_transfers:
+            raise IntegrityError(f"{len(self._open)} transfers are open, {self._books.open_transfers} are counted")
+        awaited = [one.deadline for one in self._open.values() if one.deadline is not None]
+        if self.deadline != min(awaited, default=None):
+            raise IntegrityError(f"the transfers are awaited until {awaited}, but the deadline is {self.deadline}")
+        if strange := {*self._wanting, *self._sending}.difference(live):
+            raise IntegrityError(f"{list(strange)} are gone, but still to be received or sent")
 
     def snapshot(self, parts: CheckpointParts) -> None:
         parts["transfers"] = self.begun
