@@ -179,9 +179,9 @@ class Sessions:
         return request
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ask for the end of a request; it stays registered until the scheduler's terminal reply."""
+        """Ask once for the end of a request; it stays registered until the scheduler's terminal reply."""
         superseded = self._open.get(request.rid) is not request
-        if not request.has_ended and not superseded and self._broken is None:
+        if not (request.has_ended or request.is_ending or superseded) and self._broken is None:
             self.send(Abort(rid=request.rid, finish_reason=reason))
 
     def take(self, reply: TokenOutput | Refusal) -> None:
@@ -224,7 +224,8 @@ class Session:
     """The answer to one HTTP request: its choices, sent together, shown as they come, aborted together.
 
     ``on_output`` is called when an output or a failure has come; what it becomes is asked for by the shell, as ``part``
-    of a stream or as a whole. ``observe`` makes what is told of a choice's outputs.
+    of a stream or as a whole. ``observe`` makes what is told of a choice's outputs. ``tokens_a_turn`` and
+    ``outputs_a_turn`` bound what is sent and read before the event loop turns.
     """
 
     def __init__(
@@ -236,9 +237,13 @@ class Session:
         *,
         observe: Callable[[], Observer] = lambda: _ignore,
         request_id: str | None = None,
+        tokens_a_turn: int | None = None,
+        outputs_a_turn: int | None = None,
     ) -> None:
         self._sessions = sessions
         self._order = order
+        self._tokens_a_turn = tokens_a_turn or TOKENS_A_TURN
+        self._outputs_a_turn = outputs_a_turn or OUTPUTS_A_TURN
         self._shape = shape
         self._decoder = decoder
         self._observe = observe
@@ -268,7 +273,7 @@ class Session:
             self._sessions.begin(self)
         tokens = 0
         while self.is_cut_short and not self.is_aborted:
-            if tokens >= TOKENS_A_TURN:
+            if tokens >= self._tokens_a_turn:
                 return True
             index = len(self._choices)
             message = self._order.messages[index]
@@ -395,7 +400,7 @@ class Session:
             if self._failure is not None:
                 raise self._failure
             values = 0
-            for _ in range(min(len(self._outputs), OUTPUTS_A_TURN)):
+            for _ in range(min(len(self._outputs), self._outputs_a_turn)):
                 index, output = self._outputs.popleft()
                 pieces += self._shown(index, output)
                 values += 0 if isinstance(output, ApiError) else _prompt_values(output)

@@ -1,0 +1,29 @@
+"""The adapter ``lockstep-sessions``: the front end's state machine of requests under the ordinary search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from scripted.core.mutant import read_mutants
+from scripted.sdk import Capabilities, SchedulerAdapter
+from scripted_lockstep.sessions.answers import SessionSettings
+from scripted_lockstep.sessions.machine import LIMITS, SessionsMachine
+
+_CHAT: Final = {"protocol": ("chat",)}
+_COMPLETIONS: Final = {"protocol": ("completions",)}
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+
+ADAPTER: Final = SchedulerAdapter(
+    "lockstep-sessions",
+    config=SessionSettings,
+    machine=SessionsMachine,
+    limits=lambda settings: msgspec.structs.replace(LIMITS, depth=settings.depth),
+    can=lambda _: Capabilities(flush=False, chunked=False, preemption=False, fail=True),
+    settings={"n": (1, 3), "prompts": (2,), "lag": (2, 3), "turn_tokens": (1, 1000), "turn_outputs": (1, 32)},
+    needed={"reasoning": _CHAT, "echo": _COMPLETIONS, "prompts": _COMPLETIONS},
+    mutants=MUTANTS,
+    packages=("engine",),
+)

@@ -1,0 +1,343 @@
+"""One answer of the front end under the search: its order, what its client has read, and what the client must be told.
+
+The expected answer is worked out from all tokens at once, and knows no session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from engine.core.messages import FAILURES, FinishReason, Generate, SamplingParams, TokenLogprob
+from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
+from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import Order, rids_of, sampling_of
+from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
+from engine.frontend.text.dialect import AnswerParser
+from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStart
+from scripted.core.violation import Violation
+from scripted.sdk import Add
+
+# Of a stop token; no other token has this letter, so that its strings are found where the token is.
+_STOP_LETTER: Final = ord("z")
+_STOPS: Final = ("z", "xz", "yyz")
+# Of the requests whose tokens the search does not judge.
+_USUAL_STOPS: Final = ("c", "bc", "ab")
+_LETTERS: Final = b"xyabc"
+_BYTES: Final = 256
+# One token whose text ends the reasoning and goes on after it.
+_END_OF_REASONING: Final = 300
+_TEXTS: Final = {_END_OF_REASONING: f"a{END}b".encode()}
+
+
+class SessionSettings(msgspec.Struct, frozen=True):
+    """The fields of a client's request, and how it behaves.
+
+    Every answer has ``n`` choices of each of its ``prompts``. A client reads in each ``lag``-th step in which something
+    happens, and in those in which nothing does. One that ``leaves`` hangs up where another has an operator abort its
+    request. ``turn_tokens`` and ``turn_outputs`` bound what is sent and read in a step. With ``stops`` all choices but
+    the first have stop strings that they often say; with ``least`` these count from the token on that completes the
+    first one.
+    """
+
+    protocol: Literal["completions", "chat"] = "completions"
+    stream: bool = True
+    n: int = 2
+    prompts: int = 1
+    echo: bool = False
+    reasoning: bool = False
+    stops: bool = True
+    least: bool = False
+    leaves: bool = False
+    lag: int = 1
+    turn_tokens: int = 3
+    turn_outputs: int = 2
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.prompts, self.lag, self.turn_tokens, self.turn_outputs, self.depth) < 1:
+            raise ValueError(f"every number of {self} is at least 1")
+        if self.protocol == "chat" and (self.prompts > 1 or self.echo):
+            raise ValueError("a chat has one prompt and echoes none")
+        if self.protocol != "chat" and self.reasoning:
+            raise ValueError("only a chat tells reasoning apart")
+
+
+class TextDecoder:
+    """A token for each byte, and one with a text of its own."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        del skip_special_tokens
+        return b"".join([_TEXTS.get(one, bytes([one % _BYTES])) for one in ids]).decode(errors="replace")
+
+    def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
+        del id
+        return None
+
+
+DECODER: Final = TextDecoder()
+
+
+def spelled(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
+    """Spell the tokens of a simulated model, one byte each: letters, a stop string's end, characters of three bytes.
+
+    With ``reasons`` one of them ends the reasoning. Where a stop string counts, every character is one byte.
+    """
+    said: list[int] = []
+    rest: list[int] = []
+    has_reasoned = not reasons
+    for token in tokens:
+        if rest:
+            said.append(rest.pop(0))
+        elif token in stops:
+            said.append(_STOP_LETTER)
+        elif not has_reasoned and token % 3 == 0:
+            has_reasoned = True
+            said.append(_END_OF_REASONING)
+        elif not stops and token % 4 == 0:
+            first, *rest = "\u20ac".encode()
+            said.append(first)
+        else:
+            said.append(_LETTERS[token % len(_LETTERS)])
+    return said
+
+
+def logprob_of(token: int, place: int) -> TokenLogprob:
+    return TokenLogprob(logprob=-float(token) - place / 1024)
+
+
+class _Told(NamedTuple):
+    """What a client is told of one choice."""
+
+    ids: list[int]
+    text: str
+    reasoning: str
+    logprobs: list[float]
+    reason: str
+    prompt: list[int] | None
+
+
+class OpenAnswer:
+    """One answer from its first message to its last byte. ``said`` are the tokens of each request, as they were sent.
+
+    ``ends`` are the reasons of the scheduler. A client that ``has_left`` reads no more.
+    """
+
+    def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions) -> None:
+        self.add = add
+        self._settings = settings
+        self.order = _order_of(add, settings)
+        self.session = Session(
+            sessions,
+            self.order,
+            _shape_of(self.order, settings),
+            DECODER,
+            tokens_a_turn=settings.turn_tokens,
+            outputs_a_turn=settings.turn_outputs,
+        )
+        self.said: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self.is_sending = True
+        self.has_left = self.is_over = False
+        self._written = b""
+        self._error: ApiError | None = None
+
+    def what_goes_on_in_vain(self) -> list[str]:
+        """The requests that the front end should have ended: beside one that failed, and after a stop string."""
+        going = [one for one in self.order.messages if one.rid in self.said and one.rid not in self.ends]
+        if self.is_over and any(end in FAILURES for end in self.ends.values()):
+            return [one.rid for one in going]
+        if self.is_sending or self.has_left or self.session.has_more:
+            return []
+        return [one.rid for one in going if _has_stop(self.said[one.rid], one.sampling)]
+
+    @property
+    def is_done(self) -> bool:
+        """Nobody reads any more, and every request that was sent has ended."""
+        return (self.is_over or self.has_left) and len(self.ends) == len(self.said)
+
+    def cached_tokens_of(self, message: Generate) -> int:
+        """The cached tokens that the scheduler reports, different for each prompt."""
+        return 1 + self.order.messages.index(message) // self.order.n
+
+    def send(self) -> None:
+        self.is_sending = self.session.send_some()
+
+    def leave(self) -> None:
+        self.session.abort()
+        self.has_left, self.is_sending = True, False
+
+    def read(self) -> None:
+        """Read what is there, up to the bound of a turn; judge an answer that is over. Raises Violation."""
+        if self.is_over or self.has_left or self.is_sending or not self.session.has_more:
+            return
+        try:
+            if self.order.stream:
+                self._written += self.session.part()
+                self.is_over = self.session.is_told
+            elif self.session.collect():
+                self._written = finished(self.session.body())
+                self.is_over = True
+        except ApiError as exc:
+            self._error, self.is_over = exc, True
+        if self.is_over:
+            self._judge()
+
+    # -- what it must have been told --
+
+    def _judge(self) -> None:
+        has_failed = any(end in FAILURES for end in self.ends.values())
+        is_error = self._error is not None or b'"error"' in self._written
+        if has_failed or is_error:
+            if has_failed is not is_error:
+                raise Violation(f"{self.add.rid} ended with {self.ends}, but its client was told {self._error}")
+            return
+        told, usage = self._told()
+        for index, message in enumerate(self.order.messages):
+            expected = self._expected(index, message)
+            if told.get(index) != expected:
+                raise Violation(f"choice {index} of {self.add.rid} is told {told.get(index)}, but must be {expected}")
+        prompts = self.order.messages[:: self.order.n]
+        counts = {
+            "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
+            "completion_tokens": sum(len(one.ids) for one in told.values()),
+            "cached_tokens": sum(map(self.cached_tokens_of, prompts)),
+        }
+        found = usage | {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+        if wrong := {name: found[name] for name, count in counts.items() if found[name] != count}:
+            raise Violation(f"the usage of {self.add.rid} must have {counts}, but says {wrong}")
+
+    def _expected(self, index: int, message: Generate) -> _Told:
+        said = self.said[message.rid]
+        count, chars = _stopped(said, message.sampling)
+        is_stopped = count is not None
+        ids = said[:count]
+        # What ends in the middle of a character ends with a replacement.
+        text = DECODER.decode(ids)[:chars]
+        reasoning = ""
+        if self._settings.reasoning:
+            reasoning, _, text = text.partition(END)
+        echo = DECODER.decode(message.prompt_ids) if self.order.echo else ""
+        reason = "stop" if is_stopped else self.ends[message.rid].value
+        prompt = list(message.prompt_ids) if self._settings.protocol != "chat" or not index else None
+        logprobs = [logprob_of(token, place).logprob for place, token in enumerate(ids)]
+        return _Told(ids, echo + text, reasoning, logprobs, reason, prompt)
+
+    def _told(self) -> tuple[dict[int, _Told], dict[str, Any]]:
+        """Add up the events of a stream, or read the whole answer."""
+        if self.order.stream:
+            lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
+            if lines[-1:] != [b"[DONE]"]:
+                raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
+            events = [json.loads(line) for line in lines[:-1]]
+        else:
+            events = [json.loads(self._written)]
+        parts: dict[int, list[dict[str, Any]]] = {}
+        prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
+        for event in events:
+            for choice in event["choices"]:
+                parts.setdefault(choice["index"], []).append(choice)
+        told = {index: _added_up(choices) for index, choices in parts.items()}
+        if 0 in told and prompt is not None:
+            told[0] = told[0]._replace(prompt=prompt)
+        return told, events[-1]["usage"]
+
+
+def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
+    """Add up the parts of one choice, of a stream or of a whole answer."""
+    ids: list[int] = []
+    texts: list[str] = []
+    reasoning: list[str] = []
+    logprobs: list[float] = []
+    for choice in choices:
+        said = choice.get("delta") or choice.get("message") or {}
+        ids += choice.get("token_ids") or ()
+        texts.append(choice.get("text") or said.get("content") or "")
+        reasoning.append(said.get("reasoning_content") or "")
+        values = choice.get("logprobs") or {}
+        logprobs += values.get("token_logprobs") or [one["logprob"] for one in values.get("content") or ()]
+    prompt = next((choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice), None)
+    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+    if len(reasons) != 1:
+        raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once")
+    return _Told(ids, "".join(texts), "".join(reasoning), logprobs, reasons[0], prompt)
+
+
+def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
+    """The tokens up to the one with which a stop string ends, and the characters before that string; None for all."""
+    scanned_from = 0
+    for count in range(1, len(tokens) + 1):
+        text = DECODER.decode(tokens[:count])
+        if count < sampling.min_new_tokens:
+            scanned_from = len(text)
+            continue
+        ends = [(at + len(stop), at) for stop in sampling.stop if (at := text.find(stop, scanned_from)) >= 0]
+        if ends:
+            return count, min(ends)[1]
+    return None, None
+
+
+def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
+    """Whether an output has a stop string after the tokens that it must have."""
+    if not sampling.stop or len(tokens) < sampling.min_new_tokens:
+        return False
+    start = len(DECODER.decode(tokens[: max(0, sampling.min_new_tokens - 1)]))
+    text = DECODER.decode(tokens)
+    return any(text.find(stop, start) >= 0 for stop in sampling.stop)
+
+
+def _order_of(add: Add, settings: SessionSettings) -> Order:
+    """The order whose first request is ``add``; further prompts begin otherwise."""
+    prompts = [(*(ord("p") + number for number in range(index)), *add.prompt_ids) for index in range(settings.prompts)]
+    messages = tuple(
+        Generate(
+            rid=rid,
+            prompt_ids=prompts[number // settings.n],
+            sampling=sampling_of(_sampling_of(add, number, settings), number % settings.n),
+            return_logprob=True,
+        )
+        for number, rid in enumerate(rids_of(add.rid, settings.prompts * settings.n))
+    )
+    return Order(
+        rid=add.rid,
+        messages=messages,
+        stream=settings.stream,
+        n=settings.n,
+        logprobs=True,
+        include_usage=True,
+        token_ids=True,
+        echo=tuple(map(DECODER.decode, prompts)) if settings.echo else (),
+    )
+
+
+def model_tokens(add: Add, number: int) -> list[int]:
+    """What the model says to the request of this number: to the first what it says alone, to others that, rotated."""
+    said = add.alone(add.max_new_tokens)
+    start = number % len(said)
+    return [*said[start:], *said[:start]]
+
+
+def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingParams:
+    stops: tuple[str, ...] = _STOPS if add.stop_token_ids else ()
+    stops += _USUAL_STOPS if settings.stops and number else ()
+    sampling = SamplingParams(max_new_tokens=add.max_new_tokens, stop=stops, seed=7, temperature=0.0)
+    if settings.least:
+        said = spelled(model_tokens(add, number), add.stop_token_ids, reasons=settings.reasoning)
+        return msgspec.structs.replace(sampling, min_new_tokens=_stopped(said, sampling)[0] or 0)
+    return sampling
+
+
+def _shape_of(order: Order, settings: SessionSettings) -> Shape:
+    served: Any = SimpleNamespace(tokenizer=DECODER, model_name="m")
+    if settings.protocol != "chat":
+        return CompletionShape(order, served)
+    return ChatShape(order, served, _reasoning_choice if settings.reasoning else SpokenChoice)
+
+
+def _reasoning_choice() -> SpokenChoice:
+    return SpokenChoice(AnswerParser(ReasoningSplitter(ReasoningStart.OPEN), None, parallel=True))

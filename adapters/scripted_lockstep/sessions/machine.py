@@ -1,0 +1,318 @@
+"""The front end's sessions as a machine of the search, over the plainest scheduler that keeps the search's promises.
+
+The first request of each answer is computed by the simulated device; the others say what it says alone, rotated. The
+front end's code is the engine's own; the scheduler admits in order, computes whole prompts and caches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.messages import Abort as AbortMessage
+from engine.core.messages import ClientMessage, FinishReason, Generate, TokenOutput
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.sessions import Sessions
+from scripted.core.tokens import FIRST_TOKEN, TOKENS
+from scripted.core.violation import Violation
+from scripted.sdk import Abort, Add, Batch, BatchFailed, BatchResult, Limits, Refused, Share, Stepped, Tokens
+from scripted.sdk.messages import Event, Reply
+from scripted_lockstep.sessions.answers import OpenAnswer, SessionSettings, logprob_of, model_tokens, spelled
+
+LIMITS: Final = Limits(block_size=4, blocks=24, batch_tokens=64, batch_requests=8, context_tokens=64)
+
+
+@dataclass(eq=False)
+class _Real:
+    """The request of an answer that the device computes. ``is_told``: the search knows that it has ended."""
+
+    add: Add
+    ids: list[int]
+    blocks: tuple[int, ...] = ()
+    computed: int = 0
+    is_in_flight: bool = False
+    is_told: bool = False
+
+
+@dataclass(eq=False)
+class _Sent:
+    """One request that the front end has sent. ``tokens`` are what it will say; None where the device says it."""
+
+    answer: OpenAnswer
+    message: Generate
+    place: int
+    tokens: list[int] | None = None
+    told: int = 0
+    model: list[int] = field(default_factory=list)
+
+
+class SessionsMachine:
+    """Answers under way. ``depth`` batches may be in flight."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self.depth = settings.depth
+        self._settings = settings
+        # What the front end has sent, each with the answer that was sending then.
+        self._messages: deque[tuple[OpenAnswer | None, ClientMessage]] = deque()
+        self._sender: OpenAnswer | None = None
+        self._sessions = Sessions(lambda message: self._messages.append((self._sender, message)))
+        self._answers: list[OpenAnswer] = []
+        self._sent: dict[str, _Sent] = {}
+        # What waits for blocks or runs, in order of arrival; a rid may be used again while its last batch is in flight.
+        self._real: list[_Real] = []
+        self._free = list(range(LIMITS.blocks))
+        self._in_flight: dict[int, list[_Real]] = {}
+        self._launched = self._step = 0
+        self._replies: list[Reply] = []
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Take these events, let the other requests say more, let clients read, and launch a batch."""
+        del now
+        self._step += 1
+        self._replies = []
+        for event in events:
+            self._take(event)
+        self._say()
+        for answer in self._answers:
+            if answer.is_sending:
+                self._send(answer)
+        self._deliver()
+        if not events or not self._step % self._settings.lag:
+            for answer in self._answers:
+                answer.read()
+            self._deliver()
+        for answer in self._answers:
+            if rids := answer.what_goes_on_in_vain():
+                raise Violation(f"the answer {answer.add.rid} needs no more of {', '.join(rids)}, which go on")
+        self._answers = [answer for answer in self._answers if not answer.is_done]
+        if not self._answers and self._sessions.open_requests:
+            raise Violation(f"every answer is over, but {self._sessions.open_requests} requests are registered")
+        batch = self._launch() if len(self._in_flight) < self.depth else None
+        again = batch is not None or self._goes_on
+        return Stepped(microbatch=batch, replies=tuple(self._replies), again=again)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a step without events does more: something is to be sent or read, or said without the device."""
+        open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
+        return any(one.is_sending or one.session.has_more for one in open_ones) or any(
+            one.tokens is not None for one in self._sent.values()
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._answers and not self._in_flight
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests that the search knows, batches in flight, and free blocks."""
+        return {
+            "waiting": sum(not one.blocks for one in self._real),
+            "running": sum(bool(one.blocks) for one in self._real),
+            "in_flight": len(self._in_flight),
+            "blocks_free": len(self._free),
+        }
+
+    # -- events --
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Add():
+                self._begin(event)
+            case Abort():
+                self._abort(event.rid)
+            case BatchResult():
+                for request, ids in zip(self._in_flight.pop(event.batch_id), event.token_ids, strict=True):
+                    self._land(request, ids)
+            case BatchFailed():
+                for request in self._in_flight.pop(event.batch_id):
+                    self._land(request, (), event.error)
+            case _:
+                raise TypeError(f"sessions have nothing for {event}")
+
+    def _begin(self, add: Add) -> None:
+        most = len(add.prompt_ids) + add.max_new_tokens
+        if most > LIMITS.context_tokens or len(add.prompt_ids) > LIMITS.batch_tokens:
+            self._replies.append(Refused(rid=add.rid, reason="it does not fit"))
+            return
+        answer = OpenAnswer(add, self._settings, self._sessions)
+        try:
+            self._send(answer)
+        except ApiError as exc:
+            self._replies.append(Refused(rid=add.rid, reason=exc.body.error.message))
+            return
+        self._answers.append(answer)
+        self._real.append(_Real(add, list(add.prompt_ids)))
+        self._deliver()
+
+    def _abort(self, rid: str) -> None:
+        """A client that leaves, or an operator, ends the latest answer of this rid."""
+        answer = next((one for one in reversed(self._answers) if one.add.rid == rid), None)
+        if self._settings.leaves and answer is not None:
+            if not (answer.is_over or answer.has_left):
+                answer.leave()
+        else:
+            self._sessions.send(AbortMessage(rid=rid, call_id="call"))
+        self._deliver()
+
+    def _send(self, answer: OpenAnswer) -> None:
+        self._sender = answer
+        try:
+            answer.send()
+        finally:
+            self._sender = None
+
+    # -- the scheduler's side --
+
+    def _deliver(self) -> None:
+        """Take the front end's messages in their order."""
+        while self._messages:
+            answer, message = self._messages.popleft()
+            if isinstance(message, Generate):
+                assert answer is not None, f"{message.rid} is sent for no answer"
+                self._start(answer, message)
+            elif isinstance(message, AbortMessage):
+                self._end_by(message)
+
+    def _start(self, answer: OpenAnswer, message: Generate) -> None:
+        index = answer.session.rids.index(message.rid)
+        answer.said[message.rid] = []
+        sent = self._sent[message.rid] = _Sent(answer, answer.order.messages[index], index)
+        if index:
+            sent.tokens = model_tokens(answer.add, index)
+
+    def _end_by(self, abort: AbortMessage) -> None:
+        sent = self._sent.get(abort.rid)
+        if sent is None and abort.call_id is None:
+            raise Violation(f"the front end aborts {abort.rid} ({abort.finish_reason}), which has ended")
+        if sent is not None:
+            self._end(sent, abort.finish_reason)
+
+    def _say(self) -> None:
+        """Let the requests that the device does not compute say one token or two, each at its own pace."""
+        for sent in list(self._sent.values()):
+            if sent.tokens is None or self._step % (1 + sent.place % 2):
+                continue
+            count = min(1 + sent.place % 2, len(sent.tokens) - sent.told)
+            self._tell(sent, sent.tokens[sent.told : sent.told + count], is_last=sent.told + count == len(sent.tokens))
+
+    def _tell(self, sent: _Sent, tokens: Sequence[int], *, is_last: bool) -> None:
+        """Send further tokens of a request to the front end."""
+        add = sent.answer.add
+        sent.model += tokens
+        sent.told = len(sent.model)
+        said = sent.answer.said[sent.message.rid]
+        new = spelled(sent.model, add.stop_token_ids, reasons=self._settings.reasoning)[len(said) :]
+        places = range(len(said), len(said) + len(new))
+        said += new
+        output = TokenOutput(
+            rid=sent.message.rid,
+            token_ids=tuple(new),
+            logprobs=tuple([logprob_of(token, place) for token, place in zip(new, places, strict=True)]),
+            finish_reason=FinishReason.LENGTH if is_last else None,
+            cached_tokens=sent.answer.cached_tokens_of(sent.message),
+            completion_tokens=len(said),
+        )
+        self._hand_over(sent, output)
+
+    def _end(self, sent: _Sent, reason: FinishReason, error: str | None = None) -> None:
+        self._tell_end(sent, reason)
+        output = TokenOutput(
+            rid=sent.message.rid,
+            finish_reason=reason,
+            error=error,
+            cached_tokens=sent.answer.cached_tokens_of(sent.message),
+        )
+        self._hand_over(sent, output)
+
+    def _hand_over(self, sent: _Sent, output: TokenOutput) -> None:
+        if output.finish_reason is not None:
+            sent.answer.ends[sent.message.rid] = output.finish_reason
+            del self._sent[sent.message.rid]
+        self._sessions.take(output)
+
+    def _tell_end(self, sent: _Sent, reason: FinishReason) -> None:
+        """Tell the search that the request of an answer has ended, unless it knows."""
+        real = next((one for one in self._real if one.add is sent.answer.add), None)
+        if sent.place or real is None:
+            return
+        if not real.is_told:
+            self._replies.append(Tokens(rid=real.add.rid, finish_reason=reason.value))
+            real.is_told = True
+        self._give_back(real)
+
+    # -- batches --
+
+    def _launch(self) -> Batch | None:
+        shares: list[Share] = []
+        requests: list[_Real] = []
+        tokens = 0
+        for request in self._ready():
+            count = len(request.ids) - request.computed
+            if tokens + count > LIMITS.batch_tokens or len(shares) == LIMITS.batch_requests:
+                break
+            shares.append(
+                Share(rid=request.add.rid, start=request.computed, count=count, block_ids=self._table_of(request))
+            )
+            request.computed, request.is_in_flight = len(request.ids), True
+            requests.append(request)
+            tokens += count
+        if not shares:
+            return None
+        self._launched += 1
+        self._in_flight[self._launched] = requests
+        return Batch(id=self._launched, shares=tuple(shares))
+
+    def _ready(self) -> Iterator[_Real]:
+        """Requests that can compute, in order of arrival; one that waits for blocks holds back those behind it."""
+        for request in list(self._real):
+            if not request.blocks and not self._admit(request):
+                return
+            if not request.is_in_flight and not request.is_told:
+                yield request
+
+    def _admit(self, request: _Real) -> bool:
+        need = -(-(len(request.add.prompt_ids) + request.add.max_new_tokens) // LIMITS.block_size)
+        if need > len(self._free):
+            return False
+        request.blocks, self._free = tuple(self._free[:need]), self._free[need:]
+        return True
+
+    def _table_of(self, request: _Real) -> tuple[int, ...]:
+        return request.blocks[: -(-len(request.ids) // LIMITS.block_size)]
+
+    def _land(self, request: _Real, ids: Sequence[int], error: str | None = None) -> None:
+        request.is_in_flight = False
+        sent = self._sent_of(request)
+        if request.is_told or sent is None:
+            self._give_back(request)
+            return
+        if error is not None:
+            self._end(sent, FinishReason.ERROR, error)
+            return
+        request.ids += ids
+        count = len(request.ids) - len(request.add.prompt_ids)
+        is_last = count == request.add.max_new_tokens
+        is_stop = bool(ids) and ids[-1] in request.add.stop_token_ids
+        reason = "stop" if is_stop else "length" if is_last else None
+        self._replies.append(Tokens(rid=request.add.rid, token_ids=tuple(ids), finish_reason=reason))
+        if reason is not None:
+            request.is_told = True
+            self._give_back(request)
+        if is_stop and not is_last:
+            # It goes on until the front end has found the stop string, which the device need not compute.
+            left = request.add.max_new_tokens - count
+            filler = min(set(range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)).difference(request.add.stop_token_ids))
+            sent.tokens, sent.told = [*request.ids[-count:], *[filler] * left], count
+        self._tell(sent, ids, is_last=is_last)
+
+    def _sent_of(self, request: _Real) -> _Sent | None:
+        return next((one for one in self._sent.values() if one.answer.add is request.add and not one.place), None)
+
+    def _give_back(self, request: _Real) -> None:
+        """Free the blocks of a request that has ended, once no batch with it is in flight."""
+        if request.is_in_flight or request not in self._real:
+            return
+        self._real.remove(request)
+        self._free = sorted([*self._free, *request.blocks])
