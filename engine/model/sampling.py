@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.core.errors import IntegrityError
 from engine.core.messages import RequestError, TokenLogprob
 from engine.core.plan import SamplingSpec, Segment
-from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
+from engine.grammar.compiled import MOST_ENDINGS, CompiledGrammars, GrammarError, Matcher
 from engine.model.sampler_output import Choice, Sampled
 from engine.model.transfer import sent
 
@@ -57,6 +57,7 @@ class Sampler:
     ) -> None:
         self._specs: dict[int, SamplingSpec] = {}
         self._grammars = grammars
+        self._ends = frozenset[int]() if grammars is None else grammars.ends
         self._matchers: dict[int, Matcher] = {}
         self.errors: tuple[RequestError, ...] = ()
         self.dead_ends: tuple[int, ...] = ()
@@ -171,17 +172,22 @@ class Sampler:
     ) -> torch.Tensor:
         """Forbid the tokens that the grammars of these places forbid; none where a grammar cannot be followed.
 
-        A row with drafts has several consecutive places. Tokens after a forbidden draft are never used.
+        A row with drafts has several consecutive places. Tokens after a forbidden draft are never used. Where the
+        model's own choice is an end that the grammar forbids, only tokens that lead to an end are left.
         """
         allowed = np.ones((len(places), raw.shape[-1]), np.bool_)
         errors: list[RequestError] = []
         dead_ends: list[int] = []
         before = None
-        for line, place in zip(allowed, places, strict=True):
+        own = raw[list(places)].argmax(dim=-1).tolist()
+        for line, place, choice in zip(allowed, places, own, strict=True):
             segment, spec = segments[place], specs[place]
             is_draft, before = segment.row == before, segment.row
             try:
-                line[:] = self._matcher_of(segment.row, spec).allowed(history(segment)[spec.prompt_tokens :])
+                matcher = self._matcher_of(segment.row, spec)
+                line[:] = matcher.allowed(history(segment)[spec.prompt_tokens :])
+                if choice in self._ends and not line[choice] and not _must_go_on(spec, segment):
+                    line[:] = matcher.ending(line, _best(raw[place], line))
             except GrammarError as exc:
                 if is_draft:
                     dead_ends.append(place)
@@ -200,6 +206,20 @@ class Sampler:
             assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"
             matcher = self._matchers[row] = self._grammars.begin(spec.grammar_id)
         return matcher
+
+
+def _must_go_on(spec: SamplingSpec, segment: Segment) -> bool:
+    """Whether a request has not said as much as it must."""
+    return bool(spec.suppressed_ids) and _position(segment) < spec.suppressed_until
+
+
+def _best(logits: torch.Tensor, allowed: NDArray[np.bool_]) -> list[int]:
+    """The allowed tokens with the largest logits, the best first."""
+    ids = np.flatnonzero(allowed)
+    values = logits.cpu().numpy()[ids]
+    order = np.argsort(-values, kind="stable")[:MOST_ENDINGS]
+    best: list[int] = ids[order].tolist()
+    return best
 
 
 def _is_plain(spec: SamplingSpec) -> bool:

@@ -70,6 +70,55 @@ def test_a_guess_is_taken_back(grammars: CompiledGrammars) -> None:
     assert allowed(matcher, "abc12") == [END]
 
 
+UNBOUNDED = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "size": {"type": "number"},
+        "inner": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
+    },
+    "required": ["name", "tags", "size", "inner"],
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("grammar", "most"),
+    [
+        (schema_grammar(UNBOUNDED), 90),
+        (schema_grammar({"type": "array", "items": UNBOUNDED, "minItems": 1}), 95),
+        (Grammar(GrammarKind.REGEX, "[a-z]+x[0-9]+"), 40),
+    ],
+    ids=["object", "array", "regex"],
+)
+def test_a_model_that_would_end_is_led_to_an_end(
+    grammars: CompiledGrammars, grammar: Grammar, most: int, seed: int
+) -> None:
+    """46.7: it writes at random for a while, then would end at each token; without a lead it goes on for thousands."""
+    matcher, chance, said, ended = matcher_of(grammars, grammar), random.Random(seed), np.empty(0, np.int32), 0
+    while not (mask := matcher.allowed(said))[END]:
+        if len(said) >= 20:
+            ended += 1
+            best = np.flatnonzero(mask).tolist()
+            chance.shuffle(best)
+            mask = matcher.ending(mask, best[:64])
+        assert ended < most, bytes(said.astype(np.uint8))
+        said = np.append(said, np.int32(chance.choice(np.flatnonzero(mask).tolist())))
+
+
+def test_what_leads_to_an_end_may_follow(grammars: CompiledGrammars) -> None:
+    matcher = matcher_of(grammars, schema_grammar(UNBOUNDED))
+    for said in ("{", '{"name": "ab', '{"name": "a", "tags": ["b', '{"name": "", "tags": [], "size": 1'):
+        mask = matcher.allowed(ids(said))
+        led = matcher.ending(mask, np.flatnonzero(mask).tolist()[:64])
+        assert led.any()
+        assert not (led & ~mask).any()
+    assert np.flatnonzero(led).tolist() == [ord(",")]
+    mask = matcher.allowed(ids('{"name": "ab'))
+    assert np.flatnonzero(matcher.ending(mask, [])).tolist() == [ord('"')]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_every_random_output_is_json_of_the_schema(grammars: CompiledGrammars, seed: int) -> None:
     matcher, chance, said = matcher_of(grammars, schema_grammar(SCHEMA)), random.Random(seed), np.empty(0, np.int32)
