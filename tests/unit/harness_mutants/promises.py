@@ -9,6 +9,7 @@ import collections
 import functools
 import logging
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -398,6 +399,21 @@ def shrinking_keeps_the_failure_and_nothing_else() -> None:
         sound = shrinking.shrink(schedule)
     assert not sound.fails
     assert sound.schedule == schedule
+
+
+def shrinking_finds_the_least_numbers() -> None:
+    """Those of a request, which says what is smaller than it, and those of an action that does not."""
+    schedule = Schedule.parse("default; 1 start x prompt=40 new=6; 3 pressure pages=40")
+
+    def needs(text: str) -> str:
+        prompt, pages = re.search(r"prompt=(\d+)", text), re.search(r"pages=(\d+)", text)
+        return "found" if prompt and pages and int(prompt[1]) >= 5 and int(pages[1]) >= 3 else ""
+
+    with runs_that(needs):
+        text = str(shrinking.shrink(schedule, budget_s=60).schedule)
+    assert "prompt=5 " in text
+    assert "pages=3" in text
+    assert "new=1" in text
 
 
 # -- isolation --
