@@ -218,7 +218,7 @@ def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int
     if findings.differs:
         yield NOT_REPEATABLE, 1
     yield from ((f"{UNUSED}{name}", 1) for name in findings.unused)
-    yield from ((f"{NEVER_FAILS}{assertion}", 1) for assertion in findings.always)
+    yield from ((f"{NEVER_FAILS}{assertion}", 1) for assertion in (*findings.always, *findings.absent))
 
 
 def _computed_s() -> float:

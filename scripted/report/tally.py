@@ -6,7 +6,7 @@ Counts and words only; knows no pytest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from scripted.core.phrases import plural
@@ -41,7 +41,9 @@ class SummaryOfScripts:
         self._counts = Counter[str]()
         self._tests: dict[str, list[str]] = {}
         self._asked = Counter[str]()
-        self._never_fail: set[str] = set()
+        # The tests of each assertion: that of a shared helper is in many.
+        self._asking: dict[str, list[str]] = {}
+        self._never_fail: dict[str, list[str]] = {}
 
     def add(self, test: str, counts: Mapping[str, int]) -> None:
         """Add the counts of one script: ``steps``, ``compared``, outputs not compared, assertions, loose ends."""
@@ -58,9 +60,10 @@ class SummaryOfScripts:
             elif name.startswith(NOT_COMPARED):
                 self._skipped[name.removeprefix(NOT_COMPARED)] += count
             elif name.startswith(NEVER_FAILS):
-                self._never_fail.add(name.removeprefix(NEVER_FAILS))
+                self._never_fail.setdefault(name.removeprefix(NEVER_FAILS), []).append(test)
             elif name.startswith(ASKED):
                 self._asked[name.removeprefix(ASKED)] += count
+                self._asking.setdefault(name.removeprefix(ASKED), []).append(test)
             else:
                 self._counts[name] += count
                 self._tests.setdefault(name, []).append(test)
@@ -76,15 +79,22 @@ class SummaryOfScripts:
             yield f"not compared: {reasons}"
         for name, count in sorted(self._counts.items()):
             tests = self._tests[name]
-            named = tests if verbose else tests[:_NAMED]
-            more = len(tests) - len(named)
             yield f"{name}: {count}, in {plural(len(tests), 'script')}:"
-            yield from (f"    {test}" for test in named)
-            if more:
-                yield f"    and {more} more (-v names them)"
+            yield from _named(tests, "    ", verbose=verbose)
         if self._never_fail:
             yield f"assertions that can never fail, whatever the engine does: {len(self._never_fail)}"
-            yield from (f"    {assertion}" for assertion in sorted(self._never_fail))
+            for assertion, tests in sorted(self._never_fail.items()):
+                yield f"    {assertion}, in"
+                yield from _named(tests, "        ", verbose=verbose)
         if never := sorted(assertion for assertion, count in self._asked.items() if not count):
             yield f"assertions that no run of these scripts reached: {len(never)}"
-            yield from (f"    {assertion}" for assertion in never)
+            for assertion in never:
+                yield f"    {assertion}, in"
+                yield from _named(self._asking[assertion], "        ", verbose=verbose)
+
+
+def _named(tests: Sequence[str], indent: str, *, verbose: bool) -> Iterator[str]:
+    named = tests if verbose else tests[:_NAMED]
+    yield from (f"{indent}{test}" for test in named)
+    if more := len(tests) - len(named):
+        yield f"{indent}and {more} more (-v names them)"

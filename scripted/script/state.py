@@ -14,7 +14,7 @@ from scripted.core.phrases import nearest
 from scripted.script.values import Word
 
 # The modes of all adapters; each engine has some of them.
-MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profile"})
+MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profile", "sleep"})
 
 
 def mode_of(mode: str) -> str:

@@ -6,21 +6,23 @@ the baseline passes: the same requests with nothing else, judged by the oracle a
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
+import functools
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
 from scripted.core.adapters import adapter_named
 from scripted.core.errors import RequestRefused
-from scripted.core.mutant import HasMutants, MutantDoesNotFit
+from scripted.core.mutant import HasMutants, MutantDoesNotFit, switched_on
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
@@ -45,6 +47,13 @@ _LONGEST_S: Final = 3600.0
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict)
 
 
+@runtime_checkable
+class KnowsModes(Protocol):
+    """An adapter that knows which modes the microbatches of a configuration never have."""
+
+    def absent_modes(self, config: Any) -> frozenset[str]: ...
+
+
 class OutOfTimeError(Exception):
     """The verdict would exceed its time limit."""
 
@@ -55,8 +64,8 @@ class Findings:
 
     ``assertions``: how often any assertion ran. ``met``: the number of mutants of code that it runs; ``noticed``: those
     with which it fails; ``own``: those that the script itself notices. ``always``: assertions that hold negated as
-    well; ``never``: assertions that it never reached; ``unused``: parameters that it never reads. ``differs``: two
-    runs had different digests.
+    well; ``never``: assertions that it never reached; ``absent``: assertions on a mode that the engine never has, which
+    no mutant makes fail; ``unused``: parameters that it never reads. ``differs``: two runs had different digests.
     """
 
     name: str
@@ -67,13 +76,15 @@ class Findings:
     own: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     differs: bool = False
     seconds: float = 0.0
 
     @property
     def is_a_test(self) -> bool:
-        return not self.failure and bool(self.own) and not (self.always or self.unused or self.differs)
+        is_sound = not (self.always or self.absent or self.unused or self.differs)
+        return not self.failure and bool(self.own) and is_sound
 
     def lines(self) -> Iterator[str]:
         """Format the findings as lines of a report."""
@@ -87,6 +98,7 @@ class Findings:
         else:
             yield f"  notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
         yield from (f"  holds the other way round as well: {assertion}" for assertion in self.always)
+        yield from (f"  asks for a mode that this engine never has: {assertion}" for assertion in self.absent)
         yield from (f"  never reads its parameter {name}" for name in self.unused)
         if self.differs:
             yield "  ran otherwise the second time: give what is random a seed, and take the time from t.clock"
@@ -141,13 +153,16 @@ class Vetting:
             return Findings(name=name, failure=exc.report.headline if isinstance(exc, ScriptError) else str(exc))
         own: list[str] = []
         noticed = 0
+        absent = {site for site in measured.executed if site.is_assertion and _asks_for(site.text, run.absent_modes)}
         for bug in sorted(met, key=self._rank) if self.is_brief else met:
             failure = run.failure_with(bug)
             noticed += failure is not None
+            if failure is not None and absent and run.last is not None:
+                absent -= run.last.failing
             if failure is not None and (run.is_by_the_script(failure) or run.baseline_passes(bug)):
                 own.append(bug)
-                if self.is_brief:
-                    break
+            if self.is_brief and own and not absent:
+                break
         return Findings(
             name=name,
             assertions=measured.assertions,
@@ -156,6 +171,7 @@ class Vetting:
             own=tuple(own),
             always=tuple(_label(site) for site in measured.executed if run.holds_both_ways(site)),
             never=tuple(assertion for assertion, count in measured.own_sites().items() if not count),
+            absent=tuple(sorted(map(_label, absent))),
             unused=tuple(_unused(test.script, arguments)),
             differs=run.differs,
             seconds=time.perf_counter() - started,
@@ -193,6 +209,12 @@ class _Runs:
         adapter = adapter_named(self.test.adapter)
         return measured, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
 
+    @property
+    def absent_modes(self) -> frozenset[str]:
+        """The modes that no microbatch of an engine of this configuration has, as far as its adapter knows."""
+        adapter = adapter_named(self.test.adapter)
+        return adapter.absent_modes(self.test.config) if isinstance(adapter, KnowsModes) else frozenset()
+
     def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
         # An aborted request may have asked for more tokens than a run has steps.
@@ -212,6 +234,13 @@ class _Runs:
         return self._failure_of(self.test, self.arguments, bug)
 
     def _failure_of(self, test: ScriptedTest, arguments: Mapping[str, object], bug: str | None) -> Exception | None:
+        failure = self._failed(test, arguments, bug)
+        if bug is None or not isinstance(failure, ScriptError) or failure.report.begun:
+            return failure
+        # It breaks the reset before every script, so it is switched on where the script begins.
+        return self._failed(msgspec.structs.replace(test, script=_broken_from_its_start(test, bug)), arguments, None)
+
+    def _failed(self, test: ScriptedTest, arguments: Mapping[str, object], bug: str | None) -> Exception | None:
         try:
             self._run(bug, test=test, arguments=arguments)
         except MutantDoesNotFit:
@@ -264,6 +293,18 @@ class _Runs:
                 sys.setprofile(None)
 
 
+def _broken_from_its_start(test: ScriptedTest, bug: str) -> ScriptFunction:
+    """Return the test's script, with a mutant on from its first line to its last."""
+    script = test.script
+
+    @functools.wraps(script)
+    def broken(t: BaseContext, **arguments: object) -> Generator[object, None, object]:
+        with switched_on(adapter_named(test.adapter), bug):
+            return (yield from script(t, **arguments))
+
+    return broken
+
+
 def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
     """Run the baseline: these requests to their end, without those that the engine refuses."""
     handles = []
@@ -278,6 +319,18 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
 
 def _digest_of(ended: ScriptEnded) -> tuple[int, object]:
     return ended.steps, getattr(ended, "digest", None)
+
+
+def _asks_for(text: str, modes: frozenset[str]) -> bool:
+    """Return whether an assertion compares something that is called a mode with one of these."""
+    if not modes:
+        return False
+    compared = (one for one in ast.walk(ast.parse(text, mode="eval")) if isinstance(one, ast.Compare))
+    for one in compared:
+        words = {inner.value for inner in ast.walk(one) if isinstance(inner, ast.Constant)}
+        if not words.isdisjoint(modes) and "mode" in ast.unparse(one):
+            return True
+    return False
 
 
 def _unused(script: ScriptFunction, arguments: Mapping[str, object]) -> Iterator[str]:

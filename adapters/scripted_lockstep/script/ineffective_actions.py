@@ -16,6 +16,7 @@ from engine.core.messages import (
     Generate,
     LoadLora,
     PauseGeneration,
+    PauseMode,
     ReleasePressure,
     SetPressure,
     TokenOutput,
@@ -36,6 +37,7 @@ def count_ineffective_actions(run: Any) -> dict[str, int]:
     counts = {
         "aborts that ended no request": sum(_ineffective_aborts(record, known) for record in records),
         "pauses that stopped nobody": sum(_ineffective_pauses(records)),
+        "pauses that were continued in their own step": sum(map(_pauses_of_no_step, records)),
         "continuations of what was not paused": _ineffective_continuations(records),
         "holds of results that held nothing": run.results.ineffective_holds,
         "releases of results that nothing held": run.results.ineffective_releases,
@@ -71,6 +73,18 @@ def _ineffective_pauses(records: Sequence[StepRecord]) -> Iterable[bool]:
             lasting = later[: next((n for n, one in enumerate(later) if n and one.microbatch is not None), len(later))]
             yield not before and not any(_is_busy(one) for one in lasting)
         before = _size_of(record)
+
+
+def _pauses_of_no_step(record: StepRecord) -> int:
+    """Count the pauses in place of a step that were continued in it; other modes have done something by then."""
+    paused, count = False, 0
+    for event in record.events:
+        if isinstance(event, PauseGeneration):
+            paused = event.mode is PauseMode.IN_PLACE
+        elif isinstance(event, ContinueGeneration):
+            count += paused
+            paused = False
+    return count
 
 
 def _ineffective_continuations(records: Sequence[StepRecord]) -> int:
