@@ -12,6 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.messages import Event, GetStats
+from engine.core.plan import ForwardMode
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult, carry_out, run_loop
 from lockstep.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.action import Action, RunLike
@@ -53,7 +54,7 @@ from scripted_lockstep.actions import (
 from scripted_lockstep.configs import config_values, limits_of, smaller_configs
 from scripted_lockstep.gallery_page import write_gallery
 from scripted_lockstep.machine import EngineMachine, place_of
-from scripted_lockstep.mutants import CONTRACTS, MUTANTS, PAIRS
+from scripted_lockstep.mutants import CONTRACTS, KEPT_NUMBERS, MUTANTS, PAIRS
 from scripted_lockstep.mutants.fresh import fresh_sample
 from scripted_lockstep.mutants.gallery import mutant_named, switched_on
 from scripted_lockstep.oracle.digests import check_digests
@@ -137,6 +138,11 @@ class LockstepAdapter(
     def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
         return smaller_configs(config)
 
+    def absent_modes(self, config: EngineConfig) -> frozenset[str]:
+        limits = limits_of(config)
+        absent = {ForwardMode.MIXED: not limits.mixed_chunk, ForwardMode.LORA: not limits.max_loras}
+        return frozenset(mode.value for mode, is_absent in absent.items() if is_absent)
+
     def limits_of(self, config: EngineConfig) -> Limits:
         return limits_of(config)
 
@@ -149,12 +155,15 @@ class LockstepAdapter(
     # -- a run --
 
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
-        """Make scheduler, simulated pipeline and checks. Only a recorded run keeps digests and restores checkpoints."""
+        """Make scheduler, simulated pipeline and checks.
+
+        Only a recorded run keeps digests and restores checkpoints, with a twin that goes on beside it.
+        """
         limits = limits_of(config)
         return (
             EngineMachine(limits, digests=record),
             SimulatedPipeline(limits),
-            EngineOracle(limits, restores=record, pages=False),
+            EngineOracle(limits, restores=record, pages=False, twin=record),
         )
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
@@ -268,7 +277,7 @@ class LockstepAdapter(
     @property
     def contract_names(self) -> tuple[str, ...]:
         """Mutants that no engine had: each breaks a promise of this one; some need two added events."""
-        return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
+        return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS, *KEPT_NUMBERS))
 
     def bugs_met(self, codes: Container[int]) -> list[str]:
         """The mutants and contracts that break code with one of these ids."""

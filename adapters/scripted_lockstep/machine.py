@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from engine.core.errors import IntegrityError
-from engine.core.instruments import DigestChain, Pressure
+from engine.core.instruments import Pressure
 from engine.core.limits import Limits
 from engine.core.memory import KVMemory
 from engine.core.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
@@ -16,18 +15,7 @@ from engine.core.scheduler import Launched, Place, Scheduler, StepResult
 from scripted.core.promises import CachedPrefix
 from scripted.core.violation import Violation
 from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
-
-
-class SilentDigests(DigestChain):
-    """A digest that takes no steps: hashing is a third of a simulated step, and a search never reads the digest.
-
-    It has no hash object, which could not be copied with a fork.
-    """
-
-    keeps_steps: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        pass
+from scripted_lockstep.simulated.digests import SilentDigests
 
 
 class EngineMachine:

@@ -18,6 +18,7 @@ from engine.core.messages import (
     SamplingParams,
 )
 from engine.core.scheduler import Scheduler
+from engine.frontend.sessions.requests import rids_of, sampling_of
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 PREFILL_ENGINE: Final = "p0"
 DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
+# Ids of two bytes and the ids that their bytes look like: a search by bytes finds one inside another.
+_WIDE_IDS: Final = (256, 256, 258, 256, 260, 256, 0, 1)
 # Fields of a request that its verb and its message share, and those of its sampling.
 _OF_MESSAGE: Final = {
     "priority": "priority",
@@ -81,6 +84,16 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
         """POST ``/abort_request`` for one request, by its exact rid."""
         return AbortRequest(rid=t.rid_of("abort()", r)).post(t)
 
+    def apply(self, run: RunLike) -> None:
+        """Abort all choices of an answer, the last one with the call, as the front end does."""
+        *others, last = _choices_of(self.rid, run)
+        for rid in others:
+            run.give(Abort(rid=rid))
+        run.give(msgspec.structs.replace(self.message(run.new_call_id()), rid=last))
+
+    def reaches(self, run: RunLike) -> bool:
+        return super().reaches(run) or _choices_of(self.rid, run) != [self.rid]
+
     @property
     def body(self) -> Mapping[str, Any]:
         return {"rid": self.rid}
@@ -99,6 +112,15 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
         if event.finish_reason is not FinishReason.ABORT:
             return f"end {short_rid(event.rid)} ({event.finish_reason})"
         return f"abort {short_rid(event.rid)}"
+
+
+def _choices_of(rid: str, run: RunLike) -> list[str]:
+    """The live choices of an answer of several, in their order; otherwise the rid itself."""
+    live = run.oracle.account.live
+    if rid in live:
+        return [rid]
+    answers = [life.message for life in live.values() if life.message.first_choice == f"{rid}-0"]
+    return [message.rid for message in answers] or [rid]
 
 
 class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
@@ -129,7 +151,11 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         t.run.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in live, count=len(live))
 
     def apply(self, run: RunLike) -> None:
-        run.give(Abort(rid=self.rid))
+        for rid in _choices_of(self.rid, run):
+            run.give(Abort(rid=rid))
+
+    def reaches(self, run: RunLike) -> bool:
+        return super().reaches(run) or _choices_of(self.rid, run) != [self.rid]
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("disconnect", Code(variable_of(self.rid))),)
@@ -160,7 +186,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     ``logprobs_from`` is the first position of the prompt that it wants logprobs of, ``top_logprobs`` how many other
     tokens they list. ``timeout_s`` and ``waiting_timeout_s`` are time limits. Its output must match ``regex``; with
     ``dead_end`` nothing may follow the match, not even an end. ``lora`` names its LoRA, ``salt`` is its cache salt.
-    ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt from that one on.
+    ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt from that one on. The
+    token ids of a ``wide`` prompt have one byte or two. With ``n`` > 1 the answer has as many choices, which are
+    requests of their own.
     """
 
     temperature: float = 0.0
@@ -184,6 +212,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     salt: str | None = None
     dead_end: bool = False
     first_page: int | None = None
+    wide: bool = False
+    n: int = 1
 
     examples: ClassVar = (
         "start b prompt=20 new=3",
@@ -203,6 +233,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         "start b prompt=40 salt=u",
         "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
         "start b prompt=40 first_page=1",
+        "start b prompt=9 wide=True",
+        "start b prompt=9 n=2",
     )
     event: ClassVar = Generate
 
@@ -316,6 +348,11 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         return t.run.start(as_sent(body | given(cache_salt=cache_salt)), first_page=first_page)
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        ids = super().prompt_ids
+        return tuple([_WIDE_IDS[one % len(_WIDE_IDS)] for one in ids]) if self.wide else ids
+
+    @property
     def time_limits(self) -> tuple[float, ...]:
         """Its time limits, in seconds."""
         return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
@@ -351,13 +388,35 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     def apply(self, run: RunLike) -> None:
         """Give the next step the message that the front end of an engine of this role makes."""
         number = int(run.new_call_id().rpartition("-")[2])
-        message = self.message(self.whole_prompt(run))
-        at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
-        run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
+        messages, live = self._messages(self.whole_prompt(run)), run.oracle.account.live
+        if self.n > 1 and any(message.rid in live for message in messages):
+            return  # The front end sends no choice of an answer whose rids are in use.
+        for message in messages:
+            at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
+            run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
+
+    def _messages(self, prompt: tuple[int, ...] | None) -> list[Generate]:
+        """A message for each choice, as the front end sends them."""
+        message = self.message(prompt)
+        if self.n == 1:
+            return [message]
+        rids = rids_of(self.rid, self.n)
+        return [
+            msgspec.structs.replace(
+                message,
+                rid=rid,
+                sampling=sampling_of(message.sampling, choice),
+                choices=self.n,
+                first_choice=rids[0],
+            )
+            for choice, rid in enumerate(rids)
+        ]
 
     def verbs(self) -> tuple[Verb, ...]:
         prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
-        if self.shared and self.prompt:
+        if self.wide and self.prompt:
+            prompt = {"prompt_ids": list(self.prompt_ids)}
+        elif self.shared and self.prompt:
             own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
             text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
             prompt = {"prompt_ids": Code(text, self.prompt_ids)}
@@ -374,6 +433,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             first = self.logprobs_from if self.after else min(self.logprobs_from, self.prompt - 1)
             more |= {"return_logprob": True, "logprob_start_len": first}
         more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
+        more |= {"n": self.n} if self.n > 1 else {}
         if (grammar := self.grammar) is not None:
             more |= {"ebnf" if self.dead_end else "regex": grammar.text}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)

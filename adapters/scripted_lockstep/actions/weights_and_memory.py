@@ -72,12 +72,13 @@ def _seed_of(weights: str | None) -> int | None:
 class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
     """Replaces the weights by the embedded ones of ``seed``, or by those of ``path_of_weights``.
 
-    With ``timeout_s`` the update may be deferred.
+    With ``timeout_s`` the update may be deferred. ``back``: to the weights of the start, without naming them.
     """
 
     seed: int = 1
     timeout_s: float | None = None
     path_of_weights: str | None = None
+    back: bool = False
 
     examples: ClassVar = ("update", "update seed=3 timeout_s=2.5")
     event: ClassVar = UpdateWeights
@@ -104,14 +105,17 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
     @property
     def weights(self) -> str:
         """Return the new weights, as the route takes them."""
-        return _weights_of(self.seed) if self.path_of_weights is None else self.path_of_weights
+        if self.path_of_weights is not None:
+            return self.path_of_weights
+        return EMBEDDED_MODEL if self.back else _weights_of(self.seed)
 
     @property
     def body(self) -> Mapping[str, Any]:
         return {"model_path": self.weights} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def message(self, call_id: str) -> UpdateWeights:
-        return UpdateWeights(call_id=call_id, model_path=self.weights, timeout_s=as_seconds(self.timeout_s))
+        path = None if self.back else self.weights
+        return UpdateWeights(call_id=call_id, model_path=path, timeout_s=as_seconds(self.timeout_s))
 
     def verbs(self) -> tuple[Verb, ...]:
         later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
@@ -126,11 +130,16 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return cls.of_model(base.config.model), cls.of_model(base.config.model, DEFERRED_S)
+        update = cls.of_model(base.config.model)
+        name = base.config.model.partition(":")[0]
+        back = cls(back=True, path_of_weights=None if name == EMBEDDED_MODEL else name)
+        return update, cls.of_model(base.config.model, DEFERRED_S), back
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
         """The embedded weights as they were; embedded ones stand in for any others."""
+        if event.model_path is None:
+            return cls(back=True, timeout_s=event.timeout_s)
         seed = _seed_of(event.model_path)
         return cls(timeout_s=event.timeout_s) if seed is None else cls(seed=seed, timeout_s=event.timeout_s)
 

@@ -89,7 +89,8 @@ class RoleSpace:
 
     def _of_role(self, action: Any, rng: random.Random) -> Any:
         if self._role == "prefill" and isinstance(action, StartRequest):
-            return msgspec.structs.replace(action, first_page=rng.choice(_FIRST_PAGES))
+            # A decode engine asks for a prompt once, whatever is said to it.
+            return msgspec.structs.replace(action, first_page=rng.choice(_FIRST_PAGES), n=1)
         return action
 
 

@@ -4,6 +4,7 @@ from scripted.core.mutant import Mutant
 from scripted_lockstep.mutants.gallery import (
     CONTRACTS,
     ESCAPES,
+    KEPT_NUMBERS,
     MUTANTS,
     PAIRS,
     RACES,
@@ -11,4 +12,14 @@ from scripted_lockstep.mutants.gallery import (
     mutant_named,
 )
 
-__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "PAIRS", "RACES", "Mutant", "UnknownMutant", "mutant_named"]
+__all__ = [
+    "CONTRACTS",
+    "ESCAPES",
+    "KEPT_NUMBERS",
+    "MUTANTS",
+    "PAIRS",
+    "RACES",
+    "Mutant",
+    "UnknownMutant",
+    "mutant_named",
+]

@@ -1,10 +1,11 @@
-"""Checks that a checkpoint stands for the engine: the restored one caches, evicts and hits alike.
+"""Checks that a checkpoint stands for the engine: the restored one caches, evicts, hits and goes on alike.
 
 The engine itself is only read; all actions are on a restored copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,10 +15,11 @@ from engine.core.checkpoint import Checkpoint
 from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.memory import Node
-from engine.core.messages import Generate, SamplingParams, salt_key
+from engine.core.messages import Event, Generate, SamplingParams, salt_key
 from engine.core.recording.checkpoint import checkpoint_of, restored
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.violation import Violation
+from scripted_lockstep.simulated.digests import SilentDigests
 
 _RID: Final = "restored"
 # A large cache is evicted page by page only this far; each page costs an audit.
@@ -32,16 +34,47 @@ def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
     checkpoint = checkpoint_of(scheduler)
     if (checkpoint is not None) is not (is_due and not scheduler.pressure.is_on):
         raise Violation(f"a checkpoint is due: {is_due}, and the engine at rest makes {checkpoint}")
-    if checkpoint is None or not checkpoint.tree.runs:
+    if checkpoint is None:
         return
     try:
         twin = restored(scheduler.limits, checkpoint)
         if checkpoint_of(twin) != checkpoint:
             raise Violation(f"the checkpoint {checkpoint} is restored to what has the checkpoint {checkpoint_of(twin)}")
+        if not checkpoint.tree.runs:
+            return
         _check_hit(scheduler.limits, checkpoint)
         _check_eviction(twin)
     except (EngineError, AssertionError) as exc:
         raise Violation(f"an engine that is restored from {checkpoint} fails: {exc}") from exc
+
+
+class Twin:
+    """An engine restored from the latest checkpoint of another one, given the same events and expected to do the same.
+
+    What a checkpoint forgets shows when it matters: when a grammar is ready, a prefix evicted, a LoRA used.
+    """
+
+    def __init__(self) -> None:
+        self._twin: Scheduler | None = None
+
+    def follow(self, events: Sequence[Event], result: StepResult, scheduler: Scheduler) -> None:
+        """Take the step that the engine just took, and restore the twin where the engine is at rest. Raises Violation.
+
+        An engine that was replaced or reset begins without a twin.
+        """
+        twin = self._twin
+        if twin is not None and twin.step_number + 1 != scheduler.step_number:
+            twin = self._twin = None
+        try:
+            found = None if twin is None else twin.step(events, scheduler.now)
+            if found is not None and found != result:
+                raise Violation(f"what was restored from a checkpoint goes on with {found}, the engine with {result}")
+            checkpoint = checkpoint_of(scheduler) if events or result.replies else None
+            if checkpoint is not None:
+                self._twin = restored(scheduler.limits, checkpoint)
+                self._twin.digests = SilentDigests()
+        except (EngineError, AssertionError) as exc:
+            raise Violation(f"what was restored from a checkpoint fails: {exc}") from exc
 
 
 def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:

@@ -42,7 +42,7 @@ from scripted.core.violation import Violation
 from scripted_lockstep.oracle.cache_events import check_mirror
 from scripted_lockstep.oracle.growth import check_growth
 from scripted_lockstep.oracle.pages import Pages
-from scripted_lockstep.oracle.restoring import check_checkpoint
+from scripted_lockstep.oracle.restoring import Twin, check_checkpoint
 from scripted_lockstep.oracle.tokens_alone import check_tokens
 from scripted_lockstep.specification.conformance import Conformance
 
@@ -54,11 +54,14 @@ class EngineOracle(Oracle):
     takes the place of the SDK's checks of blocks.
 
     ``conformance`` compares with the executable specification, unless it is None. ``audits`` also runs the engine's own
-    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows the
-    page numbers of plans, for stages that do not report their reads.
+    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest, and with ``twin`` what
+    was restored goes on beside it. ``pages`` follows the page numbers of plans, for stages that do not report their
+    reads.
     """
 
-    def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True, pages: bool = True) -> None:
+    def __init__(
+        self, limits: Limits, *, audits: bool = True, restores: bool = True, pages: bool = True, twin: bool = False
+    ) -> None:
         super().__init__(
             depth=limits.depth,
             batch_requests=limits.most_requests,
@@ -70,6 +73,7 @@ class EngineOracle(Oracle):
         self._audits = audits
         self._restores = restores
         self._pages = Pages(limits) if pages else None
+        self._twin = Twin() if twin else None
         # This engine's outgoing transfers: where they go, and their numbers at the receiving engine.
         self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
         self._mirror = CacheMirror(limits.page_size) if limits.kv_events else None
@@ -138,6 +142,8 @@ class EngineOracle(Oracle):
             self.conformance.check(events, scheduler.now, result, scheduler)
             if self._pages is not None:
                 self._pages.follow(events, result, self.conformance.specification)
+        if self._twin is not None:
+            self._twin.follow(events, result, scheduler)
         if self._mirror is not None:
             check_mirror(self._mirror, result, scheduler.memory)
         if corruptions:

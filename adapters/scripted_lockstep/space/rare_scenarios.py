@@ -225,6 +225,11 @@ def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
         yield Placed(step, StartRequest(rid=f"o{number}", prompt=page + 1, new=1, seed=16))
         step += gap
     yield Placed(step + rng.randint(0, 3), Evict(pages=rng.choice((None, None, pages))))
+    if limits.chunking:
+        # A prefix that no prompt has hit: its request ends before its last part.
+        tokens = max(page, min(limits.prefill_budget_tokens + page, limits.total_pages // 3 * page))
+        yield Placed(2, StartRequest(rid="u", prompt=tokens, new=1, seed=17))
+        yield Placed(2 + limits.depth + rng.randint(0, 2), AbortRequest(rid="u"))
 
 
 def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:

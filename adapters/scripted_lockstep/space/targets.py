@@ -164,6 +164,11 @@ _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
 _OFTEN: Final = 0.3
 # One engine in this many publishes KV events.
 _TOLD_EVERY: Final = 4
+# Of the requests whose guesses are looked up, one in this many has ids of two bytes, and says one that they contain.
+_LOOKED_UP: Final = ("looked-up", "of-one-token")
+_WIDE_EVERY: Final = 3
+# One request in this many has choices.
+_CHOICES_EVERY: Final = 23
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
 _CARRIED: Final = 0.6
@@ -386,6 +391,12 @@ def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
             fields |= {"biased": StartRequest(**fields).prompt_ids[0], "bias": 100.0}
     if "stop" in fields and "biased" not in fields and rng.random() < 0.5:
         fields |= {"biased": fields["stop"], "bias": 100.0, "new_least": rng.choice((0, 1, 2, 4))}
+    is_plain = row.get("drafts") in _LOOKED_UP and "bias" not in row and "stop" not in fields
+    if is_plain and not zlib.crc32(repr(sorted(fields.items())).encode()) % _WIDE_EVERY:
+        # Drawn from the other fields, it changes no other request.
+        fields |= {"wide": True, "biased": 1, "bias": 100.0}
+    if "rids" not in row and not zlib.crc32(repr(sorted(fields.items())).encode()) % _CHOICES_EVERY:
+        fields["n"] = 2 + fields["prompt"] % 2
 
 
 def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:

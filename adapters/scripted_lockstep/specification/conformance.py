@@ -172,6 +172,9 @@ class Conformance:
             if not (_agree(self.specification, scheduler) and self._agree_on_load(scheduler)):
                 _compare_stats(self.specification.stats(), scheduler.stats())
             _compare_window(self.specification.memory, scheduler.memory.sliding_window)
+        weights = self.specification.calls.weights[-1] or ""
+        if weights != scheduler.books.weights:
+            _must_be_equal("Weight update", "the weights that are noted", weights, scheduler.books.weights)
         if expected.mode is ForwardMode.PREFILL or expected.mode is ForwardMode.MIXED:
             for rid in [segment.rid for segment in expected.segments]:
                 specified, request = self.specification.live[rid], scheduler.books.requests[rid]

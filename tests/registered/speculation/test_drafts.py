@@ -5,7 +5,7 @@ back, no request gives way to a guess, and nothing that is not verified becomes 
 nearly all of the probability, so that some guesses hold and some do not; stops, aborts, pauses and retractions while
 they are verified. Origin: vLLM pull requests 12193 and 42722, SGLang issues 13741 and 31599, transformers issue 47912.
 Mutants: wrong-guesses-count-as-computed, wrong-guesses-keep-their-pages, tokens-after-a-stop, guesses-are-published,
-window-slides-past-guesses, guesses-take-the-last-pages, failed-guesses-go-on.
+window-slides-past-guesses, guesses-take-the-last-pages, failed-guesses-go-on, guesses-of-the-ended-are-not-counted.
 """
 
 import itertools
@@ -39,6 +39,7 @@ VERIFYING = "guesses are in flight"
 TIGHT = "no more pages are free than requests run"
 RESTED = "guesses have rested"
 KEPT_NO_GUESS = "the last guesses are verified"
+HELD_AFTER_AN_ABORT = "a guess of an aborted request held"
 BOTH = [HELD, WRONG, VERIFYING]
 
 
@@ -188,6 +189,24 @@ def test_an_abort_while_guesses_are_verified(t, steps):
     yield from t.run_until_all_finished([r, other])
     yield from t.run_until_idle()
     assert r.finish_reason == "abort"
+
+
+@scripted(ONE_STAGE, must_reach=[VERIFYING, HELD_AFTER_AN_ABORT])
+def test_guesses_of_a_request_that_was_aborted_are_counted(t):
+    """The forward has verified them, whoever asked for it (vLLM pull request 28473)."""
+    for seed in range(8):
+        r = t.start_req(prompt_len=12, prompt_seed=seed, max_new_tokens=40, logit_bias=FEW, temperature=1.0, seed=seed)
+        yield from _run_until_verifying(t)
+        before = t.scheduler.stats().accepted_tokens
+        t.hold_results()
+        t.abort(r)
+        yield
+        t.release_results()
+        yield from t.run_until_idle()
+        counted = t.scheduler.stats().accepted_tokens
+        t.sometimes(HELD_AFTER_AN_ABORT, counted > before)
+        held = sum(sum(getattr(event, "accepted", ())) for record in t.history for event in record.events)
+        assert counted == held, f"{held} guesses held, but {counted} are counted"
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])

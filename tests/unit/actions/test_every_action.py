@@ -129,7 +129,8 @@ class Verbatim:
     def name_of(self, rid: str) -> str:
         return rid
 
-    new_name_of = name_of
+    def new_name_of(self, rid: str) -> str:
+        return rid.removesuffix("-0")  # the first choice of an answer of several
 
     def new_tokens_of(self, message: Generate) -> int:
         return message.sampling.max_new_tokens
