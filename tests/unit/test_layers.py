@@ -97,6 +97,7 @@ ROOMS = (
     "scripted_lockstep",
     "scripted_lockstep.adapter",
     "scripted_lockstep.fleet",
+    "scripted_lockstep.sessions",
     "scripted_sglang",
     "scripted_transformers",
     "scripted_vllm",
