@@ -33,6 +33,7 @@ from scripted.script.scripted_test import ScriptedTest
 from scripted.search import shrinking, written_test
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.generated import first_of, generated_schedule
+from scripted.search.kinds import Sorter
 from scripted.search.shrinking import SHRINK_BUDGET_S, Shrunk
 from scripted.search.strategies import StrategyName
 from scripted.search.targets import is_one_word, target_named, workload_named
@@ -56,15 +57,17 @@ def explore(
     mutant: str | None = None,
     stop_at_first: bool = False,
     watch: Callable[[SearchReport], None] = lambda _: None,
+    sorter: Sorter | None = None,
 ) -> SearchReport:
-    """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has the first of each kind.
+    """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has one for each promise.
 
     ``target`` is a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or a Schedule. None
     is generated targets, other ones for each ``seed``, or with ``corpus`` the workloads of the adapter. ``strategy`` is
     what is added: if it is not given, random events to generated targets, else one event everywhere. The exhaustive one
     adds ``events`` at a time. A search without an end stops after a minute, unless ``schedules`` or ``minutes`` say
-    when. ``watch`` is called with the report as it grows. Raises ScriptDefinitionError, or what the adapter raises for
-    a bad configuration or an unknown mutant.
+    when. ``watch`` is called with the report as it grows. A ``sorter`` tells the kinds of failure by their causes, and
+    ``stop_at_first`` then means the first new kind. Raises ScriptDefinitionError, or what the adapter raises for a bad
+    configuration or an unknown mutant.
     """
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
@@ -96,10 +99,16 @@ def explore(
         jobs=jobs,
         ray=ray,
         mutant=mutant,
-        stop_at_first=stop_at_first,
+        stop_at_first=stop_at_first and sorter is None,
         adapter=adapter,
     )
-    return Campaign(plan, watch).run()
+    if sorter is None:
+        return Campaign(plan, watch).run()
+    is_enough = (lambda: bool(sorter.new)) if stop_at_first else (lambda: False)
+    report = Campaign(plan, watch, sort=sorter.add, is_enough=is_enough).run()
+    with switched_on(known, mutant):
+        sorter.finish()
+    return report
 
 
 def replay(

@@ -33,11 +33,12 @@ _PARTS: Final = 4
 
 
 class SearchReport:
-    """The results of a campaign so far. ``findings`` has the first failure of each signature."""
+    """The results of a campaign so far. ``findings`` has the first failure of each signature; ``failed`` counts runs."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.schedules = 0
+        self.failed = 0
         self.unreached = 0
         self.rejoined = 0
         self.cpu_s = 0.0
@@ -54,6 +55,7 @@ class SearchReport:
 
     def add(self, result: UnitResult) -> None:
         self.schedules += result.schedules
+        self.failed += result.failed
         self.unreached += result.unreached
         self.rejoined += result.rejoined
         self.cpu_s += result.cpu_s
@@ -65,21 +67,34 @@ class SearchReport:
 
 
 class Campaign:
-    """One search. ``watch`` is called with every unit that is done."""
+    """One search. ``watch`` is called with every unit that is done, ``sort`` with every failure that it hands over.
 
-    def __init__(self, plan: SearchPlan, watch: Callable[[SearchReport], None] = lambda _: None) -> None:
+    ``is_enough`` is asked between two units.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        watch: Callable[[SearchReport], None] = lambda _: None,
+        *,
+        sort: Callable[[Finding], None] = lambda _: None,
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._plan = plan
         self._watch = watch
+        self._sort = sort
+        self._is_enough = is_enough
         self._report = SearchReport()
 
     def run(self) -> SearchReport:
-        """Search until there is nothing left to do."""
+        """Search until there is nothing left to do. The mutant is on in this process too, where failures are sorted."""
         forget_targets()
         units = self._units()
-        if self._plan.ray is not None:
-            ended = self._run_on_ray(units, self._plan.ray)
-        else:
-            ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
+        with switched_on(adapter_named(self._plan.adapter), self._plan.mutant):
+            if self._plan.ray is not None:
+                ended = self._run_on_ray(units, self._plan.ray)
+            else:
+                ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
         self._report.complete = ended and strategy_of(self._plan).complete
         self._report.seconds = time.monotonic() - self._report.started
         return self._report
@@ -135,7 +150,7 @@ class Campaign:
                 yield Unit(target, part, parts, count, until)
 
     def _run_here(self, units: Iterator[Unit]) -> bool:
-        with switched_on(adapter_named(self._plan.adapter), self._plan.mutant), _rare_collections():
+        with _rare_collections():
             for unit in units:
                 if self._is_over():
                     return False
@@ -184,6 +199,8 @@ class Campaign:
 
     def _take(self, result: UnitResult) -> None:
         self._report.add(result)
+        for finding in result.findings:
+            self._sort(finding)
         self._watch(self._report)
 
     def _is_over(self) -> bool:
@@ -193,6 +210,7 @@ class Campaign:
             or (plan.seconds is not None and time.monotonic() - report.started >= plan.seconds)
             or (plan.cpu_seconds is not None and report.cpu_s >= plan.cpu_seconds)
             or (plan.stop_at_first and bool(report.findings))
+            or self._is_enough()
             or any(finding.failure.hangs for finding in report.findings.values())
         )
 

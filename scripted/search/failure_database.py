@@ -1,10 +1,12 @@
-"""Keeps the failures of searches in a file of the user's project, to be run first the next time and shared.
+"""Keeps the findings of a project in a file: run first by the next search, named by their numbers, shared as a file.
 
-One failure a line, as JSON: a schedule that replays it, and why it failed. Of each kind of failure the newest is kept.
+One finding a line, as JSON: the smallest schedule that shows it, and why it fails. Its number is never given again
+while it is kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +24,22 @@ from scripted.search.shrinking import way_to_fail
 DEFAULT_FAILURES: Final = Path(".scripted/failures.jsonl")
 # A replay takes milliseconds, so all of them take a second or two.
 FAILURES_LIMIT: Final = 200
+_TEXT_LIMIT_CHARS: Final = 2_000
 
 
-class SavedFailure(msgspec.Struct, frozen=True):
-    """``schedule`` is the line that replays it; ``text`` is what the failure said."""
+class SavedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``schedule`` is the line that replays it; ``text`` is what the failure said.
+
+    ``decision`` is the scheduler's wrong decision, ``seen`` how many runs of the search that found it failed so.
+    """
 
     adapter: str
     schedule: str
     signature: str
     text: str
+    number: int = 0
+    seen: int = 1
+    decision: str = ""
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -48,14 +57,27 @@ class FailureDatabase:
         self._file = file
 
     def read(self) -> list[SavedFailure]:
-        """All of them, oldest first, without lines that are none. Raises ScriptDefinitionError for another file."""
+        """All of them, oldest first, without lines that are none. Raises ScriptDefinitionError for another file.
+
+        A line without a number, of an older version, gets the next one.
+        """
         saved, damaged = self._lines()
         if damaged and not saved:
             number, why, _ = damaged[0]
             raise ScriptDefinitionError(
                 f"line {number} of {self._file} is no saved failure ({why}), nor is any other; name another file"
             )
-        return saved
+        free = itertools.count(1 + max((one.number for one in saved), default=0))
+        return [one if one.number else msgspec.structs.replace(one, number=next(free)) for one in saved]
+
+    def numbered(self, number: int) -> SavedFailure:
+        """The finding of this number. Raises ScriptDefinitionError where there is none."""
+        saved = self.read()
+        for one in saved:
+            if one.number == number:
+                return one
+        there = ", ".join(str(one.number) for one in saved) or "none"
+        raise ScriptDefinitionError(f"{self._file} keeps no finding {number}; there are: {there}")
 
     def set_damaged_aside(self) -> list[str]:
         """Move lines that are no saved failures to a file beside this one. Returns a sentence for each of them.
@@ -74,11 +96,25 @@ class FailureDatabase:
             for number, why, _ in damaged
         ]
 
-    def add(self, schedule: Schedule, failure: Failure) -> None:
-        """Keep a failure, in place of an older one of its kind. Raises OSError."""
-        new = SavedFailure(schedule.of, str(schedule), failure.signature, failure.text)
-        others = [one for one in self.read() if (one.adapter, one.signature) != (new.adapter, new.signature)]
-        self._write([*others, new])
+    def add(self, schedule: Schedule, failure: Failure, decision: str = "") -> SavedFailure:
+        """Keep a finding with the next number; one of the same schedule keeps its own. Raises OSError."""
+        saved = self.read()
+        old = next((one for one in saved if (one.adapter, one.schedule) == (schedule.of, str(schedule))), None)
+        number = old.number if old else 1 + max((one.number for one in saved), default=0)
+        text = failure.text[:_TEXT_LIMIT_CHARS]
+        new = SavedFailure(schedule.of, str(schedule), failure.signature, text, number, decision=decision)
+        self._write([*(one for one in saved if one is not old), new])
+        return new
+
+    def replace(self, new: SavedFailure) -> None:
+        """Keep this in place of the finding of its number. Raises OSError."""
+        self._write([new if one.number == new.number else one for one in self.read()])
+
+    def forget(self, number: int) -> SavedFailure:
+        """Drop the finding of this number. Raises ScriptDefinitionError where there is none, and OSError."""
+        gone = self.numbered(number)
+        self._write([one for one in self.read() if one.number != number])
+        return gone
 
     def replay(self, adapter: str) -> Iterator[Replayed]:
         """Run those of an adapter again, newest first. What no longer fails, or cannot be read any more, is dropped.
@@ -91,7 +127,7 @@ class FailureDatabase:
         for saved in mine:
             failure, why = _replayed(saved)
             if failure is None:
-                self._write([one for one in self.read() if one != saved])
+                self._write([one for one in self.read() if one.number != saved.number])
             yield Replayed(saved, failure, why)
 
     def _lines(self) -> tuple[list[SavedFailure], list[tuple[int, str, bytes]]]:

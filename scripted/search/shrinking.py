@@ -42,13 +42,20 @@ class Shrunk(msgspec.Struct, frozen=True):
     is_minimal: bool
 
 
-def shrink(schedule: Schedule, signature: str | None = None, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
+def shrink(
+    schedule: Schedule,
+    signature: str | None = None,
+    *,
+    budget_s: float = SHRINK_BUDGET_S,
+    keeps: Callable[[Schedule], bool] = lambda _: True,
+) -> Shrunk:
     """Make a failing schedule small. One that does not fail comes back as it is.
 
     ``signature`` is that of the failure that was found. It is kept even where a whole run fails in another way: a
-    search leaves some checks out in some of its runs, and without those it is seen again.
+    search leaves some checks out in some of its runs, and without those it is seen again. ``keeps``: a smaller schedule
+    must have this too.
     """
-    search = _Search(schedule, signature, budget_s)
+    search = _Search(schedule, signature, budget_s, keeps)
     if search.signature is not None:
         while search.improve():
             pass
@@ -74,13 +81,16 @@ def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[...
 class _Search:
     """The best schedule so far; everything else is a candidate."""
 
-    def __init__(self, schedule: Schedule, signature: str | None, budget_s: float) -> None:
+    def __init__(
+        self, schedule: Schedule, signature: str | None, budget_s: float, keeps: Callable[[Schedule], bool]
+    ) -> None:
         self.started = time.monotonic()
         # A process that was stopped or starved for a while shrinks no less.
         self._clock = time.process_time
         self._deadline = self._clock() + budget_s
         self.best = schedule
         self.runs = 1
+        self._keeps = keeps
         self._tried: set[Schedule] = set()
         self._timeout_s: float | None = None
         self._execute, failure = way_to_fail(schedule, signature)
@@ -111,7 +121,7 @@ class _Search:
             failure = self._execute(candidate, timeout_s=self._timeout_s).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
             return False  # Settings that need one another.
-        if failure is None or failure.signature != self.signature:
+        if failure is None or failure.signature != self.signature or not self._keeps(candidate):
             return False
         self.best = candidate
         return True

@@ -23,6 +23,9 @@ from scripted.search.targets import Target, schedule_of, target_named
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # With the names of events beside it, no wider than 100 columns.
 _STATES_WIDTH_COLUMNS = 70
+# Failures that one unit hands over: of each promise some, with different events added.
+_FAILURES_LIMIT: Final = 64
+_FAILURES_OF_A_PROMISE: Final = 8
 
 
 class Coverage:
@@ -117,10 +120,14 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """The results of one unit. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time."""
+    """The results of one unit. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time.
+
+    ``findings`` are some of its ``failed`` runs: of each promise a few, with different events added.
+    """
 
     target: str
     schedules: int
+    failed: int
     unreached: int
     rejoined: int
     cells: tuple[tuple[Cell, int], ...]
@@ -151,6 +158,25 @@ def _prepared_target(name: str, plan: SearchPlan, *, is_copied: bool) -> Target:
     return _prepared[key]
 
 
+class _Failures:
+    """Failures of a unit: of each promise a few, with different events added."""
+
+    def __init__(self, unit: Unit, plan: SearchPlan) -> None:
+        self._unit = unit
+        self._plan = plan
+        self._of_a_promise = Counter[str]()
+        self.count = 0
+        self.kept: dict[tuple[str, tuple[str, ...]], Finding] = {}
+
+    def add(self, extra: tuple[Placed, ...], failure: Failure) -> None:
+        self.count += 1
+        key = failure.signature, tuple(sorted(placed.action.kind for placed in extra))
+        of_it = self._of_a_promise[failure.signature]
+        if key not in self.kept and of_it < _FAILURES_OF_A_PROMISE and len(self.kept) < _FAILURES_LIMIT:
+            self._of_a_promise[failure.signature] += 1
+            self.kept[key] = Finding(self._unit.target, extra, failure, self._plan.adapter, self._plan.mutant)
+
+
 def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     """Do one unit of a campaign in this process, with the mutant of its plan switched on."""
     started, counted = time.process_time(), Coverage()
@@ -158,7 +184,7 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     # For one run a copy costs more than it saves.
     target = _prepared_target(unit.target, plan, is_copied=unit.count != 1)
     rejoined = target.rejoined
-    findings: dict[str, Finding] = {}
+    failures = _Failures(unit, plan)
     schedules = unreached = 0
     for added in _additions(unit, strategy, target):
         if isinstance(added, Drawn):
@@ -170,17 +196,20 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
         unreached += len(outcome.unreached)
         counted.add(outcome.cells)
         if outcome.failure is not None:
-            findings.setdefault(
-                outcome.failure.signature, Finding(unit.target, extra, outcome.failure, plan.adapter, plan.mutant)
-            )
+            failures.add(extra, outcome.failure)
             if plan.stop_at_first or outcome.failure.hangs:
                 break
         if unit.until is not None and time.time() >= unit.until:
             break
-    cells = tuple(counted.counts.items())
-    spent = time.process_time() - started
     return UnitResult(
-        unit.target, schedules, unreached, target.rejoined - rejoined, cells, tuple(findings.values()), spent
+        unit.target,
+        schedules,
+        failures.count,
+        unreached,
+        target.rejoined - rejoined,
+        tuple(counted.counts.items()),
+        tuple(failures.kept.values()),
+        time.process_time() - started,
     )
 
 

@@ -38,14 +38,19 @@ def test_what_still_fails_is_told_and_what_does_not_is_dropped(tmp_path: Path) -
     assert database.read() == []
 
 
-def test_of_each_kind_the_newest_is_kept_and_of_all_so_many(tmp_path: Path) -> None:
+def test_each_is_kept_under_its_number_and_of_all_so_many(tmp_path: Path) -> None:
+    """Two causes may break the same promise with the same words; one schedule is one finding."""
     database = FailureDatabase(tmp_path / "failures.jsonl")
     database.add(RACE, Failure("Violation", "1", 1, "a kind"))
     database.add(Schedule.parse("default; 1 flush"), Failure("Violation", "2", 1, "a kind"))
-    assert [one.text for one in database.read()] == ["2"]
+    database.add(RACE, Failure("Violation", "3" * 100_000, 1, "a kind"))
+    assert [(one.number, one.text[:1]) for one in database.read()] == [(2, "2"), (1, "3")]
+    assert len((tmp_path / "failures.jsonl").read_bytes()) < 5_000
     for number in range(FAILURES_LIMIT):
-        database.add(RACE, Failure("Violation", "", 1, f"kind {number}"))
+        database.add(Schedule.parse(f"default; {number + 2} flush"), Failure("Violation", "", 1, "a kind"))
     assert len(database.read()) == FAILURES_LIMIT
+    assert database.forget(150).schedule == "default; 149 flush"
+    assert 150 not in [one.number for one in database.read()]
     assert [path.name for path in tmp_path.iterdir()] == ["failures.jsonl"]
 
 
@@ -109,6 +114,12 @@ def test_explore_keeps_what_it_finds_and_runs_it_first(tmp_path: Path) -> None:
     assert mended.exit_code == 0
     assert "dropped a kept failure: it no longer fails" in mended.output
     assert file.read_text() == ""
+
+
+def test_a_line_of_an_older_version_gets_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "failures.jsonl"
+    file.write_text(RIGHT + RIGHT.replace('"s"', '"s","number":4'))
+    assert [one.number for one in FailureDatabase(file).read()] == [5, 4]
 
 
 @pytest.mark.parametrize("more", [["--mutant", FLUSH], ["--no-keep"]])

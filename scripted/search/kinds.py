@@ -1,0 +1,383 @@
+"""Sorts the failures of a search by their causes: kinds of failure, with the known ones among them.
+
+A failure is of a kind if it has the kind's parts, settings and events, still fails with these alone, and no longer
+fails in its way without one of them. What no kind explains is shrunk, and is of the kind whose smallest schedule
+breaks the same promise with the same parts, or has the same wrong decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeGuard
+
+import msgspec
+
+from scripted.core.defects import Defect, is_of
+from scripted.core.placed_action import Placed
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.decisions import Branch, Decisions
+from scripted.search.execution import Failure
+from scripted.search.failure_database import SavedFailure
+from scripted.search.other_tree import OtherTree
+from scripted.search.shrinking import Shrunk, shrink, way_to_fail
+from scripted.search.units import Finding
+
+# Kinds that a search tells apart, and failures that wait to be sorted; further ones are counted.
+_KINDS_LIMIT: Final = 200
+_WAITING_LIMIT: Final = 200
+# The part of a search's time that goes to sorting, and what it may take at once.
+_SHARE: Final = 0.3
+_AT_ONCE_S: Final = 10.0
+# A failure may have the parts of so many kinds, one behind the other.
+_LAYERS: Final = 3
+
+
+class Part(NamedTuple):
+    """A setting that is not at its default, a kind of event, or a field of one that is not at its default."""
+
+    event: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
+
+
+class Kind:
+    """Failures of one cause. ``schedule`` is the smallest that shows it; None for a target that is a script.
+
+    ``parts`` are of ``schedule``, ``shapes`` of all smallest schedules. ``decision`` is the wrong decision of
+    the scheduler. ``seen`` counts failures.
+    ``defect``: it is known. ``number``: it is kept under it; 0 is not kept. ``is_old``: an earlier search found it.
+    """
+
+    def __init__(
+        self,
+        finding: Finding,
+        schedule: Schedule | None,
+        failure: Failure,
+        *,
+        shrunk: Shrunk | None = None,
+        decision: str = "",
+        defect: Defect | None = None,
+        number: int = 0,
+    ) -> None:
+        self.finding = finding
+        self.schedule = schedule
+        self.failure = failure
+        self.shrunk = shrunk
+        self.decision = decision
+        self.signatures = {failure.signature, finding.failure.signature}
+        self.branch: Branch | None = None
+        # The scheduler's code that all of its failures need.
+        self.needed: frozenset[tuple[str, int]] = frozenset()
+        self.is_examined = False
+        self.defect = defect
+        self.number = number
+        self.is_old = bool(number)
+        self.seen = 0 if defect or number else 1
+        self.parts = frozenset() if schedule is None else parts_of(schedule)
+        self.shapes = [] if schedule is None else [self.parts]
+
+    def take(self, other: Kind) -> None:
+        """Learn from another failure of this cause."""
+        self.shapes += [other.parts] if other.parts not in self.shapes else []
+        self.signatures |= other.signatures
+        if self.branch is None:
+            self.branch, self.decision = other.branch, other.decision or self.decision
+        self.needed = self.needed & other.needed or self.needed
+
+    @property
+    def is_new(self) -> bool:
+        return self.defect is None and not self.is_old
+
+    @property
+    def is_replayed(self) -> bool:
+        """Its schedule fails from its beginning."""
+        return self.shrunk is None or self.shrunk.fails
+
+    @property
+    def events(self) -> list[str]:
+        """The kinds of event of the smallest schedule."""
+        return sorted({part.event for part in self.parts if part.event})
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings of the smallest schedule that are not at their defaults."""
+        return sorted(part.name for part in self.parts if not part.event)
+
+
+class Sorter:
+    """Sorts failures as they come. ``on_new`` is called with each new kind.
+
+    With ``against``, only what does not fail there is a finding; ``in_both`` counts the rest. ``unsorted`` counts the
+    failures that were not looked at: too many kinds, or too many in too little time.
+    """
+
+    def __init__(self, *, on_new: Callable[[Kind], None] = lambda _: None, against: OtherTree | None = None) -> None:
+        self.kinds: list[Kind] = []
+        self.gone: list[Defect] = []
+        self.in_both = 0
+        self.unsorted = 0
+        self._on_new = on_new
+        self._against = against
+        self._waiting: deque[Finding] = deque()
+        self._started = time.monotonic()
+        self._spent_s = 0.0
+
+    @property
+    def new(self) -> list[Kind]:
+        """The kinds that are neither known nor kept."""
+        return [kind for kind in self.kinds if kind.is_new]
+
+    def add_known(self, defect: Defect, adapter: str) -> None:
+        """Run a known defect's schedules; one of which none fails is ``gone``."""
+        tried = [_known(text, defect, adapter) for text in defect.schedules if is_of(text, adapter)]
+        kinds = [kind for kind in tried if kind is not None]
+        self.kinds += kinds
+        if not kinds:
+            self.gone.append(defect)
+
+    def add_kept(self, saved: SavedFailure, failure: Failure) -> None:
+        """Know a kept finding, which still fails."""
+        schedule = Schedule.parse(saved.schedule, of=saved.adapter)
+        finding = Finding(str(schedule), (), failure, saved.adapter)
+        kind = Kind(finding, schedule, failure, decision=saved.decision, number=saved.number)
+        kind.shapes = [_fewest_parts(schedule, failure.signature)]
+        self.kinds.append(kind)
+
+    def add(self, finding: Finding) -> None:
+        """Sort a failure now, or later where too much of the search's time went to sorting."""
+        elapsed = time.monotonic() - self._started
+        self._waiting.append(finding)
+        if len(self._waiting) > _WAITING_LIMIT:
+            self._waiting.popleft()
+            self.unsorted += 1
+        while self._waiting and self._spent_s < _AT_ONCE_S + _SHARE * elapsed:
+            self.sort(self._waiting.popleft())
+
+    def finish(self, seconds: float = 4 * _AT_ONCE_S) -> None:
+        """Sort what still waits, for so long at most."""
+        until = time.monotonic() + seconds
+        while self._waiting and time.monotonic() < until:
+            self.sort(self._waiting.popleft())
+        self.unsorted += len(self._waiting)
+        self._waiting.clear()
+
+    def sort(self, finding: Finding) -> None:
+        """Sort a failure now."""
+        started = time.monotonic()
+        schedule = finding.schedule
+        if schedule is None:
+            self._sort_script(finding)
+        elif len(self.kinds) >= _KINDS_LIMIT:
+            self.unsorted += 1
+        else:
+            self._sort(finding, schedule)
+        self._spent_s += time.monotonic() - started
+
+    def _sort_script(self, finding: Finding) -> None:
+        """A script cannot be shrunk: its failures are told apart by promise, place and the events added."""
+        events = sorted(one.action.kind for one in finding.extra)
+        for kind in self.kinds:
+            other = kind.finding
+            if (
+                kind.schedule is None
+                and (other.target, other.failure.signature, other.failure.place)
+                == ((finding.target, finding.failure.signature, finding.failure.place))
+                and sorted(one.action.kind for one in other.extra) == events
+            ):
+                kind.seen += 1
+                return
+        self._begin(Kind(finding, None, finding.failure))
+
+    def _sort(self, finding: Finding, schedule: Schedule) -> None:
+        signature = finding.failure.signature
+        if not self._is_only_here(schedule, signature):
+            self.in_both += 1
+            return
+        for _ in range(_LAYERS):
+            kind, rest = self._explained(schedule, signature)
+            if kind is None:
+                break
+            if rest is None:
+                kind.seen += 1
+                return
+            schedule = rest
+        shrunk = shrink(schedule, signature, keeps=lambda smaller: self._is_only_here(smaller, signature))
+        _, failure = way_to_fail(shrunk.schedule, signature)
+        found = Kind(finding, shrunk.schedule, failure or finding.failure, shrunk=shrunk)
+        same = self._same(found)
+        if same is None:
+            self._begin(found)
+        else:
+            same.seen += 1
+            same.take(found)
+
+    def _begin(self, kind: Kind) -> None:
+        self.kinds.append(kind)
+        self._on_new(kind)
+
+    def _explained(self, schedule: Schedule, signature: str) -> tuple[Kind | None, Schedule | None]:
+        """The kind that is the whole cause of this failure; or what fails in the same way without a kind's cause.
+
+        A schedule may have two causes, and the second one must not hide behind the first.
+        """
+        parts = parts_of(schedule)
+        for kind in self.kinds:
+            if kind.schedule == schedule and kind.failure.signature == signature:
+                return kind, None
+            for shape in kind.shapes:
+                if not shape <= parts or not self._shows(kind, restricted(schedule, shape)):
+                    continue
+                rests = [rest for part in sorted(shape) if _has_starts(rest := _without(schedule, part))]
+                still = [rest for rest in rests if _fails(rest, signature)]
+                if not still and (rests or signature == kind.failure.signature):
+                    return kind, None
+                if len(still) == len(rests) and still:
+                    return kind, still[0]
+        return None, None
+
+    def _shows(self, kind: Kind, schedule: Schedule | None) -> bool:
+        """Whether a schedule breaks a promise that this kind breaks, or is mended by the same decision."""
+        failure = _failure(schedule)
+        if schedule is None or failure is None:
+            return False
+        if failure.signature in kind.signatures:
+            return True
+        _examine(kind)
+        return kind.branch is not None and Decisions(schedule).is_mended_by(kind.branch)
+
+    def _same(self, found: Kind) -> Kind | None:
+        """The kind that a failure which none explains is of, all the same."""
+        for kind in self.kinds:
+            if found.failure.signature in kind.signatures and found.parts in kind.shapes:
+                return kind
+        assert found.schedule is not None, "what is compared is shrunk"
+        decisions = Decisions(found.schedule)
+        for kind in self.kinds:
+            if found.failure.signature in kind.signatures or set(kind.settings) <= set(found.settings):
+                _examine(kind)
+            if kind.branch is not None and decisions.is_mended_by(kind.branch):
+                return kind
+        _examine(found, decisions)
+        return next((kind for kind in self.kinds if self._is_alike(kind, found)), None)
+
+    def _is_alike(self, kind: Kind, found: Kind) -> bool:
+        """Whether two failures need the same code: the same promise is broken, or most of that code is common."""
+        if not kind.is_examined:
+            return False
+        if kind.branch is not None and found.branch is not None:
+            return False  # Two wrong decisions, of which the first one does not mend the second failure.
+        common, every = kind.needed & found.needed, kind.needed | found.needed
+        if found.failure.signature in kind.signatures:
+            return bool(common) or not kind.needed or not found.needed
+        return 2 * len(common) > len(every) and kind.settings == found.settings
+
+    def _is_only_here(self, schedule: Schedule, signature: str) -> bool:
+        return self._against is None or self._against.failure_of(schedule, signature) is None
+
+
+def parts_of(schedule: Schedule) -> frozenset[Part]:
+    """Return the parts of a schedule, whatever the numbers in it."""
+    found = {Part(name=name) for name in schedule.adapter.config_words(schedule.config)}
+    for one in schedule.placed:
+        found.add(Part(one.action.kind))
+        found.update(Part(one.action.kind, name) for name in _set_fields(one))
+    return frozenset(found)
+
+
+def restricted(schedule: Schedule, parts: frozenset[Part]) -> Schedule | None:
+    """Return the schedule with these parts alone: other settings and fields at their defaults, other events left out.
+
+    None where the adapter refuses that.
+    """
+    words = schedule.adapter.config_words(schedule.config)
+    kept = {name: str(value) for name, value in words.items() if Part(name=name) in parts}
+    try:
+        placed = [_plain(one, parts) for one in schedule.placed if Part(one.action.kind) in parts]
+        return schedule.with_config(schedule.adapter.read_config(kept)).of_placed(placed)
+    except (ScriptDefinitionError, ValueError):
+        return None
+
+
+def _plain(placed: Placed, parts: frozenset[Part]) -> Placed:
+    """The event with these fields alone; others at their defaults."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(placed.action)}
+    kind = placed.action.kind
+    plain = {name: defaults[name] for name in _set_fields(placed) if Part(kind, name) not in parts}
+    return Placed(placed.step, msgspec.structs.replace(placed.action, **plain))
+
+
+def _examine(kind: Kind, decisions: Decisions | None = None) -> None:
+    """Look once for a kind's wrong decision, and for the code that it needs."""
+    if kind.is_examined or kind.schedule is None:
+        return
+    kind.is_examined = True
+    decisions = decisions or Decisions(kind.schedule)
+    kind.branch = decisions.wrong()
+    kind.decision = str(kind.branch or kind.decision)
+    kind.needed = decisions.needed(_neighbours(kind))
+
+
+def _neighbours(kind: Kind) -> Iterator[Schedule]:
+    """The smallest schedule without one of its parts each."""
+    assert kind.schedule is not None, "it was shrunk"
+    for part in sorted(kind.parts):
+        if _has_starts(other := _without(kind.schedule, part)):
+            yield other
+
+
+def _has_starts(schedule: Schedule | None) -> TypeGuard[Schedule]:
+    return schedule is not None and any(one.action.is_start for one in schedule.placed)
+
+
+def _without(schedule: Schedule, part: Part) -> Schedule | None:
+    return restricted(schedule, parts_of(schedule) - {part})
+
+
+def _set_fields(placed: Placed) -> Iterator[str]:
+    for field in msgspec.structs.fields(placed.action):
+        has_default = field.default is not msgspec.NODEFAULT
+        if has_default and field.name != "rid" and getattr(placed.action, field.name) != field.default:
+            yield field.name
+
+
+def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
+    """A known defect as a kind; None where its schedule passes, or is refused by this version."""
+    try:
+        schedule = Schedule.parse(text)
+    except (ScriptDefinitionError, ValueError):
+        return None
+    failure = _failure(schedule)
+    if failure is None:
+        return None
+    kind = Kind(Finding(text, (), failure, adapter), schedule, failure, defect=defect)
+    kind.shapes = [_fewest_parts(schedule, failure.signature)]
+    return kind
+
+
+def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[Part]:
+    """The parts that a failing schedule needs; one that was written by hand may have more."""
+    for part in sorted(parts_of(schedule)):
+        smaller = _without(schedule, part)
+        if _has_starts(smaller) and _fails(smaller, signature):
+            schedule = smaller
+    return parts_of(schedule)
+
+
+def _fails(schedule: Schedule | None, signature: str) -> bool:
+    """Whether a schedule fails like this; one that makes no run does not."""
+    failure = _failure(schedule, signature)
+    return failure is not None and failure.signature == signature
+
+
+def _failure(schedule: Schedule | None, signature: str | None = None) -> Failure | None:
+    if schedule is None:
+        return None
+    try:
+        return way_to_fail(schedule, signature)[1]
+    except (ScriptDefinitionError, HarnessError, ValueError):
+        return None

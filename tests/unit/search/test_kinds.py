@@ -1,0 +1,108 @@
+"""Failures are sorted by their causes, and nothing hides behind the first one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripted_lockstep.bugs.mutants import switched_on
+
+from benchmarks.sorting import judge
+from scripted.core.defects import Defect
+from scripted.core.placed_action import Placed
+from scripted.core.schedule import Schedule
+from scripted.search.decisions import Decisions
+from scripted.search.execution import execute
+from scripted.search.kinds import Kind, Part, Sorter, parts_of, restricted
+from scripted.search.units import Finding
+
+FLUSH = "flush-ignores-in-flight"
+RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
+
+
+def finding(text: str, mutant: str | None = None) -> Finding:
+    failure = execute(Schedule.parse(text)).failure
+    assert failure is not None
+    return Finding(text, (), failure, mutant=mutant)
+
+
+def test_a_failure_of_another_schedule_is_of_the_same_kind() -> None:
+    """Other settings, events and numbers beside the cause make no other kind."""
+    seen: list[Kind] = []
+    with switched_on(FLUSH):
+        sorter = Sorter(on_new=seen.append)
+        sorter.add(finding(RACE))
+        sorter.add(finding("pp_size=4 pp_async_depth=1 page_size=4; 1 start b prompt=9; 2 abort c; 5 flush"))
+        sorter.add(finding("pp_size=2 pp_async_depth=2; 1 start a prompt=70 new=3; 1 start b prompt=5; 3 flush"))
+    (kind,) = seen
+    assert sorter.kinds == seen
+    assert kind.seen == 3
+    assert "flush" in kind.events
+
+
+def test_two_causes_of_one_schedule_are_two_kinds() -> None:
+    """The second bug's failure is not hidden behind the first one's, which shows in every schedule that it is in."""
+    sorter = Sorter()
+    with switched_on(FLUSH):
+        sorter.add(finding(RACE))
+    with switched_on("abort-ignores-in-flight"):
+        sorter.add(finding("pp_size=4 pp_async_depth=2; 1 start a prompt=125; 3 abort a; 30 flush"))
+    assert len(sorter.new) == 2
+
+
+def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> None:
+    known = Defect(id="known", schedules=(f"adapter=lockstep {RACE}",))
+    mended = Defect(id="mended", schedules=("adapter=lockstep pp_size=2; 1 start a prompt=1",))
+    strange = Defect(id="strange", schedules=("adapter=lockstep no_such_setting=2; 1 start a prompt=1",))
+    with switched_on(FLUSH):
+        sorter = Sorter()
+        for defect in (known, mended, strange):
+            sorter.add_known(defect, "lockstep")
+        sorter.add(finding("pp_size=4 pp_async_depth=2; 1 start b prompt=9; 5 flush"))
+    assert sorter.gone == [mended, strange]
+    assert not sorter.new
+    assert [(kind.defect, kind.seen) for kind in sorter.kinds] == [(known, 1)]
+
+
+def test_the_wrong_decision_is_the_branch_that_mends() -> None:
+    with switched_on(FLUSH):
+        branch = Decisions(Schedule.parse(RACE)).wrong()
+    assert branch is not None
+    assert "flush" in str(branch)
+    assert execute(Schedule.parse(RACE)).failure is None, "the code is as it was"
+    assert Decisions(Schedule.parse(RACE)).wrong() is None, "what passes has no wrong decision"
+
+
+def test_parts_are_settings_events_and_fields() -> None:
+    schedule = Schedule.parse("pp_size=2; 1 start a prompt=40 priority=1; 3 flush")
+    parts = parts_of(schedule)
+    assert parts == {Part("", "pp_size"), Part("start"), Part("start", "priority"), Part("flush")}
+    assert str(restricted(schedule, frozenset({Part("start")}))) == "default; 1 start a prompt=40"
+    assert restricted(schedule, parts) == schedule
+
+
+def test_only_so_many_wait_to_be_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripted.search.kinds._AT_ONCE_S", -1.0)
+    monkeypatch.setattr("scripted.search.kinds._WAITING_LIMIT", 2)
+    sorter = Sorter()
+    failure = finding_of_script()
+    for _ in range(5):
+        sorter.add(failure)
+    assert sorter.unsorted == 3
+    sorter.finish(60)
+    assert (len(sorter.kinds), sorter.kinds[0].seen, sorter.unsorted) == (1, 2, 3)
+
+
+def finding_of_script() -> Finding:
+    with switched_on(FLUSH):
+        failure = execute(Schedule.parse(RACE)).failure
+    assert failure is not None
+    file = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flight.py"
+    extra: tuple[Placed, ...] = Schedule.parse("default; 3 flush").placed
+    return Finding(f"{file}::test_flush_while_chunk_results_are_in_flight", extra, failure)
+
+
+def test_pairs_are_judged() -> None:
+    judged = judge(["a", "a", "b", "b"], [1, 2, 2, 2])
+    assert judged == (1, 2, 2, 4)
+    assert "1 of 2 pairs of one bug parted (50.0%)" in str(judged)
