@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from lockstep.interruption import interruptible
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import mutant_names_of, switched_on
 from scripted.search.campaign import Campaign
 from scripted.search.generated import first_of
@@ -101,7 +101,7 @@ def _collected(options: argparse.Namespace) -> Iterator[Finding]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Collect, sort, judge, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sorting", description=__doc__)
-    parser.add_argument("--adapter", default=OWN)
+    parser.add_argument("--adapter", default=DEFAULT_ADAPTER)
     parser.add_argument("--mutants", type=int, default=20, help="that are found often enough")
     parser.add_argument("--each", type=int, default=10, help="schedules for each")
     parser.add_argument("--seed", type=int, default=1, help="which mutants and targets are drawn")

@@ -21,6 +21,8 @@ ADAPTER_OPTION = typer.Option(
     metavar="ADAPTER", help=f"a scheduler: {', '.join(installed_adapters())}, FILE.py with an ADAPTER, or MODULE:NAME"
 )
 
+FAILURES_OPTION = typer.Option(metavar="FILE", help="the file of kept findings, run first by the next search")
+
 _PLAIN_WIDTH_COLUMNS = 160
 
 

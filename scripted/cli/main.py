@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError
 from lockstep.output_files import print_every_character, require_writable, told_of, write_output
 from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
+from scripted.cli.findings import findings_app
 from scripted.cli.offers import HasDemo, HasExamples, HasGallery
 from scripted.cli.search import add_commands
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
 app.add_typer(gallery_app, name="gallery")
+app.add_typer(findings_app, name="findings")
 
 
 _STAGES = "pipeline stages: --set pp_size=N; lockstep's default: 4"

@@ -1,6 +1,7 @@
-"""The commands of the search: ``scripted explore`` and ``scripted gallery find``.
+"""``scripted explore``: the words of a search, and its report.
 
-Owns their words and their output: a bar while they search, then tables and findings.
+The report's first three lines say what was run, what was found and what to do now. New kinds of failure are printed
+when they come; known ones are counted.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, runtime_checkable
 
 import typer
 from rich.console import Console
@@ -18,10 +19,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
-from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
+from scripted.cli.console import ADAPTER_OPTION, FAILURES_OPTION, STANDALONE_OPTION, plain_console, save_test
+from scripted.cli.mutant_search import find
 from scripted.cli.replay import replay
 from scripted.cli.stuck import stuck
 from scripted.core.adapters import DEFAULT_ADAPTER
+from scripted.core.defects import DEFAULT_KNOWN, defects_of
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
@@ -29,12 +32,48 @@ from scripted.search.strategies import StrategyName
 
 if TYPE_CHECKING:
     from scripted.search.campaign import SearchReport
-    from scripted.search.units import Finding
+    from scripted.search.kinds import Kind, Sorter
 
 EXIT_FAILED = 1
-# Findings that are shrunk and shown; further ones are mostly the same failure again.
-_SHOWN_FINDINGS = 5
+# Of the kinds that are listed. All are kept, and `scripted findings` lists them.
+_LISTED_KINDS = 20
 _LONGEST_NAME = 30
+_SHOWN_CHARS = 100
+_LONGEST_LINE = 2_000
+
+_Target: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        help="a workload, generated:N, a schedule, or FILE::NAME of a script or Schedule; default: generated ones"
+    ),
+]
+_Strategy: TypeAlias = Annotated[
+    StrategyName | None,
+    typer.Option(help="what is added to a target", show_default="random for generated targets, else exhaustive"),
+]
+_Ray: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster's address, 'auto' or 'local'")
+]
+_Against: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="CHECKOUT|COMMIT", help="only what does not fail with the scheduler of this folder or commit"),
+]
+_Known: TypeAlias = Annotated[
+    Path, typer.Option(metavar="FILE", help="the project's known findings, which do not fail a search")
+]
+_Markdown: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write the new kinds as Markdown, if there are any: a comment")
+]
+_Keep: TypeAlias = Annotated[bool, typer.Option(help="keep findings, and run the kept ones first; never with a mutant")]
+_Scheduler: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="MODULE:CLASS", help="a scheduler of yours, for an adapter that takes one")
+]
+_Connector: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="MODULE:CLASS", help="a KV connector of yours, for an adapter that takes one")
+]
+_Check: TypeAlias = Annotated[
+    bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
+]
 
 
 @runtime_checkable
@@ -66,59 +105,51 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
 
 
 def explore(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="a workload, generated:N, a schedule, or FILE::NAME of a script or Schedule; default: generated ones"
-        ),
-    ] = None,
+    target: _Target = None,
     corpus: Annotated[bool, typer.Option("--corpus", help="search the hand-written workloads")] = False,
-    strategy: Annotated[
-        StrategyName | None,
-        typer.Option(help="what is added to a target", show_default="random for generated targets, else exhaustive"),
-    ] = None,
+    strategy: _Strategy = None,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
     seed: Annotated[int, typer.Option(help="of generated targets and random events")] = 0,
     events: Annotated[int, typer.Option(min=1, help="of exhaustive: events at a time, within two steps")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster's address, 'auto' or 'local'")
-    ] = None,
+    ray: _Ray = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    against: _Against = None,
+    stop_at_first: Annotated[bool, typer.Option("--stop-at-first", help="stop at the first new kind")] = False,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
-    failures: Annotated[
-        Path, typer.Option(metavar="FILE", help="the file of kept failures, run first the next time")
-    ] = DEFAULT_FAILURES,
-    keep: Annotated[bool, typer.Option(help="keep failures, and run the kept ones first; never with a mutant")] = True,
-    coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
+    markdown: _Markdown = None,
+    failures: Annotated[Path, FAILURES_OPTION] = DEFAULT_FAILURES,
+    known: _Known = DEFAULT_KNOWN,
+    keep: _Keep = True,
+    coverage: Annotated[bool, typer.Option(help="show which events met which states")] = False,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:CLASS", help="a scheduler of yours, for an adapter that takes one"),
-    ] = None,
-    connector: Annotated[
-        str | None, typer.Option(metavar="MODULE:CLASS", help="a KV connector of yours, for an adapter that takes one")
-    ] = None,
-    version_check: Annotated[
-        bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
-    ] = False,
+    scheduler: _Scheduler = None,
+    connector: _Connector = None,
+    version_check: _Check = False,
 ) -> None:
-    """Search for schedules that break a scheduler. Findings are shrunk; the exit status is then 1."""
+    """Search for schedules that break a scheduler. New kinds of failure are shrunk; the exit status is then 1.
+
+    Known ones, of the adapter's own table and of the project's file, are counted and fail nothing.
+    """
     from scripted import api
 
     if version_check:
         _check_version(adapter)
         return
     require_writable("--to-script", to_script)
+    require_writable("--markdown", markdown)
     adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
     console = plain_console()
     database = FailureDatabase(failures) if keep and mutant is None else None
-    if target is not None:
-        adapter = api.adapter_of(target, adapter)
-    still = 0 if database is None else _replay_failures(console, database, adapter)
-    with _shown_progress(console, schedules) as show:
+    adapter = adapter if target is None else api.adapter_of(target, adapter)
+    with ExitStack() as stack:
+        shown = _Shown(console, database, to_script, standalone)
+        sorter = _sorter(stack, shown, against, adapter)
+        if mutant is None:
+            _know(console, sorter, database, known, adapter)
+        show = stack.enter_context(_shown_progress(console, schedules))
         report = api.explore(
             target,
             adapter=adapter,
@@ -131,20 +162,110 @@ def explore(
             jobs=jobs,
             ray=ray,
             mutant=mutant,
+            stop_at_first=stop_at_first,
             watch=show,
+            sorter=sorter,
         )
+    _print_report(console, report, sorter, adapter=adapter, against=against)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
-    console.print(_summary(report), soft_wrap=True)
-    for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
-        if _show_finding(console, finding, to_script, database, standalone):
-            to_script = None
-    if to_script is not None:
-        why = "no failure shown makes a test" if report.findings else "there is no failure to write"
-        console.print(f"{to_script} is not written: {why}", soft_wrap=True)
-    console.print(_verdict(report, still), soft_wrap=True)
-    if report.findings or still:
+    if markdown is not None and sorter.new:
+        write_output(markdown, _comment(sorter, adapter, against))
+    shown.write_test()
+    console.print(_verdict(report, sorter), soft_wrap=True)
+    if any(kind.defect is None for kind in sorter.kinds):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _sorter(stack: ExitStack, shown: _Shown, against: str | None, adapter: str) -> Sorter:
+    from scripted.search.kinds import Sorter
+    from scripted.search.other_tree import other_tree
+
+    tree = None if against is None else stack.enter_context(other_tree(against, adapter))
+    return Sorter(on_new=shown.show, against=tree)
+
+
+def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, known: Path, adapter: str) -> None:
+    """Run known defects and kept findings, so that the search recognizes them."""
+    for defect in defects_of(adapter, known):
+        sorter.add_known(defect, adapter)
+    if database is None:
+        return
+    for said in database.set_damaged_aside():
+        console.print(said, soft_wrap=True)
+    for replayed in database.replay(adapter):
+        if replayed.failure is None:
+            said = f"dropped a kept failure: {replayed.why}"
+            console.print(f"{said}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
+            continue
+        if any(kind.defect is not None and str(kind.schedule) == replayed.saved.schedule for kind in sorter.kinds):
+            continue  # The project has accepted it since.
+        console.print(f"STILL FAILS: {replayed.failure}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
+        sorter.add_kept(replayed.saved, replayed.failure)
+
+
+class _Shown:
+    """Prints and keeps each new kind when it comes, and writes the first one that makes a test."""
+
+    def __init__(
+        self, console: Console, database: FailureDatabase | None, to_script: Path | None, standalone: bool
+    ) -> None:
+        self._console = console
+        self._database = database
+        self._to_script = to_script
+        self._standalone = standalone
+        self._count = 0
+        self._unwritten: list[Kind] = []
+
+    def show(self, kind: Kind) -> None:
+        self._count += 1
+        if self._database is not None and kind.schedule is not None and kind.is_replayed:
+            kind.number = self._database.add(kind.schedule, kind.failure, kind.decision).number
+        if self._count > _LISTED_KINDS:
+            return
+        finding, shrunk = kind.finding, kind.shrunk
+        named = f"FAILED on {finding.target}: {finding.failure}"
+        self._print(f"\n{named if len(named) < _LONGEST_LINE else named[:_LONGEST_LINE] + '...'}")
+        if shrunk is None or kind.schedule is None:
+            added = "; ".join(map(str, finding.extra))
+            by_itself = "it fails by itself, with nothing added: mend it with pytest first"
+            self._print(f"  added to the script: {added}" if added else f"  {by_itself}")
+            if self._to_script is not None:
+                self._print("  no test is written: add the verbs of these events to the script itself")
+            return
+        if not shrunk.fails:
+            self._print(
+                "  it does not fail from its beginning: the machine is not deterministic, or its copies share something"
+            )
+        events, flag = len(kind.schedule.placed), f" --mutant {finding.mutant}" if finding.mutant else ""
+        self._print(f"  shrunk to {events} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):")
+        self._print(f"  scripted replay '{kind.schedule}'{flag}")
+        if kind.decision:
+            self._print(f"  decided wrongly at {kind.decision}")
+        if kind.number:
+            self._print(f"  kept as finding {kind.number}")
+        self._unwritten.append(kind)
+
+    def write_test(self) -> None:
+        """Write the first kind that makes a test, if one was asked for; its mutant is off by now."""
+        if self._to_script is None:
+            return
+        for kind in self._unwritten:
+            found = kind.finding.schedule
+            assert kind.schedule is not None, "it was shrunk"
+            assert found is not None, "what was shrunk is of a schedule"
+            target = kind.finding.target if len(kind.finding.target) < _LONGEST_NAME else "schedule"
+            name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
+            mutant, schedules = kind.finding.mutant, (kind.schedule, found)
+            if save_test(
+                self._console, schedules, self._to_script, name=name, mutant=mutant, standalone=self._standalone
+            ):
+                return
+        why = "no failure shown makes a test" if self._count else "there is no new failure to write"
+        self._print(f"{self._to_script} is not written: {why}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
 
 
 def _with_classes(adapter: str, classes: Mapping[str, str | None]) -> str:
@@ -171,76 +292,105 @@ def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[S
         task = progress.add_task("searching", total=total)
 
         def show(report: SearchReport) -> None:
-            said = (
-                f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {len(report.findings)} failures"
-            )
+            said = f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {report.failed} of them failed"
             progress.update(task, completed=report.schedules, description=said)
 
         yield show
 
 
-def _replay_failures(console: Console, database: FailureDatabase, adapter: str) -> int:
-    """Run the kept failures again; how many of them still fail."""
-    for said in database.set_damaged_aside():
-        console.print(said, soft_wrap=True)
-    still = 0
-    for replayed in database.replay(adapter):
-        still += replayed.failure is not None
-        said = f"STILL FAILS: {replayed.failure}" if replayed.failure else f"dropped a kept failure: {replayed.why}"
-        console.print(f"{said}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
-    return still
+def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, adapter: str, against: str | None) -> None:
+    """Three lines: what was run, what was found, what to do now; then a line for each kind."""
+    console.print(f"\nran    {_summary(report, adapter)}", soft_wrap=True)
+    console.print(f"found  {_found(report, sorter, against)}", soft_wrap=True)
+    console.print(f"next   {_next(report, sorter)}", soft_wrap=True)
+    ordered = sorted(sorter.kinds, key=lambda kind: (kind.defect is not None, kind.is_old, -kind.seen))
+    listed = [kind for kind in ordered if kind.defect is None or kind.seen]
+    for kind in listed[:_LISTED_KINDS]:
+        console.print(f"  {line_of(kind)}", soft_wrap=True)
+    if len(listed) > _LISTED_KINDS:
+        console.print(f"  and {len(listed) - _LISTED_KINDS} more: `scripted findings` lists all", soft_wrap=True)
+    if sorter.gone:
+        gone = ", ".join(defect.id for defect in sorter.gone)
+        console.print(f"  known, but none of their schedules fails here: {gone}", soft_wrap=True)
 
 
-def _summary(report: SearchReport) -> str:
+def line_of(kind: Kind) -> str:
+    """A kind in a line: its number, whether it is known, what was broken, by which events and settings."""
+    if kind.defect is not None:
+        return (
+            f"known  {kind.defect.id}: {kind.defect.title or kind.failure.text[:_SHOWN_CHARS]}, seen {kind.seen} times"
+        )
+    number = f"{kind.number:>3}" if kind.number else "  -"
+    text = " ".join(kind.failure.text.split())[:_SHOWN_CHARS]
+    needs = ", ".join((*kind.events, *kind.settings))
+    return (
+        f"{number}  {'kept' if kind.is_old else 'new'}, seen {kind.seen} times: {kind.failure.type}: {text} [{needs}]"
+    )
+
+
+def _comment(sorter: Sorter, adapter: str, against: str | None) -> str:
+    """The new kinds as Markdown. The texts of a scheduler go into code, where nothing of them is a link or a name."""
+    there = f" that does not fail at `{against}`" if against else ""
+    lines = [
+        f"### `scripted explore --adapter {adapter}` found {plural(len(sorter.new), 'kind')} of failure{there}",
+        "",
+    ]
+    for kind in sorter.new[:_LISTED_KINDS]:
+        text = " ".join(str(kind.failure).split())[:_SHOWN_CHARS].replace("`", "'")
+        lines += [f"- `{text}`"]
+        if kind.schedule is not None:
+            lines += ["", "  ```console", f"  $ scripted replay '{kind.schedule}'", "  ```", ""]
+    if len(sorter.new) > _LISTED_KINDS:
+        lines.append(f"- and {len(sorter.new) - _LISTED_KINDS} more: the job's artifact has them")
+    return "\n".join([*lines, ""])
+
+
+def _summary(report: SearchReport, adapter: str) -> str:
     how = "complete" if report.complete else "stopped before the end"
     return (
-        f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
+        f"{report.schedules} schedules of {adapter} in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
         f"{report.rejoined} runs ended early as their target again; "
         f"{len(report.coverage.counts)} cells covered"
     )
 
 
-def _verdict(report: SearchReport, still: int) -> str:
-    kept = f"{plural(still, 'kept failure')} still there" if still else ""
-    found = f"{plural(len(report.findings), 'kind')} of failure" if report.findings else ""
+def _found(report: SearchReport, sorter: Sorter, against: str | None) -> str:
+    old = [kind for kind in sorter.kinds if kind.defect is None and kind.is_old]
+    known = {kind.defect.id for kind in sorter.kinds if kind.defect is not None and kind.seen}
+    parts = [f"{plural(len(sorter.new), 'new kind')} of failure"]
+    parts += [f"{plural(len(old), 'kept one')} still there"] if old else []
+    parts += [f"{plural(len(known), 'known one')}"] if known else []
+    parts += [f"{plural(len(sorter.gone), 'known one')} not there any more"] if sorter.gone else []
+    parts += [f"{plural(sorter.in_both, 'failure')} that {against} has too"] if sorter.in_both else []
+    parts += [f"{plural(sorter.unsorted, 'failure')} not sorted for lack of time"] if sorter.unsorted else []
+    return f"{', '.join(parts)}; {report.failed} of the schedules failed"
+
+
+def _next(report: SearchReport, sorter: Sorter) -> str:
+    kept = [kind.number for kind in sorter.kinds if kind.number]
+    if kept:
+        number = next((kind.number for kind in sorter.new if kind.number), kept[0])
+        return (
+            f"scripted findings show {number}; mend it, or accept it: "
+            f'scripted findings known {number} --upstream ID --because "..."'
+        )
+    if sorter.new:
+        return "replay a schedule above: with a mutant or --no-keep nothing is kept"
+    if not report.complete:
+        return "nothing to mend; search longer with --minutes or --schedules, or elsewhere with --seed"
+    return "nothing to mend; search further with --strategy random, or with generated targets"
+
+
+def _verdict(report: SearchReport, sorter: Sorter) -> str:
+    old = sum(kind.is_old and kind.defect is None for kind in sorter.kinds)
+    kept = f"{plural(old, 'kept failure')} still there" if old else ""
+    found = f"{plural(len(sorter.new), 'kind')} of failure" if sorter.new else ""
     if kept or found:
         return f"FAILED: {' and '.join(filter(None, (found, kept)))} in {plural(report.schedules, 'schedule')}"
+    new = "new " if report.failed else ""
     rest = "" if report.complete else "; more were left, so go on with more --schedules or --minutes"
-    return f"passed: no failure in {plural(report.schedules, 'schedule')}{rest}"
-
-
-def _show_finding(
-    console: Console, finding: Finding, to_script: Path | None, database: FailureDatabase | None, standalone: bool
-) -> bool:
-    """Print a finding, shrunk, and keep it; True when it was written as a test."""
-    from scripted import api
-
-    console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
-    found = finding.schedule
-    if found is None:
-        added = "; ".join(map(str, finding.extra))
-        by_itself = "it fails by itself, with nothing added: mend it with pytest first"
-        console.print(f"  added to the script: {added}" if added else f"  {by_itself}", soft_wrap=True)
-        if to_script is not None:
-            console.print("  no test is written: add the verbs of these events to the script itself", soft_wrap=True)
-        return False
-    shrunk = api.shrink(finding)
-    if not shrunk.fails:
-        said = "it does not fail from its beginning: the machine is not deterministic, or its copies share something"
-        console.print(f"  {said}", soft_wrap=True)
-    elif database is not None:
-        database.add(shrunk.schedule, finding.failure)
-    said = f"shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):"
-    flag = f" --mutant {finding.mutant}" if finding.mutant else ""
-    console.print(f"  {said}\n  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)
-    if to_script is None:
-        return False
-    target = finding.target if len(finding.target) < _LONGEST_NAME else "schedule"
-    name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
-    return save_test(
-        console, (shrunk.schedule, found), to_script, name=name, mutant=finding.mutant, standalone=standalone
-    )
+    return f"passed: no {new}failure in {plural(report.schedules, 'schedule')}{rest}"
 
 
 def _check_version(adapter: str) -> None:
@@ -252,113 +402,4 @@ def _check_version(adapter: str) -> None:
     tried, said = of.version_check()
     typer.echo(said)
     if not tried:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _searched_for(
-    name: str | None, of: str, fresh: int, fresh_seed: int
-) -> tuple[tuple[str, ...], Callable[[str], str] | None]:
-    """The mutants of a measurement, and what its table says of each."""
-    from scripted.core.adapters import adapter_named
-    from scripted.core.mutant import mutant_names_of
-    from scripted.search.mutant_search import DrawsMutants, HasContracts, adapter_of
-
-    adapter = adapter_named(of)
-    if fresh:
-        if not isinstance(adapter, DrawsMutants):
-            raise ScriptDefinitionError(f"the adapter {of} draws no fresh mutants; leave --fresh out")
-        drawn = adapter.fresh_mutants(fresh, fresh_seed)
-        return tuple(drawn), drawn.__getitem__
-    if name is not None:
-        return (name,), None
-    every = (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ()))
-    # What is searched for in the targets of a role has a table of its own.
-    return tuple(one for one in every if adapter_of(one, of) == of), None
-
-
-def find(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
-    generated: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="search generated targets, and keep the measurements in this file"),
-    ] = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option(help="with --generated: a strategy, 'alone' or 'workloads'; can be repeated")
-    ] = None,
-    schedules: Annotated[int, typer.Option(min=1, help="with --generated: schedules of one search")] = 10_000,
-    cpu_seconds: Annotated[
-        float | None, typer.Option(help="with --generated: seconds of process time of one search")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches for each mutant")] = 10,
-    fresh: Annotated[
-        int,
-        typer.Option(
-            min=0, help="with --generated and --all: this many random edits of the source instead of the gallery"
-        ),
-    ] = 0,
-    fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
-    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
-) -> None:
-    """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
-
-    With --generated it searches generated targets only and can be resumed; --markdown then writes that table.
-    """
-    if (name is None) != everything:
-        raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
-    require_writable("--markdown", markdown)
-    from scripted.core.adapters import adapter_named
-    from scripted.core.mutant import mutant_names_of
-    from scripted.search.mutant_search import (
-        ALONE,
-        CORPUS,
-        DescribesMutants,
-        WritesGallery,
-        find_mutant,
-        measure,
-        table_of,
-    )  # fmt: skip
-
-    known = adapter_named(adapter)
-    if generated is not None:
-        require_writable("--generated", generated)
-        there = [ALONE, CORPUS, *StrategyName]
-        strategies: list[str] = strategy or [ALONE, StrategyName.RANDOM]
-        if strange := [one for one in strategies if one not in there]:
-            raise typer.BadParameter(f"--strategy is one of {', '.join(there)}, got {strange[0]!r}")
-        names, told_of = _searched_for(name, adapter, fresh, fresh_seed)
-        rows = measure(
-            generated,
-            names,
-            strategies,
-            range(seeds),
-            schedules=schedules,
-            cpu_seconds=cpu_seconds,
-            of=adapter,
-            watch=lambda row: typer.echo(str(row)),
-        )
-        table = table_of(rows, names, told_of, known.about if isinstance(known, DescribesMutants) else None)
-        typer.echo(table)
-        if markdown is not None:
-            above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
-            write_output(markdown, above + table)
-        return
-    if not mutant_names_of(known):
-        raise ScriptDefinitionError(
-            f"{adapter} has no mutants to search for; docs/your_scheduler.md says how to give it some"
-        )
-    found = []
-    for one in mutant_names_of(known) if name is None else [name]:
-        found.append(find_mutant(one, adapter))
-        typer.echo(found[-1])
-    if markdown is not None:
-        if not isinstance(known, WritesGallery):
-            raise ScriptDefinitionError(f"the adapter {adapter} keeps no page of its mutants; leave --markdown out")
-        known.write_mutants(markdown, found)
-    missed, skipped = [one.mutant for one in found if one.is_missed], [one.mutant for one in found if one.misfit]
-    said = f"found {len(found) - len(missed) - len(skipped)} of {len(found)}"
-    said += f", not {', '.join(missed)}" if missed else ""
-    typer.echo(said + (f", skipped {', '.join(skipped)}" if skipped else ""))
-    if missed or len(skipped) == len(found):
         raise typer.Exit(EXIT_FAILED)

@@ -33,7 +33,7 @@ _PARTS: Final = 4
 
 
 class SearchReport:
-    """The results of a campaign so far. ``findings`` has the first failure of each signature; ``failed`` counts runs."""
+    """The results of a campaign. ``findings`` has the first failure of each signature; ``failed`` counts runs."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()

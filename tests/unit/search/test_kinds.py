@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.mutants.gallery import switched_on
 
 from benchmarks.sorting import judge
 from scripted.core.defects import Defect

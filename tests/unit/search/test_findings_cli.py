@@ -1,0 +1,70 @@
+"""``scripted findings``: what searches have kept, by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripted_lockstep.mutants.gallery import switched_on
+from typer.testing import CliRunner
+
+from scripted.cli import app
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+from scripted.search.failure_database import FailureDatabase
+
+FLUSH = "flush-ignores-in-flight"
+RACE = Schedule.parse("pp_size=4 pp_async_depth=2; 1 start long-name prompt=9; 2 start b prompt=3; 4 flush")
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with one finding, while its bug is there."""
+    monkeypatch.chdir(tmp_path)
+    with switched_on(FLUSH):
+        failure = execute(RACE).failure
+        assert failure is not None
+        FailureDatabase().add(RACE, failure)
+        yield tmp_path / ".scripted/failures.jsonl"
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    if isinstance(result.exception, ScriptDefinitionError):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_finding_is_listed_shown_shrunk_and_forgotten() -> None:
+    assert "   1  lockstep, seen 1 times: " in run("findings")[1]
+    status, output = run("findings", "show", "1")
+    assert status == 1
+    assert "start long-name" in output
+    assert "FAILED:" in output
+    assert "shrunk to 2 events" in run("findings", "shrink", "1")[1]
+    assert "1 start a prompt=1" in run("findings", "show", "1")[1]
+    run("findings", "forget", "1")
+    assert run("findings")[1] == "0 findings in .scripted/failures.jsonl\n"
+    with pytest.raises(ScriptDefinitionError, match="keeps no finding 1; there are: none"):
+        run("findings", "show", "1")
+
+
+def test_a_known_finding_fails_no_search(kept: Path) -> None:
+    """The first three lines of the report say what was run, what was found and what to do now."""
+    explore = ("explore", str(RACE), "--schedules", "1")
+    status, output = run(*explore)
+    assert status == 1
+    ran, found, what_next = (line for line in output.splitlines() if line.startswith(("ran ", "found ", "next ")))
+    assert "1 schedules of lockstep" in ran
+    assert "0 new kinds of failure, 1 kept one still there" in found
+    assert "scripted findings show 1" in what_next
+    assert run("findings", "known", "1", "--upstream", "54028", "--because", "a test")[0] == 0
+    assert kept.read_text() == ""
+    status, output = run(*explore)
+    assert status == 0
+    assert "known  lockstep-54028: " in output
+    assert output.splitlines()[-1].startswith("passed: no new failure in 1 schedule")
+    Path("scripted-known.toml").unlink()
+    assert run(*explore, "--no-keep")[0] == 1
