@@ -263,7 +263,7 @@ def handle_comment(root: Path, tree: Path) -> str:
 
 
 def answer_result(results: Path) -> str:
-    """Tell the pull request of the environment how this run's job ended."""
+    """Comment the end of this run on the pull request that the environment names."""
     repository = _environment("GITHUB_REPOSITORY")
     number = _environment("PULL_REQUEST")
     if not number.isdecimal():

@@ -1,4 +1,4 @@
-"""The adapter of transformers: what it declares, and how its machine is copied."""
+"""The adapter of transformers: its declarations, and the copies of its machine."""
 
 from __future__ import annotations
 

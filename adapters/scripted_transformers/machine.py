@@ -1,7 +1,7 @@
 """Continuous batching of transformers as a machine of the search: its own batch processor, with a simulated forward.
 
-``prepare_next_batch`` and ``update_batch``, the scheduler, the cache and the offloading manager are as installed. What
-the tensors of a batch do to the requests in it is here (``BatchIO``), because the real ones need a device.
+``prepare_next_batch`` and ``update_batch``, the scheduler, the cache and the offloading manager are as installed.
+``BatchIO`` changes the requests as the tensors of a batch would, because real tensors need a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripted_transformers.processor import Processor
 
 
 class TransformersSettings(msgspec.Struct, frozen=True):
-    """The fields of ``ContinuousBatchingConfig`` that change how requests are scheduled. Sizes are in tokens."""
+    """The fields of ``ContinuousBatchingConfig`` that affect scheduling. Sizes are in tokens."""
 
     page_size: int = 4
     num_blocks: int = 12
@@ -35,7 +35,7 @@ class TransformersSettings(msgspec.Struct, frozen=True):
     use_async_batching: bool = False
     scheduler_type: str = "fifo"
     safety_margin: float | None = None
-    # Every request has an id of its own, as the manager gives those that come without one; else the client's name.
+    # Every request has its own id, which the manager gives to requests without one; else the client's name.
     unique_ids: bool = True
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class TransformersSettings(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> int:
-        """Batches in flight: with asynchronous batching one is prepared while another is computed."""
+        """The batches in flight: with asynchronous batching one is prepared while another is computed."""
         return 2 if self.use_async_batching else 1
 
 
@@ -54,10 +54,10 @@ def _rid_of(request_id: str) -> str:
 
 
 class TransformersMachine:
-    """A new processor of these settings, driven as the manager's generation loop does it.
+    """Drives a new processor of these settings as the manager's generation loop does.
 
-    Each turn of the loop prepares a batch, launches it, and updates the requests with the result of the oldest: of the
-    same one, or with asynchronous batching of the one before.
+    Each turn of the loop prepares a batch, launches it, and updates the requests with the result of the oldest batch:
+    the same one, or with asynchronous batching the one before.
     """
 
     def __init__(self, settings: TransformersSettings) -> None:
@@ -67,14 +67,14 @@ class TransformersMachine:
         self._in_flight: deque[tuple[Batch, list[FutureRequestState]]] = deque()
         self._results: dict[int, BatchResult] = {}
         self._launched = 0
-        # By the id of each live request: the tokens that its client was told, and those that stop it.
+        # The client's tokens and the stop tokens of each live request, by id.
         self._told: dict[str, int] = {}
         self._stops: dict[str, tuple[int, ...]] = {}
         self._ids: dict[str, str] = {}
         self._added = 0
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take these events, update the oldest batch where its turn has come, and prepare one more."""
+        """Take events, update the oldest batch if its turn has come, and prepare one more."""
         del now
         replies = [reply for event in events for reply in self._take(event)]
         if len(self._in_flight) == self.depth:
@@ -90,13 +90,13 @@ class TransformersMachine:
 
     @property
     def is_idle(self) -> bool:
-        """No request is there. With asynchronous batching a last batch is updated when the next one is prepared."""
+        """Whether there is no request. With asynchronous batching the last batch waits for the next."""
         return not self._processor.scheduler.has_pending_requests() and all(
             batch.id in self._results for batch, _ in self._in_flight
         )
 
     def counts(self) -> Mapping[str, int]:
-        """Requests by queue, batches in flight, and blocks that are free or hold what can be evicted."""
+        """Return requests by queue, batches in flight, and free or evictable blocks."""
         scheduler, cache = self._processor.scheduler, self._processor.cache
         kept = sum(len(allocator.ledger.cached_blocks) for allocator in cache.cache_allocators.values())
         return {
@@ -110,7 +110,7 @@ class TransformersMachine:
         match event:
             case Add():
                 if len(event.prompt_ids) + event.max_new_tokens > self._settings.page_size * self._settings.num_blocks:
-                    # It has no bound of its own: such a request ends its loop when it is alone and cannot be stored.
+                    # There is no bound: a request that cannot be stored ends the loop when it is alone.
                     yield Refused(rid=event.rid, reason="it does not fit into the cache")
                     return
                 self._added += 1
@@ -151,9 +151,9 @@ class TransformersMachine:
         return batch, preempted
 
     def _share_of(self, future: FutureRequestState, earlier: FutureRequestState | None) -> Share:
-        """``earlier`` is the request of the same name in the batch before, whose token is not back.
+        """Return a request's share. ``earlier`` is the same request in the batch before, whose token is not back.
 
-        That token is carried over on the device, to the last position of the share (``infer_carry_over_ids``).
+        The device carries that token over to the last position of the share (``infer_carry_over_ids``).
         """
         state, tokens = future.state, [*future.state.tokens_to_process]
         if earlier is not None and earlier.has_new_token and future.has_new_token:
@@ -163,7 +163,7 @@ class TransformersMachine:
                     "takes the place of a token of this one"
                 )
             tokens[-1] = TMP_TOKEN_ID
-        # What was sent back to the queue begins again, with its output so far as a part of its prompt.
+        # A retracted request begins again with its output as a part of its prompt.
         known = None if state.generated_tokens else len(state.initial_tokens)
         (allocator,) = self._processor.cache.cache_allocators.values()
         return Share(

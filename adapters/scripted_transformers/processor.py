@@ -1,4 +1,4 @@
-"""The batch processor of transformers over a cache without a model; standalone tests begin with this text."""
+"""The batch processor of transformers over a cache without a model. Standalone tests begin with this file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALONE: Final = SimpleNamespace(tp_size=1, tp_all_reduce_min=lambda tensor, on_c
 
 
 class BatchIO:
-    """The part of ``ContinuousBatchingIOs`` that changes requests; the tokens of a result are put into ``update``."""
+    """The part of ``ContinuousBatchingIOs`` that changes requests; ``bring`` gives it the tokens of a result."""
 
     compute_stream = None
 
@@ -39,11 +39,11 @@ class BatchIO:
 
     @property
     def prepared(self) -> tuple[FutureRequestState, ...]:
-        """The requests of the batch that is launched next."""
+        """Return the requests of the next batch."""
         return tuple(self._prepared)
 
     def launch(self) -> list[FutureRequestState]:
-        """The requests of the batch that was prepared, as the making of its tensors leaves them behind."""
+        """Launch the prepared batch: change its requests as the creation of its tensors does, and return them."""
         requests, self._prepared = self._prepared, []
         for future in requests:
             future.state.position_offset += future.query_length
@@ -52,12 +52,12 @@ class BatchIO:
         return requests
 
     def bring(self, requests: list[FutureRequestState], tokens: list[int]) -> None:
-        """The next update is of this batch: a token for each of its requests that has a new one."""
+        """Set the result of the next update: a token for each request of the batch with a new one."""
         self._update = (requests, tokens, None)
 
 
 class Processor(ContinuousBatchProcessor):
-    """The batch processor over a cache without a model; requests come and go through its scheduler alone."""
+    """The batch processor over a cache without a model; requests enter and leave through its scheduler alone."""
 
     inputs_and_outputs: BatchIO
 
@@ -89,8 +89,8 @@ class Processor(ContinuousBatchProcessor):
         )
 
     def __del__(self) -> None:
-        """Nothing of a device is to be given back."""
+        """Release nothing: there is no device."""
 
     def _update_tp_group_state(self) -> bool:
-        """Requests and cancellations were given to the scheduler when they came, as this does with those of a queue."""
+        """Do nothing: requests and cancellations reach the scheduler directly, not through a queue."""
         return False

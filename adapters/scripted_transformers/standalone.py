@@ -1,4 +1,4 @@
-"""Parts of a standalone test of continuous batching beside transformers: the processor without a model."""
+"""Parts of a standalone test of continuous batching: the processor without a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def launches(plan: Any) -> bool:
 
 
 class TransformersStandalone(Standalone):
-    """The batch processor; its requests are those of its scheduler."""
+    """Writes tests of the batch processor, whose requests are its scheduler's."""
 
     launch = "prepare_next_batch"
     update = "update_batch"

@@ -59,7 +59,7 @@ class FleetAdapter(
 
     @property
     def inner(self) -> MemberAdapter:
-        """The adapter of one machine."""
+        """Return the adapter of one machine."""
         return member_adapter(self.of)
 
     @property
@@ -74,20 +74,20 @@ class FleetAdapter(
 
     @abstractmethod
     def role_of(self, name: str) -> str:
-        """The role of a machine of this name. Raises BadCall."""
+        """Return the role of a machine. Raises BadCall."""
 
     @abstractmethod
     def config_of(self, config: FleetConfig, name: str) -> object:
-        """The configuration of one machine. Raises what its adapter raises."""
+        """Return the configuration of one machine. Raises its adapter's errors."""
 
     @abstractmethod
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedMember:
-        """A machine of this name that knows nothing."""
+        """Make a new machine of this name."""
 
     # -- configurations --
 
     def read_config(self, words: Mapping[str, str]) -> FleetConfig:
-        """``engines=p0,d0`` and the settings of one machine. Raises ConfigError, BadCall."""
+        """Read ``engines=p0,d0`` and the settings of one machine. Raises ConfigError, BadCall."""
         values = dict(words)
         names = tuple(values.pop("engines", "p0,d0").split(","))
         config = FleetConfig(self.inner.read_config(values), names)
@@ -119,7 +119,7 @@ class FleetAdapter(
         return FleetStep(events, now)
 
     def take_step(self, run: FleetRun, step: FleetStep) -> FleetOutput:
-        """One step of all machines."""
+        """Take one step of all machines."""
         return run.machine.step(step.events, step.now)
 
     def leave_out(self, run: FleetRun) -> None:
@@ -132,12 +132,12 @@ class FleetAdapter(
         return "; ".join(f"{one.name}: {self.inner.what_is_busy(one.run)}" for one in run.machine.living)
 
     def where(self, run: FleetRun, rid: str | None) -> tuple[str, str]:
-        """The states of all machines."""
+        """Return the states of all machines."""
         places = [(one.name[0], self.inner.where(one.run, rid)[0]) for one in run.machine.living]
         return "; ".join(sorted({f"{role}: {place}" for role, place in places})), str(len(places))
 
     def obstacle(self, run: FleetRun) -> Action | None:
-        """A link that is held, or what keeps one machine from going on."""
+        """Return the action against a held link, or against the obstacle of one machine."""
         held = run.machine.fleet.held_links
         if held:
             return ReleaseTraffic(sender=held[0][0], receiver=held[0][1])
@@ -149,13 +149,13 @@ class FleetAdapter(
         return None
 
     def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
-        """The last events of each machine."""
+        """Return the last events of each machine."""
         return tuple((one.name, event) for one in run.machine.living for event in self.inner.finale(one.run, turn))
 
     def record_step(
         self, step: FleetStep, stepped: FleetOutput | None, machine: FleetMachine, error: str | None
     ) -> FleetRecord:
-        """The records of the machines that took a step."""
+        """Record the machines that took a step."""
         del stepped
         last: dict[str, object] = {}
         for one in machine.living:
@@ -164,7 +164,7 @@ class FleetAdapter(
         return FleetRecord(step.now, last, error)
 
     def as_log(self, records: Sequence[FleetRecord], config: FleetConfig) -> StepLog:
-        """All machines in one table."""
+        """Show all machines in one log."""
         shown: list[dict[str, ShownStep]] = [{} for _ in records]
         for name in config.names:
             steps = [(index, one.last[name]) for index, one in enumerate(records) if name in one.last]
@@ -175,7 +175,7 @@ class FleetAdapter(
         return StepLog(1, 1, tuple([merged(number, *row) for number, row in enumerate(rows, 1)]))
 
     def digests(self, run: FleetRun) -> Iterator[bytes | None]:
-        """The digests of the machines, of the links and of what machines know of one another.
+        """Yield the digests of the machines, the links and the machines' knowledge of each other.
 
         Raises UnreadableState.
         """
@@ -186,11 +186,11 @@ class FleetAdapter(
 
     @abstractmethod
     def fleet_digest(self, run: FleetRun) -> bytes:
-        """The digest of the links, and of what machines know of one another."""
+        """Return the digest of the links and of the machines' knowledge of each other."""
 
     @abstractmethod
     def freeze(self, run: FleetRun) -> Freezer | None:
-        """All machines as they are now, with their links; None where they cannot be copied."""
+        """Freeze all machines with their links; None if they cannot be copied."""
 
     def plan_of(self, record: FleetRecord) -> object:
         """Return the launch of each machine."""
@@ -199,11 +199,11 @@ class FleetAdapter(
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """None: the bugs of one machine are searched in one machine."""
+        """No names: mutants of one machine are searched in one machine."""
         return ()
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Put in a mutant of one machine."""
+        """Switch on a mutant of one machine."""
         return self.inner.switched_on(mutant)
 
     def bugs_met(self, codes: Container[int]) -> Sequence[str]:

@@ -26,7 +26,7 @@ from scripted.script.fleet import BaseFleet, Member
 
 
 class FleetConfig(msgspec.Struct, Generic[ConfigT], frozen=True):
-    """Engines of these names, all of one configuration of their adapter but for their roles."""
+    """Engines by name, with one configuration of their adapter, except for their roles."""
 
     engine: ConfigT
     names: tuple[str, ...]
@@ -44,17 +44,17 @@ class MemberAdapter(
     """The adapter of one machine of a fleet: the fleet's loop takes its steps one by one."""
 
     def take_step(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT], step: StepT) -> OutputT:
-        """Do in one step what ``drive`` does in each."""
+        """Take one step as ``drive`` does."""
         ...
 
     def plan_of(self, record: RecordT) -> object:
-        """The launch of a step, in a form in which two runs can be compared; None for nothing."""
+        """Return the launch of a step in a form that two runs can compare; None without a launch."""
         ...
 
 
 @functools.cache
 def member_adapter(name: str) -> MemberAdapter:
-    """The adapter of this name, which can be that of a machine in a fleet. Raises ScriptDefinitionError for others."""
+    """Return the adapter of this name if it fits machines of a fleet. Raises ScriptDefinitionError otherwise."""
     adapter = adapter_named(name)
     if not isinstance(adapter, MemberAdapter):
         raise ScriptDefinitionError(
@@ -64,7 +64,7 @@ def member_adapter(name: str) -> MemberAdapter:
 
 
 class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
-    """A run that takes one step at a time, and none where a server of its kind would go on waiting."""
+    """A run that takes one step at a time, but none while a real server would wait."""
 
     def __init__(self, config: ConfigT, of: str, clock: VirtualClock, *, record: bool) -> None:
         super().__init__(Schedule(config, (), of), record=record)
@@ -80,7 +80,7 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
         self._interventions.append(event)
 
     def advance(self) -> bool:
-        """One step, if an event, the last step or a deadline asks for one. Raises Violation."""
+        """Take a step if an event, the last step or a deadline requires one. Raises Violation."""
         self.begin_composing()
         self.step += 1
         self._events, self._interventions = self._interventions, []
@@ -146,12 +146,12 @@ class SearchedMember(Member):
 
     @property
     def is_quiet(self) -> bool:
-        """It has nothing more to do, for its own clients or for other machines."""
+        """Whether it has no work left for its clients or for other machines."""
         is_idle: bool = self.run.machine.is_idle
         return is_idle and self.run.is_settled and not self.run.arrived
 
     def check_quiet(self) -> None:
-        """Nothing is on its way: what it knows of the others must be right. Raises Violation."""
+        """Check its knowledge of the others when nothing is on its way. Raises Violation."""
 
 
 class FleetMachine:
@@ -163,23 +163,23 @@ class FleetMachine:
         self._of = of
         self._config = config
         self._record = record
-        # Steps in a row in which no client was told anything, and no machine either.
+        # Steps in a row without a reply to a client or a message to a machine.
         self._silent = 0
-        # How many machines were made.
+        # The number of machines made.
         self.made = 0
         self.clock = VirtualClock()
         self.fleet: BaseFleet[SearchedMember] = BaseFleet([self._new(name) for name in config.names])
 
     @property
     def living(self) -> list[SearchedMember]:
-        """Those that were not killed."""
+        """The machines that were not killed."""
         return self.fleet.living
 
     def engine(self, name: str) -> SearchedMember:
         return self.fleet.engine(name)
 
     def restart(self, name: str) -> None:
-        """A dead machine comes back as a new one."""
+        """Replace a dead machine by a new one."""
         self.fleet.replace(self._new(name))
 
     def _new(self, name: str) -> SearchedMember:
@@ -187,7 +187,7 @@ class FleetMachine:
         return fleet_adapter(self._of).new_member(self, self._config, name, record=self._record)
 
     def step(self, events: Sequence[FleetEvent], now: float) -> FleetOutput:
-        """One step of each machine; the events are the last ones of every run. Raises Violation."""
+        """Take one step of each machine; the events are the last ones of every run. Raises Violation."""
         self.clock.advance(now - self.clock.now())
         for name, event in events:
             self.engine(name).run.give(event)
@@ -201,17 +201,17 @@ class FleetMachine:
         return FleetOutput(replies, self.is_moving, min(deadlines, default=None))
 
     def stir(self) -> None:
-        """Something happens to them that is no step."""
+        """Note an event outside of steps."""
         self._silent = 0
 
     @property
     def is_moving(self) -> bool:
-        """The next step has something to do, without help."""
+        """Whether the next step has something to do by itself."""
         is_busy = self._silent < SILENT_STEPS_LIMIT and any(one.is_busy for one in self.living)
         return self.fleet.is_moving or is_busy
 
     def _let_go(self) -> None:
-        """Those that drain and have nothing left are gone, as if they had died: nothing may be open there."""
+        """Remove drained machines without work as if they had died; nothing may be open there."""
         for one in self.living:
             if one.is_draining and one.is_quiet and not self.fleet.carries(one.name):
                 one.run.oracle.at_rest(one.run.machine)
@@ -227,10 +227,10 @@ class FleetMachine:
 
 
 class NoDevice:
-    """Each machine has its own."""
+    """Stands for the device; each machine has its own."""
 
     def next_completion(self, timeout_s: float | None) -> None:
-        """None: the machines have their own results."""
+        """Return None: the machines have their own results."""
         del timeout_s
 
 
@@ -252,7 +252,7 @@ class FleetRecord(msgspec.Struct, Generic[RecordT], frozen=True):
 
 
 def merged(number: int, record: FleetRecord, shown: Mapping[str, ShownStep]) -> ShownStep:
-    """One step of all machines as one row: each word names its own."""
+    """Merge the steps of all machines to one row that names them."""
     arrived: list[Said] = []
     answered: list[Said] = []
     launched: list[str] = []
@@ -276,7 +276,7 @@ def _named(name: str, said: Sequence[Said]) -> list[Said]:
 
 
 class _Requests(Account):
-    """The requests of all machines that live, each with the name of its own before its rid."""
+    """The requests of all living machines, with the machine's name before each rid."""
 
     def __init__(self, machine: FleetMachine) -> None:
         self._machine = machine
@@ -294,7 +294,7 @@ class _Requests(Account):
 
 
 class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
-    """Judges the end of a fleet's run and what stands still; each machine is judged in its step."""
+    """Judges the end of a fleet's run, and stalls; each machine is judged in its step."""
 
     def __init__(self, machine: FleetMachine) -> None:
         super().__init__(depth=1, batch_requests=1, batch_tokens=1)
@@ -307,17 +307,17 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
 
     @property
     def could_go_on(self) -> Iterable[Life]:
-        # What happened since the last step, such as a death, may have moved them.
+        # An event since the last step, such as a death, may have moved them.
         members = () if self._machine.is_moving else self._machine.living
         return [life for one in members for life in one.run.oracle.could_go_on]
 
     @property
     def work_left(self) -> None:
-        """Unknown: requests wait for what other machines compute, and for links."""
+        """Return None, unknown: requests wait for other machines and for links."""
 
     @property
     def names(self) -> Iterable[str]:
-        """The rids of all requests of all machines."""
+        """Return the rids of all requests of all machines."""
         return [rid for one in self._machine.living for rid in one.run.oracle.names]
 
     def is_live(self, rid: str) -> bool:
@@ -326,15 +326,15 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
     def after_step(
         self, events: Sequence[FleetEvent], stepped: FleetOutput, machine: FleetMachine, device: NoDevice
     ) -> None:
-        """Each machine was judged in its step."""
+        """Do nothing: each machine was judged in its step."""
 
     def at_rest(self, machine: FleetMachine) -> None:
-        """Every request has ended, and the caches are still there. Raises Violation."""
+        """Judge the fleet when every request has ended and the caches are still there. Raises Violation."""
         self._ask(machine, lambda one: one.run.oracle.at_rest(one.run.machine))
         self._ask(machine, lambda one: one.check_quiet())
 
     def at_end(self, machine: FleetMachine) -> None:
-        """Every machine is idle and flushed, and what each client was told is what it is told alone."""
+        """Judge the end: machines are idle and flushed, outputs equal requests run alone. Raises Violation."""
         self._ask(machine, lambda one: one.run.oracle.at_end(one.run.machine))
 
     def _ask(self, machine: FleetMachine, question: Callable[[SearchedMember], None]) -> None:
@@ -362,17 +362,17 @@ class AdapterOfFleets(Adapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, F
     def inner(self) -> MemberAdapter: ...
 
     def config_of(self, config: FleetConfig, name: str) -> object:
-        """The configuration of one machine. Raises what its adapter raises."""
+        """Return the configuration of one machine. Raises its adapter's errors."""
         ...
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedMember:
-        """A machine of this name that knows nothing."""
+        """Make a new machine of this name."""
         ...
 
 
 @functools.cache
 def fleet_adapter(name: str) -> AdapterOfFleets:
-    """The adapter of fleets of this name. Raises ScriptDefinitionError for any other."""
+    """Return the adapter of fleets of this name. Raises ScriptDefinitionError for any other."""
     adapter = adapter_named(name)
     if not isinstance(adapter, AdapterOfFleets):
         raise ScriptDefinitionError(f"{name} is no adapter of fleets; make one with scripted.fleets.adapter")

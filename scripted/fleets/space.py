@@ -26,8 +26,8 @@ _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-eng
 class FleetSpace(Generic[ConfigT]):
     """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
 
-    ``base`` draws the targets of one machine, less what is ``left_out``. ``shared`` makes of its configuration the one
-    that all machines share. ``kinds`` are further events that the adapter has.
+    ``base`` draws the targets of one machine without the features ``left_out``. ``shared`` turns its configuration into
+    the machines' common one. ``kinds`` are further events of the adapter.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class FleetSpace(Generic[ConfigT]):
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Those of one machine that are left."""
+        """Return the triples of one machine that are left."""
         return tuple(name for name in self._base().triples if name in self.features)
 
     def allows(self, row: Row) -> bool:
         return self._base().allows(_of_one(row))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Raises what the space of one machine raises."""
+        """Draw a schedule. Raises the errors of the space of one machine."""
         base = self._base().draw(_of_one(row), rng)
         if rng.random() < _CONVERSATIONS:
             base = base.with_placed(list(drawn_turns(rng, base)))

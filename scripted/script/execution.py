@@ -288,7 +288,7 @@ class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
         self._next: ScriptExecution | None = script
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def next_script(self) -> ScriptExecution | None:
         script, self._next = self._next, None

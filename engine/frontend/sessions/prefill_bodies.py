@@ -1,4 +1,4 @@
-"""``POST /prefill``: the question of a decode engine to a prefill engine, and the answer once all KV is sent.
+"""``POST /prefill``: the request of a decode engine to a prefill engine, and the answer after all KV is sent.
 
 Owns the rules of the body. The scheduler and the stages own the transfer.
 """
@@ -41,7 +41,7 @@ MAX_ADDRESS_CHARS: Final = 512
 
 
 def require_text(limits: Limits) -> None:
-    """Raise ApiError where an engine computes prompts for decode engines: a client asks one of those."""
+    """Raise ApiError on a prefill engine: clients must ask a decode engine."""
     if limits.prefills:
         raise ApiError(ErrorType.MISDIRECTED, _PREFILLS)
 

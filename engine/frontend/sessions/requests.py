@@ -25,7 +25,7 @@ from engine.process.settings import ServerSettings
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# An answer that is sent whole is kept until its end: this is 200 MB of them.
+# A whole answer is kept until its end: 200 MB of logprobs.
 MAX_PROMPT_LOGPROBS = 1 << 20
 
 
@@ -138,7 +138,7 @@ def sampling_of(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 
 def request_of(body: GenerateBody, served: ServedModel) -> Generate:
-    """The request that a native body stands for. Raises ApiError (400) with the numbers when it can never run here."""
+    """Return the request of a native body. Raises ApiError (400) with the numbers if it can never run here."""
     limits = served.limits
     prompt_ids = tuple(body.input_ids or ()) if body.text is None else tokenize(served, body.text, param="text")
     check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
@@ -170,9 +170,9 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
 
 
 def _lora_of(name: str | None, limits: Limits) -> str | None:
-    """The LoRA that a client asks for by name. Raises ApiError (404) on a server that holds none.
+    """Return the requested LoRA. Raises ApiError (404) on a server without LoRAs.
 
-    Whether there is one of this name is for the scheduler to say, in the order in which it sees loads and requests.
+    The scheduler refuses unknown names, in the order of loads and requests.
     """
     if name is not None and not limits.max_loras:
         raise ApiError(
@@ -185,15 +185,15 @@ def _lora_of(name: str | None, limits: Limits) -> str | None:
 
 
 def check_lora_name(name: str, model_name: str) -> None:
-    """Raise ApiError (400) for a LoRA that is to have the served model's name: no request could ask for it."""
+    """Raise ApiError (400) for a LoRA with the served model's name, which no request could name."""
     if name == model_name:
         raise ApiError.at("lora_name", f"must differ from the served model's name, got {name!r}; choose another")
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
-    """The token ids of a text, with the special tokens that the tokenizer puts around one if ``special``.
+    """Return the token ids of a text, with the tokenizer's special tokens around it if ``special``.
 
-    Raises ApiError (400) for a text that is none, and at once for one that is too long to fit whatever its tokens are.
+    Raises ApiError (400) for invalid text, and at once for a text too long to fit with any tokens.
     """
     if len(text) > served.longest_text_chars:
         raise ApiError.too_long(
@@ -209,7 +209,7 @@ def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True
             f"the prompt must be Unicode text, but: {exc.reason} at character {exc.start}; escape characters as pairs",
             param=param,
         ) from exc
-    # Without the offsets of every token in the text, which nothing here needs: a fifth of the time and the memory.
+    # Offsets of tokens would take five times the time and the memory, and nothing needs them.
     (encoding,) = served.tokenizer.encode_batch_fast([text], add_special_tokens=special)
     return tuple(encoding.ids)
 
@@ -222,9 +222,9 @@ def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: s
 
 
 def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_each: int | None = None) -> None:
-    """Raise ApiError (400) when the logprobs of its prompts would make an answer too large to keep.
+    """Raise ApiError (400) if the prompts' logprobs would make an answer too large to keep.
 
-    ``values_each`` is how many the whole answer shows of each token that is asked for, if not once what was asked.
+    ``values_each`` is the number of values that the answer shows for each token, if not the requested number.
     """
     values = sum(
         (len(message.prompt_ids) - message.prompt_logprobs_from) * (values_each or 1 + message.prompt_top_logprobs_num)
@@ -250,7 +250,7 @@ def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """An order without its prompts, and each prompt once."""
+    """An order without its prompts, with each prompt once."""
 
     order: Order
     prompts: tuple[msgspec.Raw, ...]

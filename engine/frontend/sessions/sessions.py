@@ -22,50 +22,50 @@ from engine.frontend.schema.native import MAX_TOP_LOGPROBS, META_LISTS, Generate
 from engine.frontend.sessions.requests import Order
 from engine.frontend.text.answer import Answer, Decoder, is_shown, joined
 
-# Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
+# Prompt tokens sent in one turn of the event loop, in 2 ms. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
-# Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.
+# Outputs made into pieces in one turn of the event loop; a client that paused has many.
 OUTPUTS_A_TURN: Final = 32
-# Logprobs that are spelled before the event loop turns: 10 ms of them.
+# Logprobs encoded in one turn of the event loop, in 10 ms.
 VALUES_A_TURN: Final = 4096
 # How streams of the native and the OpenAI protocol end.
 DONE: Final = b"data: [DONE]\n\n"
 
 IndexedPiece = tuple[int, GenerateAnswer]
-# Takes an output of a request, or why it was refused or broken off. It must not raise.
+# Takes an output of a request, or the error that refused or broke it. Must not raise.
 HandOver = Callable[[TokenOutput | ApiError], None]
-# Is told of each output as it becomes a piece.
+# Observes each output as it becomes a piece.
 Observer = Callable[[TokenOutput], None]
 _Result = TypeVar("_Result")
 _Entry = TypeVar("_Entry")
-# Makes something large. It yields where the event loop may turn, and need not where it makes something small.
+# Encodes an answer; yields where the event loop may turn, at least in large answers.
 Shaping = Generator[None, None, _Result]
 
 
 class Shape(ABC):
-    """How a protocol shows answers; one object for each HTTP request. ``end`` closes a stream that ended in order."""
+    """Base of the shapes in which protocols show answers, one for each HTTP request. ``end`` closes a stream."""
 
     end = b""
 
     @abstractmethod
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
-        """The body of an answer in one, from the answers of all choices."""
+        """Make the body of a whole answer from the answers of all choices."""
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002
-        """The events of a stream that show one piece of one choice; there may be none."""
+        """Make the events of a stream that show one piece of one choice, possibly none."""
         return ()
 
     def last_events(self) -> Iterable[msgspec.Struct]:
-        """The events after the last piece of the last choice."""
+        """Make the events after the last piece of the last choice."""
         return ()
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
-        """The last event of a stream that broke."""
+        """Make the last event of a broken stream."""
         return error
 
 
 class NativeShape(Shape):
-    """Answers of ``/generate``: pieces as they are, of ``n`` choices with their index."""
+    """Shapes answers of ``/generate``: each piece unchanged, with its index if there are ``n`` choices."""
 
     end = DONE
 
@@ -96,27 +96,27 @@ class NativeShape(Shape):
 
 
 class Request:
-    """A request that was sent. It is registered until its terminal reply, whether or not its client is still there."""
+    """A sent request, registered until its terminal reply even if its client has left."""
 
     def __init__(self, rid: str, hand_over: HandOver) -> None:
         self.rid = rid
         self.hand_over = hand_over
         self.has_ended = False
-        # A message that ends it was sent: its rid is free for what is sent after that.
+        # Whether a message that ends it was sent, so that its rid is free for later messages.
         self.is_ending = False
 
 
 class Sessions:
-    """The requests to one scheduler. ``send`` takes its messages in order.
+    """The open requests to one scheduler. ``send`` takes its messages in order.
 
-    In a decode engine ``prefills`` chooses the prefill engine of each prompt.
+    On a decode engine ``prefills`` chooses the prefill engine of each prompt.
     """
 
     def __init__(self, send: Callable[[ClientMessage], None], prefills: Prefills | None = None) -> None:
         self._send = send
         self._prefills = prefills
         self._open: dict[str, Request] = {}
-        # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
+        # Earlier lives of a reused rid that still wait for their terminal replies, oldest first.
         self._ending: dict[str, deque[Request]] = {}
         # Answers of several choices, by their own rids, until the last choice has ended.
         self._answers: dict[str, Session] = {}
@@ -130,7 +130,7 @@ class Sessions:
 
     @property
     def closed(self) -> ApiError | None:
-        """The reason why no further request is accepted, or None. Open requests may go on."""
+        """The reason why no further request is accepted, or None. Open requests may finish."""
         return self._broken or self._closed
 
     @property
@@ -150,14 +150,14 @@ class Sessions:
         self._send(message)
 
     def check_free(self, rids: Iterable[str]) -> None:
-        """Raise ApiError: 409 for a rid that is live, as a request's or as that of an answer of several choices."""
+        """Raise ApiError (409) for the rid of a live request, or of a live answer of several choices."""
         for rid in rids:
             request, answer = self._open.get(rid), self._answers.get(rid)
             if (request is not None and not request.is_ending) or (answer is not None and answer.is_live):
                 raise ApiError.rid_is_live(rid)
 
     def begin(self, answer: Session) -> None:
-        """Register an answer of several choices. Raises ApiError: 409 where one of its rids is live."""
+        """Register an answer of several choices. Raises ApiError: 409 if one of its rids is live."""
         self.check_free([answer.rid, *answer.rids])
         self._answers[answer.rid] = answer
 
@@ -179,7 +179,7 @@ class Sessions:
         return request
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ask once for the end of a request; it stays registered until the scheduler's terminal reply."""
+        """Abort a request once; it stays registered until the scheduler's terminal reply."""
         superseded = self._open.get(request.rid) is not request
         if not (request.has_ended or request.is_ending or superseded) and self._broken is None:
             self.send(Abort(rid=request.rid, finish_reason=reason))
@@ -205,7 +205,7 @@ class Sessions:
         request.hand_over(output)
 
     def break_off(self, reason: ApiError) -> None:
-        """End every open request with an error, and refuse all further ones. The first reason stays."""
+        """End every open request with an error, and refuse further ones. The first reason stays."""
         if self._broken is not None:
             return
         self._broken = reason
@@ -223,9 +223,9 @@ class Sessions:
 class Session:
     """The answer to one HTTP request: its choices, sent together, shown as they come, aborted together.
 
-    ``on_output`` is called when an output or a failure has come; what it becomes is asked for by the shell, as ``part``
-    of a stream or as a whole. ``observe`` makes what is told of a choice's outputs. ``tokens_a_turn`` and
-    ``outputs_a_turn`` bound what is sent and read before the event loop turns.
+    ``on_output`` is called when an output or a failure arrives; the shell then takes a ``part`` of a stream, or
+    collects the whole. ``observe`` makes the observer of a choice's outputs. ``tokens_a_turn`` and ``outputs_a_turn``
+    bound the tokens sent and the outputs read before the event loop turns.
     """
 
     def __init__(
@@ -251,13 +251,13 @@ class Session:
         self._choices: list[_Choice] = []
         self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
         self._ended = 0
-        # Choices that were sent and have no terminal reply.
+        # Sent choices without a terminal reply.
         self._unended = 0
         self._has_shown = False
         self._overdue: list[tuple[int, _TimedOut]] = []
         self._failure: ApiError | None = None
         self._kept: list[list[GenerateAnswer]] = []
-        # A stream's status was said with its first pieces; it is over with the last part.
+        # A stream's status was sent with its first pieces; it ends with the last part.
         self.has_begun = self.is_told = False
         self.is_aborted = self._is_called_off = False
         self.on_output: Callable[[], None] = _nothing
@@ -265,9 +265,9 @@ class Session:
     # -- its requests --
 
     def send_some(self) -> bool:
-        """Send requests in their order, up to a bound of prompt tokens; True while there are more to send.
+        """Send requests in order, up to a bound of prompt tokens. Returns whether there are more to send.
 
-        Nothing is sent after ``abort``. Raises ApiError when one is refused: the others are aborted.
+        Sends nothing after ``abort``. Raises ApiError when one is refused, and aborts the others.
         """
         if not self._choices and len(self._order.messages) > 1:
             self._sessions.begin(self)
@@ -294,11 +294,11 @@ class Session:
 
     @property
     def is_cut_short(self) -> bool:
-        """True while some requests of the order are unsent."""
+        """Whether some requests of the order are unsent."""
         return len(self._choices) < len(self._order.messages)
 
     def abort(self) -> None:
-        """Ask the scheduler to end all of them, as when the client left. Those that have ended are left alone."""
+        """Abort all requests that have not ended, as when the client left."""
         if self.is_aborted:
             return
         self.is_aborted = True
@@ -307,7 +307,7 @@ class Session:
         self._forget_if_ended()
 
     def call_off(self, abort: Abort) -> Abort:
-        """An operator aborts the answer: abort all choices but the last live one; returns what that is sent."""
+        """Abort all choices but the last live one for an operator; return the message to that one."""
         self._is_called_off = True
         live = [c.request for c in self._choices if not (c.request.has_ended or c.request.is_ending)]
         for request in live[:-1]:
@@ -324,7 +324,7 @@ class Session:
 
     @property
     def is_live(self) -> bool:
-        """False once every request has ended or is ending."""
+        """Whether some request has neither ended nor been aborted."""
         if self.is_aborted or self._is_called_off:
             return False
         return self.is_cut_short or any(not c.request.has_ended and not c.request.is_ending for c in self._choices)
@@ -337,19 +337,19 @@ class Session:
 
     @property
     def has_more(self) -> bool:
-        """True while ``part`` or ``collect`` would give or raise something at once."""
+        """Whether ``part`` or ``collect`` would return or raise something at once."""
         return bool(self._outputs) or self._failure is not None
 
     @property
     def is_over(self) -> bool:
-        """True once the last choice has ended, and its last piece was given."""
+        """Whether the last choice has ended and its last piece was taken."""
         return self._ended == len(self._choices) and not self.has_more
 
     def part(self) -> bytes:
-        """The events of a stream for what has come, up to a bound, and its end if that is there too; may be empty.
+        """Return the events of a stream for the outputs so far, up to a bound, and its end; possibly none.
 
-        An error after the first piece is the last event; only a stream that ended in order is closed.
-        Raises ApiError for one before it.
+        An error after the first piece is the last event; only a complete stream is closed. Raises ApiError for an error
+        before the first piece.
         """
         try:
             pieces = self.pieces()
@@ -366,7 +366,7 @@ class Session:
         return part
 
     def collect(self) -> bool:
-        """Take in what has come of an answer that is sent whole; True once it is over. Raises ApiError."""
+        """Collect the outputs of an answer that is sent whole. Returns whether it is complete. Raises ApiError."""
         self._kept += [[] for _ in range(len(self._choices) - len(self._kept))]
         for index, piece in self.pieces():
             self._kept[index].append(piece)
@@ -380,7 +380,7 @@ class Session:
             answers.append(joined(pieces))
         body = msgspec.json.encode((yield from self._shape.whole(answers)))
         answers.clear()
-        # To let go of a million values at once takes 60 ms too.
+        # Freeing a million values at once takes 60 ms too.
         for pieces in self._kept:
             while pieces:
                 values += _values_of(pieces.pop().meta_info)
@@ -390,10 +390,10 @@ class Session:
         return body
 
     def pieces(self) -> list[IndexedPiece]:
-        """The pieces that are there, up to a bound, with the index of their choice, in the order in which they came.
+        """Return the pieces so far, up to a bound, with the index of their choice, in the order of arrival.
 
-        Raises ApiError, after what came before it, when a choice was refused or failed; the others are aborted then. A
-        choice whose time was over before its first token fails the answer only if no other choice has a token.
+        Raises ApiError, after the pieces before it, when a choice was refused or failed, and aborts the others. A
+        choice that timed out before its first token fails the answer only if no other choice has a token.
         """
         pieces: list[IndexedPiece] = []
         try:
@@ -447,12 +447,12 @@ class Session:
         return pieces
 
     def _named(self, error: ApiError) -> ApiError:
-        """An error of the LoRA, by the field that asked for it."""
+        """Name the field that requested the LoRA in an error of the LoRA."""
         return error.naming(self._order.lora_field) if error.body.error.param == LORA_PARAM else error
 
 
 class _TimedOut(ApiError):
-    """The time of a request was over before its first token. ``piece`` shows that beside choices that have some."""
+    """A request timed out before its first token. ``piece`` shows it beside choices with tokens."""
 
     def __init__(self, why: str, piece: GenerateAnswer) -> None:
         super().__init__(ErrorType.TIME_LIMIT, why)
@@ -467,7 +467,7 @@ class _Choice(NamedTuple):
     def piece(self, output: TokenOutput, grammar_field: str | None) -> GenerateAnswer:
         """Return an output's piece: text and ids are deltas, counts are totals; the last one has a finish reason.
 
-        Raises ApiError when an error or the request's own fault ended it, _TimedOut when its time was over before its
+        Raises ApiError for an end by an error or by the request's own fault, _TimedOut for a time limit before the
         first token.
         """
         self.observe(output)
@@ -480,7 +480,7 @@ class _Choice(NamedTuple):
 
 
 def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry], object]) -> Shaping[bytes]:
-    """The inside of a JSON list of what ``spell`` makes of entries, each with so many values."""
+    """Encode the inside of a JSON list of entries that ``spell`` makes, each of ``values_each`` values."""
     count = max(1, VALUES_A_TURN // max(1, values_each))
     parts = []
     for start in range(0, len(entries), count):
@@ -491,7 +491,7 @@ def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry
 
 
 def listed(*insides: bytes) -> Any:
-    """A JSON list, from the insides of lists; it stands for the list of the entries that were spelled."""
+    """Join the insides of JSON lists to one raw list."""
     return msgspec.Raw(b"[" + b",".join([inside for inside in insides if inside]) + b"]")
 
 
@@ -506,19 +506,19 @@ def finished(shaping: Shaping[_Result]) -> _Result:
 
 
 def _values_of(meta: MetaInfo) -> int:
-    """The most logprobs that a piece may have."""
+    """Return the most logprobs that a piece may have."""
     entries = len(meta.input_token_logprobs or ()) + len(meta.output_logprobs or ())
     return entries * (1 + MAX_TOP_LOGPROBS)
 
 
 def _prompt_values(output: TokenOutput) -> int:
-    """The logprobs of a prompt in an output."""
+    """Return the number of prompt logprobs in an output."""
     logprobs = output.prompt_logprobs
     return len(logprobs) * (1 + len(logprobs[0].top)) if logprobs else 0
 
 
 def _split(output: TokenOutput) -> list[TokenOutput]:
-    """An output as several, none of which has more logprobs of its prompt than are spelled in a turn."""
+    """Split an output so that no part has more prompt logprobs than one turn encodes."""
     logprobs = output.prompt_logprobs
     if _prompt_values(output) <= VALUES_A_TURN:
         return [output]
@@ -532,7 +532,7 @@ def _split(output: TokenOutput) -> list[TokenOutput]:
 
 
 def written(events: Iterable[msgspec.Struct]) -> bytes:
-    """Server-sent events as they are written; those of a tagged kind have its name."""
+    """Encode server-sent events; events of a tagged kind have its name."""
     return b"".join([_named(event) + b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
@@ -542,8 +542,8 @@ def _named(event: msgspec.Struct) -> bytes:
 
 
 def _ignore(output: TokenOutput) -> None:
-    """Nobody observes it."""
+    """Ignore an output."""
 
 
 def _nothing() -> None:
-    """Outputs wait until they are asked for."""
+    """Do nothing: outputs wait until they are taken."""

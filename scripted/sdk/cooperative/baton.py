@@ -117,7 +117,7 @@ class Baton:
 
     @property
     def waits(self) -> dict[str, str]:
-        """What each worker waits for, by its name."""
+        """The wait of each worker, by its name."""
         return {worker.name: worker.waits_for for worker in self.workers if not worker.has_ended}
 
     def _run_workers(self) -> None:
