@@ -8,6 +8,7 @@ from scripted_lockstep.mutants.gallery import (
     MUTANTS,
     PAIRS,
     RACES,
+    RECENT,
     UnknownMutant,
     mutant_named,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "MUTANTS",
     "PAIRS",
     "RACES",
+    "RECENT",
     "Mutant",
     "UnknownMutant",
     "mutant_named",

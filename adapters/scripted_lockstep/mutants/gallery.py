@@ -2,7 +2,7 @@
 
 Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
 they put back; the escapes follow them. ``CONTRACTS`` are no races, but bugs that the core test suite must notice.
-``PAIRS`` need two added events each; ``KEPT_NUMBERS`` are shown by a schedule.
+``PAIRS`` need two added events each; ``KEPT_NUMBERS`` and ``RECENT``, races reported in 2026, are shown by a schedule.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ MUTANTS = (*RACES, *ESCAPES)
 CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers", "shared_prompts")
 PAIRS = _of("pairs")
 KEPT_NUMBERS = _of("kept_numbers")
+# Races reported in 2026, each with a schedule that shows it.
+RECENT = _of("recent")
 
 
 def mutant_named(name: str) -> Mutant:
@@ -62,7 +64,7 @@ def mutant_named(name: str) -> Mutant:
     fresh = fresh_mutant(name)
     if fresh is not None:
         return fresh
-    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS, *PAIRS, *KEPT_NUMBERS)}
+    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS, *PAIRS, *KEPT_NUMBERS, *RECENT)}
     if name in every:
         return every[name]
     near = difflib.get_close_matches(name, every, n=1)

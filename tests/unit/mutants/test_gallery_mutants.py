@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 from every_case import every_case
-from scripted_lockstep.mutants import CONTRACTS, KEPT_NUMBERS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
+from scripted_lockstep.mutants import (
+    CONTRACTS,
+    KEPT_NUMBERS,
+    MUTANTS,
+    PAIRS,
+    RACES,
+    RECENT,
+    UnknownMutant,
+    mutant_named,
+)
 from scripted_lockstep.mutants.gallery import switched_on
 
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -63,7 +72,7 @@ def test_every_file_of_mutants_is_in_the_table():
     files = sorted((ROOT / "adapters/scripted_lockstep/mutants").glob("*.toml"))
     assert files
     assert {one.name for file in files for one in read_mutants(file)} == {
-        one.name for one in (*MUTANTS, *CONTRACTS, *PAIRS, *KEPT_NUMBERS)
+        one.name for one in (*MUTANTS, *CONTRACTS, *PAIRS, *KEPT_NUMBERS, *RECENT)
     }
 
 

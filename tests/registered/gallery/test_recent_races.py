@@ -1,0 +1,26 @@
+"""Races that other engines' trackers reported in 2026: each is shown by its schedule, and by nothing without its bug.
+
+Goal: a race that is new to the gallery is found by the checks of a search. Method: each mutant's own schedule,
+with all checks and without the executable specification, which no other scheduler has. Origin: the trackers of vLLM,
+SGLang, TensorRT-LLM, tt-xla, omlx and tpu-inference.
+"""
+
+import pytest
+from scripted_lockstep.mutants import RECENT
+
+from ci.register import register_cpu_ci
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+
+register_cpu_ci(est_time=2, suite="base-cpu")
+
+
+@pytest.mark.parametrize("mutant", RECENT, ids=lambda mutant: mutant.name)
+def test_a_recent_race_is_shown(mutant):
+    schedule = Schedule.parse(mutant.schedule)
+    assert execute(schedule).failure is None
+    with mutant.switched_on():
+        failure, general = execute(schedule).failure, execute(schedule, leave_out=True).failure
+    assert failure is not None
+    assert mutant.signature in failure.text
+    assert general is not None, "only the specification of this engine shows it"
