@@ -67,8 +67,8 @@ class EngineMachine:
         match event:
             case sdk.Add():
                 request = Request(event.rid, list(event.prompt_ids), event.max_new_tokens, event.stop_token_ids)
-                if self.pool.blocks_of(request.most_tokens) > self.pool.blocks:
-                    self.replies.append(sdk.Refused(rid=event.rid, reason="it does not fit"))
+                if not event.prompt_ids or self.pool.blocks_of(request.most_tokens) > self.pool.blocks:
+                    self.replies.append(sdk.Refused(rid=event.rid, reason="it has no prompt, or does not fit"))
                 else:
                     self.requests[event.rid] = request
                     self.add(request)

@@ -17,8 +17,8 @@ from scripted.search.units import SearchPlan
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples/engines"
 PLANTED = [(stem, mutant) for stem in MAKES for mutant in mutant_names_of(adapter_named(str(FOLDER / f"{stem}.py")))]
-# The worst of them takes 23.
-AT_ONCE = 60
+# The worst of them takes 71.
+AT_ONCE = 120
 
 
 def test_every_engine_of_the_folder_is_in_the_table() -> None:
@@ -49,7 +49,7 @@ def test_a_healthy_engine_passes_and_leaves_no_thread(stem: str) -> None:
 @pytest.mark.parametrize(("stem", "mutant"), PLANTED, ids=[mutant for _, mutant in PLANTED])
 def test_a_planted_bug_is_found_at_once(stem: str, mutant: str) -> None:
     name = str(FOLDER / f"{stem}.py")
-    report = found(mutant, name, 0)
+    report = found(mutant, name, 1)
     (finding,) = report.findings.values()
     assert report.schedules <= AT_ONCE
     assert adapter_named(name).mutant_named(mutant).signature in finding.failure.text
