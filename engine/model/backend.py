@@ -108,10 +108,7 @@ def takes_openvino(config: EngineConfig) -> bool:
 
 
 def with_its_pages(config: _Config) -> _Config:
-    """Return the configuration of a server that is about to start: with OpenVINO's page size, if 'auto' chooses it.
-
-    A configured size of pages stays as it is.
-    """
+    """Return a configuration with OpenVINO's page size if 'auto' chooses OpenVINO and no page size is configured."""
     if config.backend != "auto" or "page_size" in config.model_fields_set:
         return config
     if config.max_total_tokens is not None and config.max_total_tokens < OPENVINO_BLOCK_TOKENS:

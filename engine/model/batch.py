@@ -186,7 +186,7 @@ class _Places:
             self._groups = list(_groups(segments, numbers, pool, device))
 
     def view(self, sent_arrays: Sequence[torch.Tensor]) -> LayersView:
-        """With ``arrays`` as they are on the device."""
+        """Return the view with its ``arrays`` on the device."""
         new_slots, *rest = sent_arrays
         if not rest:
             return LayersView(new_slots, groups=self._groups)

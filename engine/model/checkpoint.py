@@ -33,7 +33,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 # The end of every refusal of a model.
 SERVED = "served are decoders of the shape of Llama, Mistral, Qwen, Gemma, Phi-3 or OLMo, with experts or without"
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-# Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
+# Fields of a configuration about its origin or storage, without an effect on the computation.
 ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}

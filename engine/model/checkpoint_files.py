@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from engine.core.errors import CheckpointError
 
-# More than the longest index of a checkpoint. A file may come with a LoRA that anybody made.
+# Above the longest index of a checkpoint. A LoRA's file may come from an untrusted source.
 MAX_JSON_BYTES: Final = 64 * 2**20
 
 

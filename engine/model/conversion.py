@@ -37,7 +37,7 @@ class Conversion:
         """Make the weight. Raises CheckpointError, naming it, if its parts do not fit."""
         if self._converter is None:
             return read(self.sources[0][0])
-        # A converter collects what it is given, and the same one serves every layer.
+        # A converter keeps its tensors, so each layer gets a copy of it.
         converter = deepcopy(self._converter)
         for source, pattern in self.sources:
             # It takes functions as well as futures, which its annotation does not say.

@@ -18,9 +18,9 @@ from engine.model.batch import DecodeBatch, LayersBatch, LayersView, PageTable, 
 from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
 
-# Runs the layers over tensors that stay where they are. What it returns is overwritten by the next run.
+# Runs the layers over tensors at fixed addresses. The next run overwrites its result.
 Compute = Callable[[], torch.Tensor]
-# Records a computation: what it returns does the same over the same tensors, and is called as often as one likes.
+# Records a computation, and returns a function that repeats it over the same tensors.
 Recorder = Callable[[Compute], Compute]
 # Computes the layers of a stage for a batch and, on all stages but the first, hidden states.
 Layers = Callable[[LayersBatch, torch.Tensor | None], torch.Tensor]
@@ -76,7 +76,7 @@ class DecodeGraphs:
         self.sizes = graph_sizes(min(pool.rows, LARGEST_SIZE))
         self._buffers = _Buffers(pool, self.sizes[-1], device, dtype, hidden_size)
         self._replays: dict[int, Compute] = {}
-        # The largest first: the memory of its intermediate results is enough for those of the others.
+        # The largest first: the others reuse the memory of its intermediate results.
         for size in reversed(self.sizes):
             batch, hidden = self._buffers.batch(size), self._buffers.hidden_of(size)
             self._replays[size] = record(partial(layers, batch, hidden))

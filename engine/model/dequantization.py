@@ -71,7 +71,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """One weight: the names of its parts in the files by what they are, and how it is made of them."""
+    """One quantized weight: the names of its parts in the files, by kind, and its scheme."""
 
     name: str
     parts: Mapping[str, str]
@@ -83,7 +83,7 @@ class QuantizedWeight:
         return made.whole() if isinstance(made, Integers) else made
 
     def integers(self, read: _Reader) -> Integers | None:
-        """The weight in its own integers; None for one that has none, or whose groups are not neighbours."""
+        """Return the weight's own integers; None for a weight without them, or with groups that are not contiguous."""
         if self.scheme.method == "fp8":
             return None
         made = self._made(read)
@@ -107,7 +107,7 @@ class QuantizedWeight:
 
 
 def quantized_weights(names: Iterable[str], scheme: Quantization) -> tuple[dict[str, QuantizedWeight], set[str]]:
-    """By its name in the model, each weight that is quantized, and the names in the files that nobody needs then."""
+    """Return the quantized weights by their names in the model, and the names in the files that become unneeded."""
     modules: dict[str, set[str]] = defaultdict(set)
     for name in names:
         module, _, part = name.rpartition(".")

@@ -49,7 +49,7 @@ _INTERVAL_S: Final = 0.02
 
 
 def give_back_garbage() -> None:
-    """Collect what is unreachable, and hand its memory over: allocators keep what large conversions have freed."""
+    """Collect garbage and return its memory to the system: allocators keep memory that large conversions freed."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -113,10 +113,10 @@ class KVPool:
         return slots
 
     def pages_seen(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, int]:
-        """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, pages [rows, places], and the
-        largest number of tokens that a row sees.
+        """Return, for ``counts`` new tokens at ``starts``: tokens before them, pages [rows, places], longest context.
 
-        A row of a window begins with the page of the first key that it sees. Stale beyond a row's pages.
+        A row of a window begins with the page of the first key that it attends to. Entries beyond a row's pages are
+        stale.
         """
         if not self.window_tokens:
             longest = int((starts + counts).max())

@@ -18,7 +18,7 @@ from engine.model.embedded_lora import embedded_lora_folder
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-# What is used, what training alone needs, and what says where the LoRA is from.
+# Fields that are used, fields for training alone, and fields about the LoRA's origin.
 _KNOWN: Final = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",

@@ -79,7 +79,7 @@ class DeviceTokens:
 
 
 class NewestTokens:
-    """The newest tokens of results, by row; ``on_device`` has those of launches too, before the host knows them."""
+    """The newest tokens of results, by row; ``on_device`` also has tokens that the host does not know yet."""
 
     def __init__(self, on_device: DeviceTokens | None = None) -> None:
         self._tokens: dict[int, int] = {}

@@ -47,9 +47,9 @@ class PageLayout(msgspec.Struct, frozen=True):
 
 
 class PageImages:
-    """Reads and writes pages of ``pool`` and ``record``, from any thread, after what was launched before it was made.
+    """Reads and writes pages of ``pool`` and ``record``, from any thread, after earlier launches.
 
-    On a GPU by a stream of its own. An image is a tensor of bytes on the host, pinned beside a GPU.
+    Uses its own stream on a GPU. An image is a tensor of bytes on the host, pinned beside a GPU.
     """
 
     def __init__(self, pool: KVPool, record: SlotRecord, *, stage: int, stages: int) -> None:

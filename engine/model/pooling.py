@@ -32,7 +32,7 @@ _KINDS: Final = {
 
 
 class Pooling(NamedTuple):
-    """The hidden states of a prompt become one: that of its last token, or their mean; of length 1 if normalized."""
+    """The pooling of a prompt's hidden states: the last token's or the mean, of length 1 if normalized."""
 
     kind: PoolingKind
     is_normalized: bool

@@ -18,7 +18,7 @@ SLICE_ROWS: Final = 128
 # Stands for minus infinity, which JSON lacks: the logprob of a token that the model rules out.
 _LEAST_LOGPROB: Final = -9999.0
 
-# Takes the logits [rows, vocabulary] of the next rows that are asked for.
+# Takes the logits [rows, vocabulary] of the next requested rows.
 ScoreTaker = Callable[[torch.Tensor], None]
 
 

@@ -421,7 +421,7 @@ class StageRunner:
         return partial(self._take_lora, change, None if change.path is None else self._loras().load(change.path))
 
     def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
-        """Take the LoRA that was read, and drop the one that makes room for it."""
+        """Take a loaded LoRA, and drop another one to make room for it."""
         held = self._loras().held
         if loaded is not None:
             held[change.version] = loaded

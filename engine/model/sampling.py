@@ -326,7 +326,7 @@ def _filters(specs: Sequence[SamplingSpec], scores: torch.Tensor) -> list[list[f
 def _draw_filtered(
     probabilities: torch.Tensor, numbers: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Top-k, then top-p of what is left, then min-p relative to the best."""
+    """Sample after top-k, then top-p of the rest, then min-p relative to the best."""
     ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
     places = torch.arange(ordered.shape[-1], device=ordered.device)
     ordered = ordered.masked_fill(places >= top_k.float(), 0.0)

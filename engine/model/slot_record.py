@@ -33,10 +33,10 @@ class SlotRecord:
         self._tokens = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._positions = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._fingerprints = np.zeros(pool.total_slots if sanitize else 0, np.uint64)
-        # The fingerprint of what the window layers have in each slot of their own pool.
+        # The fingerprint of each slot in the pool of the window layers.
         window_slots = pool.window.total_slots if sanitize and pool.window is not None else 0
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
-        # What is on the host, by host page: see ``page``.
+        # The content of host pages: see ``page``.
         self._kept = [np.zeros((host_pages, *part.shape), part.dtype) for part in self.page(0)]
         # The root of every chain; each version of the weights has its own.
         self._root = _ROOT

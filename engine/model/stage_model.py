@@ -271,10 +271,10 @@ class StageModel:
             )
 
     def _difference_from_own_attention(self) -> float:
-        """How far the layers are from what they are with the architecture's own attention, which may do more than ours.
+        """Return the difference of the layers' output to that with the architecture's own attention, which may do more.
 
-        That of the nearest token but the first, which sees itself alone: in 16 bits a router may choose other experts
-        for one of two scores that nearly tie.
+        Taken at the closest token other than the first, which attends only to itself: in 16 bits a router may choose
+        other experts where two scores nearly tie.
         """
         segment = self._probe_segment(0, self._probed_tokens)
         batch = ForwardBatch([segment], self.pool, self.device).layers

@@ -17,9 +17,9 @@ _FLOATS: Final = np.dtype(np.float64)
 
 
 def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays, of int64 or float64, as tensors on the device: on a CPU as they are, on a GPU by one copy, no wait.
+    """Return arrays of int64 or float64 as tensors on the device, on a GPU by one asynchronous copy.
 
-    A copy from memory that is not pinned would wait for all that the GPU was given before it.
+    A copy from memory that is not pinned would wait for all earlier work of the GPU.
     """
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]

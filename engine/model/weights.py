@@ -44,10 +44,9 @@ _log = logging.getLogger(__name__)
 class WeightFiles:
     """The open weight files of one folder, sharded or not; a context manager.
 
-    ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may. Likewise
-    ``quantization`` says that weights may be quantized. With ``is_part`` the files hold a model of several kinds of
-    input, of which ``model`` is the part for text. With ``is_headless`` they may hold the decoder alone, under its own
-    names.
+    Weights may be stored under other names or in pieces only as ``model``, of transformers, declares, and quantized
+    only with ``quantization``. With ``is_part`` the files hold a model of several kinds of input, of which ``model`` is
+    the part for text. With ``is_headless`` they may hold the decoder alone, under its own names.
     """
 
     def __init__(
@@ -126,9 +125,9 @@ class WeightFiles:
         return name in self._names
 
     def require_all_used(self, names: Collection[str]) -> None:
-        """Raise CheckpointError, naming them, for weights that are kept, but neither under ``names`` nor made into one.
+        """Raise CheckpointError for stored weights that are neither among ``names`` nor converted into one of them.
 
-        Where the model is a part, only those of the part for text have to be used.
+        Of a model of several kinds of input only the weights for text must be used.
         """
         unused = self._names.difference(names)
         if unused:

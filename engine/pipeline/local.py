@@ -42,10 +42,10 @@ class LocalPipeline:
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
         self._probe = probe
-        # Microbatches on the device, then those that wait here for everything before them.
+        # Microbatches on the device, then microbatches that wait here for all before them.
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
-        # Completions that were computed before ``next_completion`` asked for them.
+        # Completions computed before ``next_completion`` was called.
         self._completed: deque[Completion] = deque()
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_answer)

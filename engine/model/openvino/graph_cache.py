@@ -71,9 +71,9 @@ def stage_graph(
 
 
 def _written(converted: StageGraph, draft: Path) -> StageGraph:
-    """The graph as it is read from where it is written now, or itself where it cannot be written.
+    """Write a graph and read it back; return the graph itself if it cannot be written.
 
-    What is read is mapped from the file, so that what the graph was converted from can be let go.
+    The graph that is read back is mapped from the file, so the memory of the conversion can be freed.
     """
     try:
         ov.save_model(converted.graph, draft / _NAME, compress_to_fp16=False)
@@ -96,7 +96,7 @@ def _keep(draft: Path, place: Path) -> None:
 
 
 def _read(place: Path) -> StageGraph | None:
-    """The graph that is kept in a place; None where there is none. One that cannot be read is removed."""
+    """Read a kept graph; None without one. Removes an unreadable one."""
     if not (place / _NAME).is_file():
         return None
     try:

@@ -42,9 +42,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def mark(query: ov.Output, key: ov.Output, value: ov.Output, place: Place, *, width: int) -> ov.Output:
-    """A node that holds a place of attention: it has its three inputs and its output, and no rewriting removes it.
+    """Make a node that marks a place of attention: with its inputs and its output, safe from graph rewriting.
 
-    ``width`` is that of the queries, all heads together.
+    ``width`` is the width of the queries over all heads.
     """
     joined = opset15.concat([query, key, value], axis=1)
     columns = np.arange(width, dtype=np.int64)

@@ -99,7 +99,7 @@ class OpenVINOStage:
     def _scored(self, batch: BlockBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
         rows = scored_rows(batch.segments)
         batch.arrays["emitting"] = np.concatenate([np.array(rows, np.int64), batch.arrays["emitting"]])
-        # What it gathers before the head is not what the next step's batch would, also if this forward fails.
+        # The next batch gathers other rows before the head, even if this forward fails.
         self._batch = None
         output = self._compiled.forward(batch, hidden)
         for part in slices_of(list(range(len(rows)))):
