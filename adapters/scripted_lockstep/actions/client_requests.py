@@ -395,7 +395,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
             run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
 
-    def _messages(self, prompt: tuple[int, ...] | None) -> list[Generate]:
+    def _messages(self, prompt: tuple[int, ...]) -> list[Generate]:
         """A message for each choice, as the front end sends them."""
         message = self.message(prompt)
         if self.n == 1:
