@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -112,9 +112,9 @@ def _spend_failure(t: BaseContext) -> Generator[None, None, None]:
         yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
 
 
-def _first_arguments(test: ScriptedTest) -> dict[str, Any]:
+def _first_arguments(test: ScriptedTest) -> dict[str, object]:
     """Return the first set of values that pytest would parametrize the script with."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for mark in getattr(test.script, "pytestmark", ()):
         if mark.name == "parametrize":
             names = (

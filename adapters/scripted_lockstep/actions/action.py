@@ -63,7 +63,7 @@ class EngineCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_
     """A call with a body, which the server's front end turns into its message."""
 
     @property
-    def body(self) -> Mapping[str, Any] | None:
+    def body(self) -> Mapping[str, object] | None:
         return None
 
     def is_sent_as(self, message: ClientMessage) -> bool:

@@ -95,7 +95,7 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
         return super().reaches(run) or _choices_of(self.rid, run) != [self.rid]
 
     @property
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, object]:
         return {"rid": self.rid}
 
     def is_sent_as(self, message: ClientMessage) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.core.messages import LoadLora, UnloadLora
@@ -55,7 +55,7 @@ class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="l
         return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_lora is None else self.path_of_lora
 
     @property
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, object]:
         return {"lora_name": self.name, "lora_path": self.path_given}
 
     def message(self, call_id: str) -> LoadLora:
@@ -107,7 +107,7 @@ class LoraUnload(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag=
         return "unload-lora" if self.timeout_s is None else "unload-lora-later"
 
     @property
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, object]:
         return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def reaches(self, run: RunLike) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -110,7 +110,7 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
         return EMBEDDED_MODEL if self.back else _weights_of(self.seed)
 
     @property
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, object]:
         return {"model_path": self.weights} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def message(self, call_id: str) -> UpdateWeights:

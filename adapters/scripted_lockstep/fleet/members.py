@@ -6,7 +6,7 @@ A decode engine chooses among them as its front end does, with the same state ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -92,7 +92,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
         self.said.append((receiver, PrefillAnswer(transfer, error, status)))
 
-    def hear(self, sender: str, message: Any) -> None:
+    def hear(self, sender: str, message: object) -> None:
         match message:
             case PrefillAnswer():
                 self._take_answer(message)

@@ -57,7 +57,7 @@ class FleetEngine(ConnectedEngine):
         self.t = t
         self._previous: StepResult | None = None
         # Messages that arrived in this step.
-        self.heard: list[Any] = []
+        self.heard: list[object] = []
         # The fleet's step before this engine's first one, and the last one of a dead engine.
         self.since = self.died = 0
 
@@ -72,7 +72,7 @@ class FleetEngine(ConnectedEngine):
         run.take_step(result)
         self.tell(result.replies)
 
-    def hear(self, sender: str, message: Any) -> None:
+    def hear(self, sender: str, message: object) -> None:
         self.heard.append(message)
         super().hear(sender, message)
 
@@ -149,7 +149,7 @@ class Fleet(BaseFleet[FleetEngine]):
         self._turn += 1
         return alive[(self._turn - 1) % len(alive)] if alive else None
 
-    def _send(self, member: FleetEngine, receiver: str, message: Any) -> None:
+    def _send(self, member: FleetEngine, receiver: str, message: object) -> None:
         self._sent.append(_Sent((member.name, receiver), message, self._step))
         super()._send(member, receiver, message)
 

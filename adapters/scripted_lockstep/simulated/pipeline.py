@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
-from typing import Any, Final
+from typing import Final
 
 from engine.core.config import (
     EMBEDDED_LORA,
@@ -171,7 +171,7 @@ class SimulatedPipeline:
     def takes_more(self) -> bool:
         return False
 
-    def wake_sources(self) -> Sequence[Any]:
+    def wake_sources(self) -> Sequence[object]:
         return ()
 
     # -- grammars --

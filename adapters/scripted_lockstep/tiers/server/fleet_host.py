@@ -37,7 +37,7 @@ class FleetHost:
         self._engines: dict[str, RemoteWorld] = {}
         # The engines of the present script, with their runs.
         self._used: list[FleetEngine] = []
-        self._zmq: zmq.Context[Any] = zmq.Context()
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._wires = RealWires(world.private_dir)
 
     def new_fleet(self, names: Sequence[str], clock: VirtualClock) -> Fleet:

@@ -116,7 +116,9 @@ class RemoteWorld(World):
     clients: FleetClients
     clients_type: ClassVar = FleetClients
 
-    def __init__(self, place: EnginePlace, context: zmq.Context[Any], pause: Callable[[float], object]) -> None:
+    def __init__(
+        self, place: EnginePlace, context: zmq.Context[zmq.Socket[bytes]], pause: Callable[[float], object]
+    ) -> None:
         self.name = place.name
         self.base_url = place.base_url
         self._private_dir = Path(place.private_dir)

@@ -9,7 +9,7 @@ import contextlib
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import zmq
@@ -66,7 +66,7 @@ class EngineRole(ScriptedServer[EngineConfig, ScriptSucceeded]):
             self._stack = stack.pop_all()
 
     def _run(
-        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptSucceeded:
         usable, self.usable = self.usable, False
         assert usable, "a server that is not usable is not lent again"

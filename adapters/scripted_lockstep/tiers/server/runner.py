@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
@@ -152,7 +152,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         return server
 
     def _run(
-        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptSucceeded:
         if not self.usable:
             raise EngineError("this server is shut down or not usable any more; start another one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import zmq
@@ -36,7 +36,7 @@ def private_address(private_dir: Path) -> str:
     return f"ipc://{private_dir}/harness"
 
 
-def connected_socket(context: zmq.Context[Any], private_dir: Path) -> zmq.Socket[bytes]:
+def connected_socket(context: zmq.Context[zmq.Socket[bytes]], private_dir: Path) -> zmq.Socket[bytes]:
     """Connect to the private socket of a server, which may still be starting."""
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)

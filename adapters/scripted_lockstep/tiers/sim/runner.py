@@ -10,7 +10,6 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 from engine.core.config import EngineConfig
 from engine.core.errors import EngineError, ProcessDiedError
@@ -107,7 +106,7 @@ class EngineSim(ScriptedSim[EngineConfig, ScriptSucceeded]):
         self._limits = limits_of(config)
 
     def _run(
-        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptSucceeded:
         if not self.usable:
             raise EngineError("this sim was shut down; start another one")
