@@ -91,9 +91,37 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
 
 
 class ScriptedSim(Harness[ConfigT, OutcomeT]):
-    """The sim tier: every script gets its own simulated engine in this process."""
+    """The sim tier: every script gets its own simulated engine in this process.
+
+    ``outcome_type`` is the type of what ``run`` returns.
+    """
 
     tier = "sim"
+    outcome_type: ClassVar[type[ScriptOutcome]]
+
+    def run_isolated(
+        self,
+        script: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = ScriptOptions().timeout_s,
+        options: ScriptOptions | None = None,
+        **kwargs: Any,
+    ) -> OutcomeT:
+        """Run a script in a forked child, as a decorated test is run, and return the same outcome.
+
+        The child is killed when its time is over, also inside a call of C that returns to no line of Python. What the
+        script changes in its process is lost with it. Raises as ``run`` does.
+        """
+        from scripted.script.isolation import outcome_isolated  # it needs this module
+        from scripted.script.scripted_test import ScriptedTest
+
+        options = options or ScriptOptions(timeout_s=timeout_s)
+        name = adapter_for(self.config)
+        test = ScriptedTest(config=self.config, adapter=name, tiers=("sim",), options=options, script=script)
+        outcome: Any = outcome_isolated(
+            test, options, lambda: self.run(script, *args, options=options, **kwargs), self.outcome_type
+        )
+        return outcome
 
     @classmethod
     def start(

@@ -18,7 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -35,6 +35,10 @@ from scripted.script.options import ScriptOptions
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of
 
+if TYPE_CHECKING:
+    from scripted.script.execution import ScriptOutcome
+
+_OutcomeT = TypeVar("_OutcomeT", bound="ScriptOutcome")
 # The child gets more time than its watchdog, whose report has the last steps.
 _PATIENCE_S: Final = 1.0
 _LINE: Final = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
@@ -66,6 +70,8 @@ class Warned(msgspec.Struct, frozen=True):
 
 class _Passed(msgspec.Struct, frozen=True, tag=True):
     counts: dict[str, int]
+    # The outcome, encoded, where the caller wants it.
+    outcome: bytes = b""
 
 
 class _Failed(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +102,20 @@ def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], S
     A script that ends its process, or does not end in time, fails too.
     """
     __tracebackhide__ = True
+    return _isolated(test, options, lambda: _Passed(run().counts())).counts
+
+
+def outcome_isolated(
+    test: ScriptedTest, options: ScriptOptions, run: Callable[[], _OutcomeT], kind: type[_OutcomeT]
+) -> _OutcomeT:
+    """Do the same, and return the outcome, of this ``kind``."""
+    __tracebackhide__ = True
+    passed = _isolated(test, options, lambda: _Passed({}, msgspec.msgpack.encode(run())))
+    return msgspec.msgpack.decode(passed.outcome, type=kind)
+
+
+def _isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], _Passed]) -> _Passed:
+    __tracebackhide__ = True
     if options.must_assert:
         count_assertions(test.script)  # once here, not in every child
     try:
@@ -108,8 +128,8 @@ def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], S
     ended = _decoder.decode(encoded)
     _replay(ended)
     match ended.how:
-        case _Passed(counts):
-            return counts
+        case _Passed():
+            return ended.how
         case _Failed(report):
             raise error_of(report)
         case _Refused(kind, text, where):
@@ -177,15 +197,15 @@ def _category(name: str) -> type[Warning]:
 # -- in the child --
 
 
-def _encoded(run: Callable[[], ScriptEnded]) -> bytes:
+def _encoded(run: Callable[[], _Passed]) -> bytes:
     with _captured() as captured:
         result = _result_of(run)
     return msgspec.msgpack.encode(captured(result))
 
 
-def _result_of(run: Callable[[], ScriptEnded]) -> _Passed | _Failed | _Refused:
+def _result_of(run: Callable[[], _Passed]) -> _Passed | _Failed | _Refused:
     try:
-        return _Passed(run().counts())
+        return run()
     except ScriptError as exc:
         return _Failed(exc.report)
     except Exception as exc:  # noqa: BLE001 - the parent raises it

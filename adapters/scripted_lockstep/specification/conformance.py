@@ -38,11 +38,13 @@ from engine.core.plan import (
     TransferOrder,
 )
 from engine.core.scheduler import Scheduler, StepResult
+from engine.core.scheduler.loras import Loras
 from engine.core.scheduler.sizes import pending_prefill_tokens
 from engine.core.stats import EngineStats
 from scripted.core.violation import Violation
 from scripted_lockstep.specification.expected import Expected, ExpectedSegment, SpecifiedOrder
 from scripted_lockstep.specification.host_tier import SpecifiedHostTier
+from scripted_lockstep.specification.loras import SpecifiedLoras
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import Page
 from scripted_lockstep.specification.specification import TOTALS, Specification
@@ -175,6 +177,8 @@ class Conformance:
         weights = self.specification.calls.weights[-1] or ""
         if weights != scheduler.books.weights:
             _must_be_equal("Weight update", "the weights that are noted", weights, scheduler.books.weights)
+        if scheduler.limits.max_loras and events:
+            _compare_loras(self.specification.loras, scheduler.features.loras)
         if expected.mode is ForwardMode.PREFILL or expected.mode is ForwardMode.MIXED:
             for rid in [segment.rid for segment in expected.segments]:
                 specified, request = self.specification.live[rid], scheduler.books.requests[rid]
@@ -302,6 +306,13 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     told = (expected.page_start, expected.pages)
     _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
     _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
+
+
+def _compare_loras(expected: SpecifiedLoras, loras: Loras) -> None:
+    """Compare which LoRAs are resident, under which versions, and when each was used: the next victim follows."""
+    due = {one.name: (one.version, one.used) for one in expected.resident}
+    found = {one.name: (one.version, one.used) for one in loras.known.values() if one.version}
+    _must_be_equal("LoRAs", "the resident LoRAs, with their versions and last uses,", due, found)
 
 
 def _compare_window(memory: SpecifiedMemory, window: SlidingWindowPool | None) -> None:

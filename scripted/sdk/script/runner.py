@@ -55,6 +55,8 @@ class _SdkExecution(ScriptExecution[SdkRun]):
 class SdkSim(ScriptedSim[object, ScriptOutcome]):
     """Scripts on an adapter's machine: each gets a new one."""
 
+    outcome_type = ScriptOutcome
+
     def __init__(self, adapter: Adapter, config: object, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._adapter = adapter

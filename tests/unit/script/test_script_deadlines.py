@@ -202,3 +202,17 @@ def test_a_tracer_of_the_tests_goes_on(sim: ScriptedSim) -> None:
     finally:
         sys.setprofile(None)
     assert calls
+
+
+def test_a_script_by_hand_has_the_outcome_of_this_process_in_a_child(sim):
+    """46.11"""
+    here, isolated = sim.run(_ends), sim.run_isolated(_ends)
+    assert isolated == here
+    assert isolated.digest
+
+
+def test_a_script_by_hand_is_bounded_in_a_call_of_c_in_a_child(sim):
+    """46.11"""
+    with pytest.raises(ScriptTimeout) as failed:
+        sim.run_isolated(_stays_in_a_call_of_c, timeout_s=0.2)
+    assert ">       total = sum(range(10**12))" in str(failed.value)

@@ -101,6 +101,8 @@ class SimWorld(World):
 class EngineSim(ScriptedSim[EngineConfig, ScriptSucceeded]):
     """Every script gets a scheduler and a simulated pipeline of its own."""
 
+    outcome_type = ScriptSucceeded
+
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._limits = limits_of(config)
