@@ -31,7 +31,7 @@ from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 
 # How long this process computes to vet the scripts of one session, and one of them.
-_VETTING_S = 20.0
+_VETTING_S = 10.0
 _VETTING_ONE_S = 5.0
 _DEBUG_S = 1e6
 
@@ -142,6 +142,9 @@ class ScriptedSession:
                 verdicts[name] = (digest, known[name][1])
                 continue
             one_s = float("inf") if is_whole else min(until - _computed_s(), _VETTING_ONE_S)
+            if one_s <= 0:
+                verdicts[name] = ("", {NOT_VETTED: 1})
+                continue
             try:
                 findings = vetting.findings(test, name, arguments, seconds=one_s)
             except (Exception, SystemExit):  # noqa: BLE001  (out of time; or broken by what the script left)

@@ -12,14 +12,22 @@ from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.tiers.server import pool
 
 from engine import EngineConfig
-from scripted import BadCall, ScriptedServer, ScriptOptions, ServerDirty, pytest_plugin, scripted
+from scripted import BadCall, ScriptedServer, ScriptOptions, ServerDirty, pytest_plugin, pytest_session, scripted
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.tally import NOT_VETTED
+from scripted.script import vetting
 from scripted.script.decorator import spec_of
 
 
 def only_looked_at(t):
     yield
+
+
+def one_request(t):
+    r = t.start_req(prompt_len=3, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 2
 
 
 SPEC = spec_of(scripted(EngineConfig())(only_looked_at))
@@ -131,3 +139,13 @@ def test_session_without_a_server_tier_starts_no_server() -> None:
     session.close()
     assert not session._servers
     assert current_session() is not session
+
+
+def test_vetting_runs_no_script_after_its_time(monkeypatch) -> None:
+    """Each would cost a process, and there may be a thousand."""
+    session = ScriptedSession()
+    session.run(spec_of(scripted(EngineConfig())(one_request)), "sim", {})
+    monkeypatch.setattr(pytest_session, "_VETTING_S", 0.0)
+    monkeypatch.setattr(vetting, "run_in_child", lambda *_: pytest.fail("a script is vetted, and there is no time"))
+    assert [counts for _, counts in session.vet({}).values()] == [{NOT_VETTED: 1}]
+    session.close()
