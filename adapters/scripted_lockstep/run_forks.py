@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Launched, Scheduler
 from engine.core.scheduler.counters import Counters
@@ -32,7 +34,7 @@ COPIER: Final = Copier(
     rebuilt={
         Launched: (
             lambda launched: launched.requests,
-            lambda launched, requests: Launched(launched.microbatch, tuple(requests), launched.step),
+            lambda launched, requests: msgspec.structs.replace(launched, requests=tuple(requests)),
         )
     },
     uniform=True,

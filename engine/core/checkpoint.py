@@ -53,7 +53,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
     ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
     those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
-    ``host`` are the pages of the second tier. ``weights`` is what ``Books.weights`` is, ``transfers`` how many began.
+    ``host`` are the pages of the second tier. ``weights`` is what ``Books.weights`` is, ``transfers`` how many began;
+    ``seconds_per_token`` is what ``GapBound`` has measured.
     """
 
     now: float
@@ -66,6 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     host: tuple[KeptPage, ...] = ()
     weights: str = ""
     transfers: int = 0
+    seconds_per_token: float = 0.0
 
 
 class CheckpointParts(TypedDict, total=False):
@@ -78,3 +80,4 @@ class CheckpointParts(TypedDict, total=False):
     host: tuple[KeptPage, ...]
     weights: str
     transfers: int
+    seconds_per_token: float

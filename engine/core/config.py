@@ -119,6 +119,14 @@ class EngineConfig(BaseModel):
         False,
         description="decode beside prompts: decodes first, prompts get the rest of the budget",
     )
+    max_gap_ms: int | None = Field(
+        None,
+        ge=1,
+        le=3_600_000,
+        description="about how long a running request may wait for its next token because of others' prompts, in "
+        "milliseconds: fewer prompt tokens go beside decodes, by what earlier steps took; needs mixed_chunk; unset: "
+        "chunked_prefill_size alone bounds them",
+    )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
     waiting_timeout_s: float | None = Field(
@@ -235,6 +243,21 @@ class EngineConfig(BaseModel):
                 f"dynamic_chunking needs several stages and chunked prefill, got pp_size={self.pp_size} and "
                 f"chunked_prefill_size={self.chunked_prefill_size}; set both or switch it off"
             )
+
+        if self.max_gap_ms is not None and "max_gap_ms" in self.model_fields_set and not self._may_bound_gaps:
+            raise ValueError(
+                f"max_gap_ms needs mixed_chunk and chunked prefill, got mixed_chunk={self.mixed_chunk} and "
+                f"chunked_prefill_size={self.chunked_prefill_size}; set both or leave max_gap_ms out"
+            )
+
+    @property
+    def _may_bound_gaps(self) -> bool:
+        return self.mixed_chunk and self.chunked_prefill_size != CHUNKING_OFF
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """``max_gap_ms`` in seconds; None for no bound, and where prompts are never beside decodes or never split."""
+        return None if self.max_gap_ms is None or not self._may_bound_gaps else self.max_gap_ms / 1000
 
     def _check_memory(self) -> None:
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:

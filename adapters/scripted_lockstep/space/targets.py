@@ -169,6 +169,9 @@ _LOOKED_UP: Final = ("looked-up", "of-one-token")
 _WIDE_EVERY: Final = 3
 # One request in this many has choices.
 _CHOICES_EVERY: Final = 23
+# One engine in this many that mixes prompts and decodes bounds gaps.
+_GAP_BOUND_EVERY: Final = 3
+_MAX_GAP_MS: Final = 100
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
 _CARRIED: Final = 0.6
@@ -348,9 +351,12 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         values["context_length"] = rng.choice((16, 24, 31, 40))
     if windowed:
         values["model"] = EMBEDDED_WINDOW_MODEL
-    if values.get("radix_cache", True) and not zlib.crc32(repr(sorted(values.items())).encode()) % _TOLD_EVERY:
-        # It changes no plan. Drawn from the other settings, it changes no other target either.
+    # Settings that are drawn from the others change no other target.
+    drawn = zlib.crc32(repr(sorted(values.items())).encode())
+    if values.get("radix_cache", True) and not drawn % _TOLD_EVERY:
         values["kv_events"] = True
+    if "mixed" in row and chunk != -1 and not drawn % _GAP_BOUND_EVERY:
+        values["max_gap_ms"] = _MAX_GAP_MS
     config = EngineConfig(**values)
     if windowed != "tight":
         return config
@@ -436,11 +442,14 @@ def _opening(row: Row) -> Iterator[Placed]:
 
 
 def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Advance the clock where there are time limits, evict where there is a host tier, release held grammars."""
+    """Advance the clock where times matter, evict where there is a host tier, release held grammars."""
     if "time-limit" in row or limits.waiting_timeout_s is not None:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
             yield Placed(step, AdvanceClock(seconds=rng.choice((0.25, 0.5, 0.5, 1.0, 2.0))))
+    if limits.max_gap_s is not None:
+        for step in range(2, schedule.last_step + 4):
+            yield Placed(step, AdvanceClock(seconds=limits.max_gap_s * rng.choice((0.25, 0.5, 1, 2, 4))))
     if "host" in row:
         for _ in range(rng.randint(0, 2)):
             yield Placed(rng.randint(2, schedule.last_step + 1), Evict(pages=rng.choice((None, None, 1, 2))))

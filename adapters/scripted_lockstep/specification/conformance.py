@@ -65,6 +65,7 @@ RULES: Final = {
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Evict": "When pages are missing, exactly that number is evicted: least recently used first",
     "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
+    "Gap": "With max_gap_ms, prompts beside running requests have no more tokens than take that long",
     "Grammar": "A request with a grammar is tried when that is ready; no other waits for it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
     "Host hit": "Where the prefix cache ends, a request goes on with the pages of its prompt that are on the host",

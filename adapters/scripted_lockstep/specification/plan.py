@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from engine.core.limits import Limits
 from scripted_lockstep.specification.calls import SpecifiedCalls
 from scripted_lockstep.specification.drafts import drafts_of
+from scripted_lockstep.specification.gap import SpecifiedGap
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.queue import by_policy, gives_way, is_overdue, overtake
@@ -30,6 +31,7 @@ class _Engine(Protocol):
     totals: dict[str, int]
     transfers: SpecifiedTransfers
     calls: SpecifiedCalls
+    gap: SpecifiedGap
     now: float
     running: list[Request]
     chunked: Request | None
@@ -54,9 +56,12 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
     has_prompts = engine.chunked is not None or bool(engine.waiting or engine.transfers.transferring)
     most = limits.most_requests
     count = len(_choose(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
-    prompts = _prompts(engine, budget - count, most - count)
+    beside = budget - count
+    if engine.running and limits.max_gap_s is not None:
+        beside = min(beside, engine.gap.beside(count))
+    prompts = _prompts(engine, beside, most - count)
     taken = sum([end - start for _, start, end in prompts])
-    left = min(budget - taken, most - len(prompts)) if prompts else most
+    left = min(count + beside - taken, most - len(prompts)) if prompts else most
     return prompts, _decodes(engine, left, with_drafts=not prompts)
 
 

@@ -18,6 +18,7 @@ from engine.core.stats import EngineStats
 from scripted_lockstep.specification.calls import Answer, SpecifiedCalls
 from scripted_lockstep.specification.drafts import verify
 from scripted_lockstep.specification.expected import Expected, ExpectedSegment, mode_of
+from scripted_lockstep.specification.gap import SpecifiedGap
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
 from scripted_lockstep.specification.loras import SpecifiedLoras, Told
 from scripted_lockstep.specification.memory import SpecifiedMemory
@@ -52,6 +53,7 @@ class Specification:
         self.steps, self.launched, self.has_time_limits = 0, 0, limits.waiting_timeout_s is not None
         self.loras = SpecifiedLoras(limits, self.totals)
         self.transfers = SpecifiedTransfers(limits, self.memory)
+        self.gap = SpecifiedGap(limits)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
         """**Step**: the events, then requests that time out, then the waiting call, then at most one microbatch."""
@@ -72,6 +74,7 @@ class Specification:
         copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
             self.flights.append((plan, segments, mode))
+            self.gap.launches.append(now)
             self.launched += 1
         ordered, asked = self.transfers.take_news()
         self.replies += asked
@@ -184,6 +187,8 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
+        tokens = sum([len(segment.token_ids) for segment in segments])
+        self.gap.land(self.now, mode, tokens, failed=error is not None)
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
         for failed in completion.errors:

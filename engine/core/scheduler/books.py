@@ -27,11 +27,15 @@ from engine.core.scheduler.request import (
 
 
 class Launched(msgspec.Struct, frozen=True, gc=False):
-    """A microbatch in flight. ``requests`` has the request of each segment, in the same order."""
+    """A microbatch in flight. ``requests`` has the request of each segment, in the same order.
+
+    It was launched in step ``step``, at ``time`` in seconds.
+    """
 
     microbatch: Microbatch
     requests: tuple[Request, ...]
     step: int
+    time: float
 
 
 class Books:

@@ -75,6 +75,10 @@ class Feature:
     def start(self, request: Request) -> None:
         """Act on a request that has just got its memory. It may be moved to another place than ``CHUNKED``."""
 
+    def bound_prompts(self, decodes: int) -> int:
+        """Return the most prompt tokens in a microbatch with so many decodes, while requests run."""
+        raise NotImplementedError("a feature that bounds prompts says by how much")
+
     def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
         """Guesses of a decoding request's next tokens, with pages for them, ``spare_pages`` left free."""
         del request, spare_pages
@@ -187,6 +191,7 @@ class Hooks:
     startable: tuple[Feature, ...]
     holds_back: tuple[Feature, ...]
     start: tuple[Feature, ...]
+    bound_prompts: tuple[Feature, ...]
     draft: tuple[Feature, ...]
     fill: tuple[Feature, ...]
     fill_prompt: tuple[Feature, ...]

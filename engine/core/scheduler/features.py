@@ -10,6 +10,7 @@ from typing import NamedTuple
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.drafts import Drafts
 from engine.core.scheduler.flush_and_update import FlushAndUpdate
+from engine.core.scheduler.gap_bound import GapBound
 from engine.core.scheduler.grammars import Grammars
 from engine.core.scheduler.host_copies import HostCopies
 from engine.core.scheduler.loras import Loras
@@ -39,6 +40,7 @@ class Features(NamedTuple):
     grammars: Grammars
     drafts: Drafts
     prompt_logprobs: PromptLogprobs
+    gap_bound: GapBound
 
     @classmethod
     def of(cls, core: Core) -> Features:
@@ -55,4 +57,5 @@ class Features(NamedTuple):
             Grammars(core),
             Drafts(core),
             PromptLogprobs(core),
+            GapBound(core),
         )

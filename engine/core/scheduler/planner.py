@@ -103,13 +103,16 @@ class Planner:
         """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
 
         A page of the budget, or half of a smaller one, is left to prompts, so that neither keeps the other out. A
-        prompt that may not be split is left all of it.
+        prompt that may not be split is left all of it. While requests run, a feature may bound prompts further.
         """
         budget = plan.budget
         least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
         decodes = len(self._choose_decodes(min(self._decode_share(), budget - least, plan.seats - 1)))
         plan.budget -= decodes
         plan.seats -= decodes
+        if self._books.running:
+            for feature in self._hooks.bound_prompts:
+                plan.budget = min(plan.budget, feature.bound_prompts(decodes))
         self._add_prefill(plan)
         if plan.tokens:
             # Chosen again, because an admission may have sent one of them back to the queue.

@@ -364,6 +364,6 @@ class Scheduler(Core):
 
     def _book(self, microbatch: Microbatch, requests: tuple[Request, ...]) -> Microbatch:
         self.counters.forward_ct += 1
-        self.books.launch(Launched(microbatch, requests, self.step_number))
+        self.books.launch(Launched(microbatch, requests, self.step_number, self.now))
         self.last_microbatch = microbatch
         return microbatch

@@ -1,0 +1,92 @@
+"""Gaps: how long running requests wait for others' prompts is bounded in time, by what earlier steps took.
+
+Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
+faster, always at least a page; without a running request, and before anything was measured, in whole chunks. Method:
+the clock is advanced by hand while a microbatch is in flight.
+Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
+gap-bound-counts-the-wait.
+"""
+
+from ci.register import register_cpu_ci
+from engine import EngineConfig
+from scripted import scripted
+
+register_cpu_ci(est_time=4, suite="base-cpu")
+
+CHUNK = 128
+GAPS = EngineConfig(mixed_chunk=True, chunked_prefill_size=CHUNK, max_gap_ms=100, max_total_tokens=4096)
+BOUNDED = "a part of a prompt beside a decode is smaller than a chunk"
+PER_TOKEN_S = 0.003
+# One decode and two pages take 99 ms; three pages would take more than 100.
+PART = 32
+
+
+def _parts(t, r, size):
+    """Sizes of the parts of a prompt of ``size`` tokens, in order."""
+    plans = [one.microbatch for one in t.history if one.microbatch is not None]
+    return [len(s.token_ids) for plan in plans for s in plan.segments if s.rid == r.rid and s.start < size]
+
+
+def _run_at(t, seconds_per_token, steps):
+    """Run steps, each microbatch taking this long for a token."""
+    for _ in range(steps):
+        plan = t.history[-1].microbatch
+        if plan is not None:
+            t.clock.advance(seconds_per_token * sum(len(s.token_ids) for s in plan.segments))
+        yield
+
+
+@scripted(GAPS, must_reach=[BOUNDED])
+def test_parts_beside_a_decode_take_no_longer_than_the_bound(t):
+    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 3)
+    long = t.start_req(prompt_len=4 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 6)
+    parts = _parts(t, long, 4 * CHUNK)
+    t.sometimes(BOUNDED, len(parts) >= 4 and parts[1] < CHUNK)
+    assert parts[:4] == [PART] * 4, "the part is not what takes the time that a stream may wait"
+    mixed = [one.microbatch for one in t.history if one.microbatch is not None and len(one.microbatch.segments) == 2]
+    assert all(stream.rid in plan.rids for plan in mixed)
+    yield from _run_at(t, PER_TOKEN_S / 3, 8)
+    assert max(_parts(t, long, 4 * CHUNK)) > PART, "the engine got faster, and the parts stay small"
+    yield from t.run_until_all_finished([stream, long])
+    assert sum(_parts(t, long, 4 * CHUNK)) == 4 * CHUNK
+
+
+@scripted(GAPS)
+def test_a_slow_engine_computes_a_page(t):
+    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)
+    yield
+    yield from _run_at(t, 1, 3)
+    long = t.start_req(prompt_len=CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, 1, 3)
+    assert _parts(t, long, CHUNK) == [16] * 3
+    yield from t.run_until_all_finished([stream, long])
+
+
+@scripted(GAPS)
+def test_a_prompt_alone_is_computed_in_chunks(t):
+    first = t.start_req(prompt_len=CHUNK, max_new_tokens=1)
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 3)
+    assert first.finished
+    long = t.start_req(prompt_len=2 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 4)
+    assert _parts(t, long, 2 * CHUNK) == [CHUNK, CHUNK], "nobody waits, and the parts are small"
+    yield from t.run_until_finished(long)
+
+
+@scripted(GAPS)
+def test_the_time_between_microbatches_is_not_measured(t):
+    first = t.start_req(prompt_len=CHUNK, max_new_tokens=1)
+    yield from t.run_until_finished(first)
+    t.clock.advance(60)
+    yield
+    stream = t.start_req(prompt_len=CHUNK, prompt_seed=2, max_new_tokens=200, ignore_eos=True)
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 3)
+    long = t.start_req(prompt_len=CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 2)
+    assert _parts(t, long, CHUNK)[0] == PART, "the time in which nothing was in flight counts"
+    yield from t.run_until_all_finished([stream, long])
