@@ -187,8 +187,8 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
-        tokens = sum([len(segment.token_ids) for segment in segments])
-        self.gap.land(self.now, mode, tokens, failed=error is not None)
+        size = sum([len(segment.token_ids) for segment in segments])
+        self.gap.land(self.now, mode, size, failed=error is not None)
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
         for failed in completion.errors:
