@@ -23,6 +23,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "clone")], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+    # Before 24.1 pip takes no requirement at a git+file address, which stands for the https address of the pages here.
+    subprocess.run([str(folder / "env/bin/pip"), "install", "--quiet", "--upgrade", "pip"], check=True)
 
     def run(line: str, where: Path | None = None, **more: str) -> str:
         path = os.pathsep.join([str(folder / "env/bin"), os.environ["PATH"]])

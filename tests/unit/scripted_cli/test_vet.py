@@ -14,7 +14,7 @@ from engine import EngineConfig
 from scripted import scripted
 from scripted.cli import app
 from scripted.cli.new import new_test
-from scripted.script.vetting import Vetting
+from scripted.script.vetting import Findings, Vetting
 
 CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
 SOURCE = """
@@ -105,6 +105,13 @@ def test_a_race_notices_what_an_empty_script_does_not() -> None:
     assert "flush-ignores-in-flight" in findings.own
     assert len(findings.own) < findings.noticed < findings.met
     assert (findings.always, findings.never) == ((), ())
+
+
+def test_a_script_that_meets_no_known_bug_is_told_so() -> None:
+    """Of an adapter without mutants it said: notices only what every script notices, 0 of 0 bugs."""
+    findings = Findings(name="a script")
+    assert "meets no known bug" in "\n".join(findings.lines())
+    assert not findings.is_a_test
 
 
 def test_an_assertion_that_holds_both_ways_is_named() -> None:
