@@ -96,7 +96,7 @@ class Findings:
             named = ", ".join(self.own[:_MOST_NAMED]) + (", ..." if len(self.own) > _MOST_NAMED else "")
             yield f"  meets {plural(self.met, 'bug')} and notices {self.noticed}, {len(self.own)} by itself: {named}"
         elif not self.met:
-            yield "  meets no known bug, so nothing shows what it notices; give the adapter mutants of the code that it runs"
+            yield "  meets no known bug, so nothing shows what it notices; give the adapter mutants of that code"
         else:
             yield f"  notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
         yield from (f"  holds the other way round as well: {assertion}" for assertion in self.always)
