@@ -66,6 +66,8 @@ def main() -> None:
     client = openai.OpenAI(base_url=BASE_URL, api_key="unused")
     try:
         sys.stdout.write(answer(client, client.models.list().data[0].id, question) + "\n")
+    except openai.APIStatusError as exc:
+        sys.exit(f"the server refuses the question: {exc.message}")
     except openai.APIConnectionError as exc:
         sys.exit(f"no server answers at {BASE_URL} ({exc}); start one: engine serve --model /models/qwen3")
 
