@@ -1,7 +1,7 @@
 """``EngineConfig``: the one definition of every field that changes what the engine computes.
 
-Keyword-only, validated, frozen, hashable: two equal configurations may share one server. Where the engine listens and
-who may call it belongs to the server's settings, not here.
+Keyword-only, validated, frozen, hashable: equal configurations may share a server. Addresses and access belong to the
+server's settings.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> EngineConfig:
-        """Check the rules between fields, in order: the first that is broken is told."""
+        """Check the rules between fields, in order; report the first broken one."""
         self._check_prompts()
         self._check_memory()
         self._check_scheduling()
@@ -330,12 +330,12 @@ class EngineConfig(BaseModel):
             raise ValueError(f"{reason}; or use backend='torch'")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with these fields changed, checked as a new one is; also of ``copy.replace``. Raises ConfigError."""
+        """Return a validated copy with these fields changed; ``copy.replace`` calls it. Raises ConfigError."""
         del deep  # every value is immutable
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | dict(update or {}))
 
     def draft_config(self) -> EngineConfig:
-        """The configuration of the draft model: all its layers on one stage, on the same device and backend."""
+        """Return the draft model's configuration: one stage, the same device and backend."""
         values = {
             "model": self.speculative_draft_model,
             "pp_size": 1,
@@ -351,16 +351,16 @@ class EngineConfig(BaseModel):
 
     @property
     def most_loras(self) -> int:
-        """LoRAs that the stages hold at once; 0 for an engine without LoRAs."""
+        """Return the capacity for LoRAs; 0 for an engine without LoRAs."""
         return self.max_loras or (DEFAULT_MAX_LORAS if self.lora else 0)
 
     @property
     def depth(self) -> int:
-        """Most microbatches in flight at once. What is planned ahead needs a second one."""
+        """Return the most microbatches in flight. Planning ahead needs a second one."""
         return self.pp_size + max(self.pp_async_depth, self.async_scheduling)
 
 
-# Settings of SGLang and vLLM whose nearest name here means something else.
+# Settings of SGLang and vLLM whose nearest name here has another meaning.
 ELSEWHERE: Final = {
     "tp_size": "the model is not split by tensors here; pp_size splits it by layers",
     "tensor_parallel_size": "the model is not split by tensors here; pp_size splits it by layers",
@@ -435,7 +435,7 @@ ELSEWHERE: Final = {
 
 
 def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
-    """One line an error, in the form 'field must ..., got value; remedy'."""
+    """Write one line for each error: 'field must ..., got value; remedy'."""
     lines = []
     for error in exc.errors():
         name = ".".join(str(part) for part in error["loc"])
@@ -454,7 +454,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
 
 
 def why_not_openvino_settings(config: EngineConfig) -> str | None:
-    """The setting that OpenVINO cannot follow for any model, as 'field must ..., got value; remedy'; or None."""
+    """Return the error for a setting that OpenVINO supports for no model, or None."""
     if config.device not in ("auto", "cpu"):
         return f"device must be 'cpu' for OpenVINO, got {config.device!r}; set it"
     if config.page_size % OPENVINO_BLOCK_TOKENS:
@@ -477,7 +477,7 @@ def why_not_openvino_settings(config: EngineConfig) -> str | None:
 
 
 def loras_of(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and paths of LoRAs in 'NAME=PATH,NAME=PATH'. Raises ValueError for an entry that is none."""
+    """Parse 'NAME=PATH,NAME=PATH' of LoRAs. Raises ValueError for a malformed entry."""
     found: dict[str, str] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, _, path = map(str.strip, entry.partition("="))

@@ -17,8 +17,7 @@ from engine.core.errors import death_words
 from engine.core.frames import decoder_of
 from engine.core.stats import EngineStats
 
-# The numbers that a frame may hold: others are refused where the frame is decoded, before arithmetic can overflow on
-# them.
+# The numbers that a frame may hold. Decoding refuses others, before arithmetic overflows.
 # Recordings with redacted text have 63-bit fingerprints for tokens.
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -28,11 +27,10 @@ _TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``timeout`` is the end of its time.
+    """Why a request ended.
 
-    ``error``, ``invalid`` and ``unavailable`` are never shown as a normal end: ``error`` is the engine's failure,
-    ``invalid`` the request's own, which shows only while it is computed, and ``unavailable`` that of files which the
-    request needs and the server cannot read any more.
+    Clients see ``error``, ``invalid`` and ``unavailable`` as errors: ``error`` is the engine's failure, ``invalid`` the
+    request's fault, found while it was computed, and ``unavailable`` a file that the server cannot read any more.
     """
 
     LENGTH = "length"
@@ -44,14 +42,14 @@ class FinishReason(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+# Constants: every step looks some up, and a lookup on the class takes four to ten times as long.
 LENGTH, STOP, ABORT, ERROR, TIMEOUT, INVALID, UNAVAILABLE = FinishReason
-# Ends that a client sees as errors, also after it has got tokens.
+# Ends that a client sees as errors, even after tokens.
 FAILURES: Final = frozenset({ERROR, INVALID, UNAVAILABLE})
 
 
 class PauseMode(StrEnum):
-    """The effect of ``/pause_generation`` on live requests: back to the queue, frozen where they are, or ended."""
+    """The effect of ``/pause_generation`` on live requests: retracted, frozen in place, or ended."""
 
     RETRACT = "retract"
     IN_PLACE = "in_place"
@@ -85,11 +83,10 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request's tokens are chosen and when it ends. Names and meanings are the usual ones of inference engines.
+    """The rules by which tokens are sampled and a request ends, under the usual names.
 
     ``top_k=-1`` means no limit, ``temperature=0`` means greedy; ``logit_bias`` is added to the logits of its token ids.
-    Validated where a request enters (the front end or a script's ``start_req``); the scheduler trusts it, within the
-    bounds of the types here.
+    The front end, or a script's ``start_req``, validates it; the scheduler relies on the bounds of the types here.
     """
 
     max_new_tokens: _Count = 128
@@ -115,8 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
     """Where a prefill engine sends the KV of a prompt: full pages, from ``first_page`` of the prompt on.
 
-    ``to`` is the address of each stage of the decode engine, which knows them by the number ``transfer``. ``weights``
-    is what the KV must be computed with, see ``Books.weights``.
+    ``to`` has the address of each stage of the decode engine, which identifies the pages by ``transfer``. The prefill
+    engine must compute with ``weights``, see ``Books.weights``.
     """
 
     to: tuple[str, ...]
@@ -128,10 +125,9 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1.
 
-    From position ``prompt_logprobs_from`` on each token of the prompt is given its logprob after the tokens before it,
-    that position itself excepted; -1 asks for none. With ``max_new_tokens=0`` the prompt is computed and cached only.
-    It ends by itself ``timeout_s`` seconds after it entered the queue, and ``waiting_timeout_s`` after that if it was
-    not started by then.
+    Prompt tokens behind position ``prompt_logprobs_from`` get a logprob, given the tokens before them; -1 asks for
+    none. With ``max_new_tokens=0`` the prompt is only computed and cached. The request ends ``timeout_s`` seconds after
+    it entered the queue, or ``waiting_timeout_s`` seconds after if it has not started by then.
     """
 
     rid: str
@@ -144,21 +140,21 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_top_logprobs_num: _Count = 0
     timeout_s: _TimeLimit | None = None
     waiting_timeout_s: _TimeLimit | None = None
-    # The name of the LoRA to compute with; None: the model itself.
+    # The name of the LoRA; None: the model without one.
     lora: str | None = None
-    # A prefix is shared only with requests of the same salt; None is one of its own.
+    # Requests share a prefix only under the same salt; None is a salt too.
     cache_salt: str | None = None
-    # The prefill engine that is to compute the prompt; None: this one does.
+    # The prefill engine that computes the prompt; None: this engine.
     prefill_at: str | None = None
-    # For a prompt of full pages, and no new token.
+    # Where to send the KV of a prompt of full pages without a new token.
     deliver: Delivery | None = None
-    # The number of choices of one answer, which enter the queue together or not at all, and the first one's rid.
+    # The number of choices of one answer, which enter the queue together or not at all, and the first choice's rid.
     choices: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
     first_choice: str | None = None
 
 
 def salt_key(salt: str | None) -> int:
-    """The number by which prefixes of a cache salt are known, from 1 to 2**64 - 1; 0 without one."""
+    """Return the key of a cache salt's prefixes, from 1 to 2**64 - 1; 0 without a salt."""
     return 0 if salt is None else int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) or 1
 
 
@@ -183,7 +179,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlushCache(Call, frozen=True, kw_only=True, tag=True):
-    """Reset prefix tree, rows and pages if the engine is quiescent; with ``timeout_s``, wait that long until it is."""
+    """Reset prefix tree, rows and pages of a quiescent engine; ``timeout_s`` bounds the wait for it."""
 
     words: ClassVar[str] = "flush"
 
@@ -191,9 +187,9 @@ class FlushCache(Call, frozen=True, kw_only=True, tag=True):
 
 
 class UpdateWeights(Call, frozen=True, kw_only=True, tag=True):
-    """Load other weights into the running engine and drop the cache, if the engine is quiescent; else like a flush.
+    """Load other weights into a quiescent engine and drop its cache; waits as a flush does.
 
-    ``model_path`` is a folder of the same model, or 'embedded:SEED'; None stands for the configured model itself.
+    ``model_path`` is a folder of the same model, or 'embedded:SEED'; None is the configured model.
     """
 
     words: ClassVar[str] = "weight update"
@@ -216,10 +212,10 @@ class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Sleep(Call, frozen=True, kw_only=True, tag=True):
-    """Have every stage give back its weights and its KV, as soon as nothing is in flight.
+    """Free weights and KV on every stage, as soon as nothing is in flight.
 
-    Live requests go back to the queue or end, as at a pause; none keeps its KV, so ``in_place`` is not served. At
-    ``level`` 1 the stages wake with the weights that they had, at 2 with the weights of an update during the sleep.
+    Live requests are retracted or ended, as at a pause; none keeps its KV, so ``in_place`` is not served. The stages
+    wake with their old weights at ``level`` 1, and with the weights of an update during the sleep at 2.
     """
 
     words: ClassVar[str] = "sleep"
@@ -229,13 +225,13 @@ class Sleep(Call, frozen=True, kw_only=True, tag=True):
 
 
 class Wake(Call, frozen=True, kw_only=True, tag=True):
-    """Have every stage take weights and KV memory again, and go on; a no-op when awake."""
+    """Allocate weights and KV on every stage again and resume planning; a no-op when awake."""
 
     words: ClassVar[str] = "wake"
 
 
 class StartProfile(Call, frozen=True, kw_only=True, tag=True):
-    """Have every stage profile itself and write its trace into ``folder``."""
+    """Profile every stage; each writes its trace into ``folder``."""
 
     words: ClassVar[str] = "profile"
 
@@ -247,9 +243,9 @@ class StopProfile(Call, frozen=True, kw_only=True, tag=True):
 
 
 class LoadLora(Call, frozen=True, kw_only=True, tag=True):
-    """Have every stage read its part of a LoRA adapter, which requests then ask for by ``name``.
+    """Load a LoRA adapter on every stage; requests select it by ``name``.
 
-    ``path`` is a folder as peft saves it, or 'embedded-lora:SEED' for one of the embedded model's.
+    ``path`` is a folder that peft saved, or 'embedded-lora:SEED' for a LoRA of the embedded model.
     """
 
     words: ClassVar[str] = "LoRA load"
@@ -259,9 +255,9 @@ class LoadLora(Call, frozen=True, kw_only=True, tag=True):
 
 
 class UnloadLora(Call, frozen=True, kw_only=True, tag=True):
-    """Forget a LoRA and have every stage drop it, if no request uses it.
+    """Drop a LoRA on every stage, if no request uses it.
 
-    With ``timeout_s`` no further request may use it, and the call waits that long for those that do.
+    With ``timeout_s`` the LoRA takes no new request, and the call waits that long for the running ones.
     """
 
     words: ClassVar[str] = "LoRA unload"
@@ -271,7 +267,7 @@ class UnloadLora(Call, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A prefill engine will send no more of what was asked for by ``PrefillWanted``: the rest is computed here."""
+    """Report that a prefill engine ended the transfer of a ``PrefillWanted``: this engine computes the rest."""
 
     transfer: _Count
     error: str
@@ -305,7 +301,7 @@ ClientMessage = (
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob).
 
-    A model that embeds samples nothing: ``vector`` is that of the prompt, fp32 in the machine's byte order.
+    An embedding model samples nothing: ``vector`` is the prompt's embedding, fp32 in the machine's byte order.
     """
 
     logprob: float
@@ -325,7 +321,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestError(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request that cannot go on while the others of its microbatch do: why, and what its end is called."""
+    """The failure of one request of a microbatch: its text and its finish reason."""
 
     rid: str
     error: str
@@ -333,14 +329,14 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
+    """The result of one microbatch: one token for each sampling segment, in the order of the segments.
 
-    ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
-    microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
-    that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
-    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``prompt_logprobs`` has
-    one entry for each segment with targets, with a value for each of them. ``errors`` has the requests that end by
-    themselves; their tokens are not valid.
+    ``logprobs`` is empty or has an entry for each token, None unless its request asked for it. With ``error`` set the
+    microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of accepted
+    drafts of each segment with drafts, in the order of the segments; such a segment has one token more. ``guesses`` is
+    empty, or has the draft model's next tokens for each emitting segment. ``prompt_logprobs`` has an entry for each
+    segment with targets, with a value for each target. ``errors`` has the requests that failed alone; their tokens are
+    not valid.
     """
 
     microbatch_id: int
@@ -354,9 +350,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The pipeline is gone for good (a stage died): nothing in flight will ever complete.
+    """The loss of the pipeline by the death of a stage: nothing in flight will complete.
 
-    ``node`` is the machine of the process, empty where that is the scheduler's.
+    ``node`` is the machine of the process, empty for the scheduler's.
     """
 
     process: str
@@ -368,9 +364,9 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why.
+    """The compilation of a grammar on the last stage; with ``error`` it failed.
 
-    ``reason`` is then the end of the requests that wait for it.
+    ``reason`` is then the finish reason of the requests that wait for it.
     """
 
     grammar_id: int
@@ -379,7 +375,7 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PagesReceived(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The end of a ``ReceivePages``: the first ``pages`` of it came whole on every stage, and no more is written."""
+    """The end of a ``ReceivePages``: its first ``pages`` arrived on every stage, and no further page is written."""
 
     transfer: _Count
     pages: _Count
@@ -399,9 +395,9 @@ PipelineEvent = Completion | PipelineFailed | GrammarReady | TransferEvent
 
 
 class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Keep pages, rows or tree nodes from requests until this many are left free or unlocked; None: as it is.
+    """Withhold pages, rows or tree nodes until this many are free or unlocked; None changes nothing.
 
-    Window pages are there only in an engine whose model has window layers.
+    Window pages exist only for models with window layers.
     """
 
     leave_pages: int | None = None
@@ -411,11 +407,11 @@ class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Give back everything that ``SetPressure`` keeps."""
+    """Release everything that ``SetPressure`` withholds."""
 
 
 class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Evict this many pages of cache that no request protects, least recently used first; None: all such pages."""
+    """Evict this many unlocked pages of the cache, least recently used first; None: all."""
 
     pages: int | None = None
 
@@ -425,7 +421,7 @@ Event = ClientMessage | PipelineEvent | OperatorEvent
 
 
 def ended_by(message: Event, live: Collection[str]) -> tuple[str, ...]:
-    """The live rids whose requests a message ends; they are free for requests that are sent after it."""
+    """Return the live rids that a message ends; later requests may use them."""
     match message:
         case Abort():
             return (message.rid,) if message.rid in live else ()
@@ -438,12 +434,11 @@ def ended_by(message: Event, live: Collection[str]) -> tuple[str, ...]:
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
-    """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
+    """New tokens of one request. With ``finish_reason`` it is the request's only terminal reply.
 
-    ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
-    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. Of the cached tokens
-    ``cached_tokens_host`` were loaded from host memory. ``prompt_logprobs`` cover a part of the prompt; the parts
-    follow each other without a gap, and none comes twice.
+    ``stop_token_id`` is the token that stopped it, also part of ``token_ids``. ``prompt_tokens``, ``cached_tokens`` and
+    ``completion_tokens`` are totals so far; ``cached_tokens_host`` of the cached tokens came from host memory.
+    ``prompt_logprobs`` cover a part of the prompt; successive parts have no gap and no overlap.
     """
 
     rid: str
@@ -460,7 +455,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request was not admitted. It is terminal, leaves no state and says why, with the numbers."""
+    """The terminal reply to a request that was not admitted, with the reason; no state remains."""
 
     rid: str
     kind: RefusalKind
@@ -468,9 +463,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it.
+    """The answer to an administrative call; ``ok=False`` means refused, for the reason in ``message``.
 
-    ``not_found`` says that what it names is not there, ``fault`` which field of the call is at fault, if one is.
+    ``not_found``: the call names a missing target. ``fault``: the field of the call that is at fault, if any.
     """
 
     call_id: str
@@ -481,9 +476,9 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prefill engine ``at`` is to compute ``ids``, full pages, and to send their KV from ``first_page`` on.
+    """The order for the prefill engine ``at`` to compute ``ids``, full pages, and send their KV from ``first_page`` on.
 
-    The decode engine keeps pages for it until ``PrefillDropped``, or until all of it has come.
+    The decode engine reserves pages until all have arrived, or until ``PrefillDropped``.
     """
 
     rid: str
@@ -497,7 +492,7 @@ class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt of a ``PrefillWanted`` is not needed any more; with ``is_late`` because it took too long."""
+    """Withdraws a ``PrefillWanted``, with ``is_late`` because it took too long."""
 
     transfer: int
     is_late: bool = False
@@ -509,10 +504,10 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Pages that entered the prefix cache: one after the other below ``parent``, or as the beginning of a prompt.
+    """Successive pages that entered the prefix cache below ``parent``, or at the beginning of a prompt.
 
-    A key is a digest of all tokens up to the page's end and of ``kv_key``: the version of the LoRA that computed it and
-    the key of the cache salt. A copy on the host has no tokens; its key is that of the page which it is a copy of.
+    A key is a digest of all tokens up to the page's end and of ``kv_key``: the LoRA's version and the key of the cache
+    salt. A copy on the host has no tokens and the key of its original.
     """
 
     parent: bytes | None
@@ -531,7 +526,7 @@ class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False
 
 
 class CacheCleared(msgspec.Struct, frozen=True, tag=True):
-    """The whole prefix cache was dropped, on the host too."""
+    """The drop of the whole prefix cache, host copies included."""
 
 
 CacheEvent = PagesStored | PagesRemoved | CacheCleared
@@ -540,11 +535,11 @@ Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer | PrefillWanted | Prefi
 
 
 class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
-    """The account of a request, sent after its end by a scheduler process that traces; no step makes or sees it.
+    """The timing of an ended request, sent by a tracing scheduler process outside of the steps.
 
-    Times are step times, in seconds of the machine's monotonic clock. ``first_microbatch`` is the first microbatch with
-    the request, ``prompt_microbatch`` gave its first token, ``microbatches`` counts them; -1 stands for none.
-    ``stages`` is when each stage began and ended with ``prompt_microbatch``, where that is known.
+    Times are step times, in seconds of the machine's monotonic clock. ``first_microbatch`` is the request's
+    first microbatch, ``prompt_microbatch`` gave its first token, ``microbatches`` counts them; -1 stands for none.
+    ``stages`` has the known begin and end of ``prompt_microbatch`` on each stage.
     """
 
     rid: str
@@ -569,8 +564,8 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-# Each raises BadFrameError for anything else. A frame of replies holds one step's.
+# Decoders raise BadFrameError for other input. A frame of replies holds one step's.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
-# Sent by a scheduler process beside replies.
+# Sent by a scheduler process in addition to replies.
 Aside = RequestTrace | CacheEvent
 decode_replies: Callable[[bytes], tuple[Reply | Aside, ...]] = decoder_of(tuple[Reply | Aside, ...])

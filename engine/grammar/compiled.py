@@ -22,31 +22,31 @@ from engine.grammar.source import QUIET, definition_of, why_stuck
 
 
 class GrammarError(EngineError):
-    """An output that its grammar does not allow, or a grammar that is used but not compiled: the engine's failure.
+    """Raised for an output that its grammar does not allow, or a grammar that is not compiled: the engine's failure.
 
-    ``reason`` is the end of a request that meets it.
+    ``reason`` is the finish reason of its request.
     """
 
     reason: ClassVar = FinishReason.ERROR
 
 
 class UnfollowableGrammar(GrammarError):
-    """A grammar that cannot be followed with this vocabulary, or not any further: it is the request's own."""
+    """Raised where a grammar allows no further token of this vocabulary: the request's failure."""
 
     reason: ClassVar = FinishReason.INVALID
 
 
-# Texts that end a text, a list or an object of JSON, and one that ends a number where more must follow.
+# The ends of a string, a list and an object of JSON, and the separator that ends a number.
 _CLOSERS: Final = tuple("".join(one) for length in (1, 2, 3) for one in itertools.product('"]}', repeat=length))
 _NEXT: Final = ","
-# Tokens of a model that would have ended which are looked at: a look takes a few microseconds.
+# The most likely tokens that are tried for a model that wants to end: a trial takes a few microseconds.
 MOST_ENDINGS: Final = 64
-# The same where what may follow each of them is looked at, which takes ten times as long.
+# The same where a trial computes the next mask too, which takes ten times as long.
 MOST_CHANGES: Final = 16
 
 
 class Closing(NamedTuple):
-    """Ids of tokens that close what is open, those among them that begin with a quote, and what separates parts."""
+    """Ids of tokens that close a JSON value, of those among them that begin with a quote, and of separators."""
 
     closers: tuple[int, ...] = ()
     quotes: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class Matcher:
     """A request's state in its grammar, a function of the grammar and the request's output.
 
     ``compiled`` is the library's matcher in its initial state; it is never changed. ``closing`` are tokens that bring
-    an output in JSON nearer to its end.
+    a JSON output nearer to its end.
     """
 
     def __init__(self, compiled: Any, vocab_size: int, closing: Closing = Closing()) -> None:  # noqa: B008 - immutable
@@ -72,10 +72,10 @@ class Matcher:
         self._taken: NDArray[np.int32] = np.empty(0, np.int32)
 
     def allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which tokens may follow the output ``said``. Cheap where it goes on from that of the last call.
+        """Return the mask of the tokens that may follow the output ``said``: cheap if it extends the last call's.
 
-        When the grammar is complete only the ends are allowed. Raises GrammarError for an output that it does not
-        allow, and UnfollowableGrammar where it leads nowhere or a bound of the library is met.
+        After a complete text only end tokens may follow. Raises GrammarError for an output that the grammar does not
+        allow, and UnfollowableGrammar if no token may follow or the library meets a bound.
         """
         try:
             return self._allowed(said)
@@ -91,7 +91,7 @@ class Matcher:
     def _allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
         matcher = self._matcher
         common = _common(self._taken, said)
-        if common < len(self._taken):  # It was a guess, and a wrong one.
+        if common < len(self._taken):  # The last call guessed tokens, and wrongly.
             matcher.rollback(len(self._taken) - common)
         new = said[common:].tolist()
         taken = common + (matcher.try_consume_tokens(new) if new else 0)
@@ -101,7 +101,7 @@ class Matcher:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             why = why_stuck(matcher)
-            # The library's matcher never leaves its error, and it may have been a wrong guess that led there.
+            # The library's matcher keeps its error, which a wrong guess may have caused.
             self._begin_anew()
             raise UnfollowableGrammar(
                 f"the grammar cannot be followed after {len(said)} tokens of output: {why}; mend or simplify it"
@@ -110,11 +110,11 @@ class Matcher:
         return np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def ending(self, allowed: NDArray[np.bool_], best: Sequence[int]) -> NDArray[np.bool_]:
-        """Of the tokens that may follow those that lead to an end, for a model that would have ended here.
+        """Narrow the mask to tokens that lead to an end, for a model that wants to end here.
 
-        Of its ``best`` ones and those that close JSON these are the tokens after which the output may end; else those
-        that close something; else, outside JSON, those of the best after which other tokens may follow than here. All
-        that are ``allowed`` where there is none. The state must be that of the last ``allowed``.
+        Candidates are the ``best`` tokens and those that close JSON. Prefers tokens after which the output may end,
+        then tokens that close a value, then, outside JSON, tokens that change the next mask; without any, returns
+        ``allowed``, which must be the result of the last call of ``allowed``.
         """
         closers = [one for one in self._closing.closers if allowed[one]]
         following = [one for one in self._closing.following if allowed[one]]
@@ -130,22 +130,22 @@ class Matcher:
         return narrowed
 
     def _closing_ones(self, closers: Sequence[int]) -> list[int]:
-        """Of these tokens those that close a list or an object, else a text: inside a text all but its end are text."""
+        """Return the tokens that close a list or an object, else a string: inside a string only its end closes."""
         changing = set(self._changing(closers)) or set(closers)
         brackets = [one for one in closers if one in changing and one not in self._closing.quotes]
         return brackets or list(changing)
 
     def _last_ones(self, tokens: Sequence[int]) -> list[int]:
-        """Of these tokens, which may follow, those after which the output may end."""
+        """Return the allowed tokens after which the output may end."""
         return [one for one, matcher in self._after(tokens) if matcher.is_accepting()]
 
     def _changing(self, tokens: Sequence[int]) -> list[int]:
-        """Of these tokens, which may follow, those after which other tokens may than now."""
+        """Return the allowed tokens that change the next mask."""
         before = self._matcher.deep_copy().compute_bitmask()
         return [one for one, matcher in self._after(tokens) if matcher.compute_bitmask() != before]
 
     def _after(self, tokens: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """A copy of the library's matcher after each of these tokens, until it meets a bound."""
+        """Yield a copy of the library's matcher after each of these tokens, until it meets a bound."""
         matcher = self._matcher.deep_copy()
         for token in dict.fromkeys(tokens):
             if not matcher.consume_token(token):
@@ -162,7 +162,7 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 
 
 class CompiledGrammars:
-    """By id. ``compile`` may run in another thread than the rest; ``tokenizer`` gives a tokenizer.json's text."""
+    """Holds compiled grammars by id, which a thread may compile. ``tokenizer`` returns the text of tokenizer.json."""
 
     def __init__(self, tokenizer: Callable[[], str], *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._read_tokenizer = tokenizer
@@ -180,7 +180,7 @@ class CompiledGrammars:
         return frozenset(self._eos_token_ids)
 
     def want(self, grammar_id: int) -> None:
-        """A grammar is going to be compiled; it is kept unless it is forgotten before."""
+        """Announce an order to compile a grammar; ``forget`` before its end discards the result."""
         with self._lock:
             self._wanted.add(grammar_id)
 
@@ -213,7 +213,7 @@ class CompiledGrammars:
         return matcher, None
 
     def begin(self, grammar_id: int) -> Matcher:
-        """Return the initial state of a new request. Raises GrammarError if the grammar is not compiled."""
+        """Return the initial matcher of a request. Raises GrammarError if the grammar is not compiled."""
         compiled = self._compiled.get(grammar_id)
         if compiled is None:
             raise GrammarError(
@@ -222,7 +222,7 @@ class CompiledGrammars:
         return Matcher(compiled[0], self._vocab_size, compiled[1])
 
     def forget(self, grammar_id: int) -> None:
-        """Drop a grammar; requests that have begun with it are not affected."""
+        """Drop a grammar; its running requests keep their matchers."""
         with self._lock:
             self._wanted.discard(grammar_id)
             self._compiled.pop(grammar_id, None)

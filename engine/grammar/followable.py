@@ -1,8 +1,7 @@
-"""Schemas as the library can follow them: the same values, in keywords that it knows.
+"""Rewrites schemas for the library: the same values, in keywords that it supports.
 
-Parts that never end are forbidden where a schema can do without them, formats that the library does not know are
-annotations, and conditions on the properties of an object become alternatives. The keywords that are left over are the
-library's to refuse.
+Optional parts without a finite value are forbidden, unknown formats become annotations, and conditions on the
+properties of an object become alternatives. The library refuses the keywords that remain.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, Final
 
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
-# The formats that the library follows.
+# Formats that the library supports.
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-# All subsets of more values than these make too long a schema.
+# The subsets of more values make too long a schema.
 MOST_UNIQUE_VALUES: Final = 6
 _FORBIDDEN: Final = False
 # Letters of names, and escaped signs.
@@ -31,7 +30,7 @@ _SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.
 
 
 def followable(schema: Any) -> Any:
-    """The schema as the library can follow it. A schema without a finite value is forbidden altogether."""
+    """Return the rewritten schema; false for a schema without a finite value."""
     if not isinstance(schema, dict):
         return schema
     return _Mending(schema).mended(schema)
@@ -82,13 +81,13 @@ class _Mending:
         return part
 
     def _target(self, schema: Any) -> Any:
-        """The schema that a reference points to, or the schema itself."""
+        """Return the schema that a reference points to, or the schema itself."""
         target = self._ends.target_of(schema) if isinstance(schema, dict) else None
         return schema if target is None else target[1]
 
 
 def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
-    """References by dynamic anchors, with the plain ones that mean the same within one schema."""
+    """Replace references by dynamic anchors by plain ones, which are equal within one schema."""
     if not isinstance(part, dict):
         return
     if isinstance(part.get("$dynamicAnchor"), str):
@@ -98,7 +97,7 @@ def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _name_properties(part: dict[str, Any], target: Any) -> None:
-    """Names of properties by a pattern or an enumeration become ``patternProperties``."""
+    """Rewrite property names given by a pattern or an enumeration as ``patternProperties``."""
     names = part.get("propertyNames")
     if names is True:
         del part["propertyNames"]
@@ -130,9 +129,9 @@ def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
 
 
 def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
-    """Move patterns that match declared properties alone into these.
+    """Move patterns that match only declared properties into these.
 
-    The library would allow a comma before one more property of such a pattern, and then find no name for it.
+    The library would allow a comma before another property of such a pattern, and then no name.
     """
     properties, patterns = dict(named(part, "properties")), dict(named(part, "patternProperties"))
     for pattern, schema in named(part, "patternProperties").items():
@@ -146,7 +145,7 @@ def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
 
 
 def _names_of(pattern: str) -> set[str]:
-    """The names that an anchored pattern lists, as alternatives or as a class of characters; none of another one."""
+    """Return the names that an anchored pattern lists, as alternatives or a class of characters; else none."""
     found = _LISTED_NAMES.fullmatch(pattern)
     if found is None:
         return set()
@@ -157,7 +156,7 @@ def _names_of(pattern: str) -> set[str]:
 
 
 def _values_of(schema: dict[str, Any]) -> list[Any]:
-    """The values of a schema that lists them; none of another one."""
+    """Return the values of a schema that lists them; else none."""
     if "const" in schema:
         return [schema["const"]]
     if schema.get("type") == "boolean" and "enum" not in schema:
@@ -166,7 +165,7 @@ def _values_of(schema: dict[str, Any]) -> list[Any]:
 
 
 def _list_unique_values(part: dict[str, Any], target: Any) -> None:
-    """Lists of different values out of a few become an enumeration, in the order of the values."""
+    """Rewrite lists of distinct values out of a few as an enumeration, in the order of the values."""
     if part.get("uniqueItems") is False or part.get("maxItems") in (0, 1):
         part.pop("uniqueItems", None)
     values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
@@ -182,7 +181,7 @@ def _list_unique_values(part: dict[str, Any], target: Any) -> None:
 
 
 def _close(part: dict[str, Any]) -> None:
-    """Without alternatives and references, nothing but the object itself evaluates its properties."""
+    """Rewrite ``unevaluatedProperties`` of an object without alternatives and references."""
     if part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties")):
         more = part.pop("unevaluatedProperties", None)
         if more is not None:
@@ -190,12 +189,12 @@ def _close(part: dict[str, Any]) -> None:
 
 
 def _tell_apart(part: dict[str, Any]) -> None:
-    """Alternatives of ``oneOf`` that never fit at once become ``anyOf``."""
+    """Rewrite ``oneOf`` of mutually exclusive alternatives as ``anyOf``."""
     alternatives = listed(part, "oneOf")
     if not alternatives or "anyOf" in part:
         return
     if isinstance(part.get("discriminator"), dict):
-        # The property that it names tells the alternatives apart.
+        # The named property makes the alternatives exclusive.
         part["anyOf"] = part.pop("oneOf")
         del part["discriminator"]
         return
@@ -212,7 +211,7 @@ def _tell_apart(part: dict[str, Any]) -> None:
 
 
 def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Expand dependencies of a property: either the property is absent, or it comes with what it requires."""
+    """Rewrite dependencies as alternatives: the property is absent, or its requirements hold."""
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
         for key, needs in named(part, name).items():
             also = {"required": [key, *needs]} if isinstance(needs, list) else {"required": [key], "allOf": [needs]}
@@ -226,7 +225,7 @@ def _without(key: str) -> dict[str, Any]:
 
 
 def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A condition on one property whose values are listed, as alternatives by its value."""
+    """Rewrite a condition on a property with listed values as alternatives by its value."""
     condition = part.get("if")
     if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type"}:
         return
@@ -256,7 +255,7 @@ def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _negated(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A property that must not be there, types that are not allowed, or some of the listed values."""
+    """Rewrite ``not`` of a required property, of types or of some of the listed values."""
     excluded = part.get("not")
     if not isinstance(excluded, dict):
         return

@@ -1,6 +1,6 @@
 """Decides which rules of a grammar in Lark have a finite text, by the least fixpoint over them.
 
-Reads as much of the language as that needs. What it does not know, it takes for something that ends.
+Reads only the part of the language that this needs, and assumes a finite text for the rest.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ START: Final = "start"
 _Needs = frozenset[str]
 _Alternatives = frozenset[_Needs]
 _NOTHING: Final[_Alternatives] = frozenset((frozenset(),))
-# The name of a rule that never ends.
+# Stands for a rule without a finite text.
 _NEVER: Final = "%never"
-# Beyond it nothing is said about a grammar.
+# A grammar with more is not examined.
 MOST_ALTERNATIVES: Final = 4096
 
 
 class _UnknownError(Exception):
-    """A grammar that this reader does not understand, or one with too many alternatives."""
+    """Raised for a grammar that this reader does not understand, or with too many alternatives."""
 
 
 def endless_rule(lark: str) -> str | None:
-    """A rule that the start may lead to and that has no finite text; None where there is none, or in doubt."""
+    """Return a rule without a finite text that the start may lead to; None without one, or in doubt."""
     try:
         rules = {name: _Reader(body).alternatives() for name, body in _definitions(lark)}
     except (_UnknownError, RecursionError, ValueError):

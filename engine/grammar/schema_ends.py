@@ -1,6 +1,6 @@
 """Decides which parts of a JSON schema have a finite value, by the least fixpoint over its references.
 
-A model that enters a part which needs itself without end never leaves it. In doubt a part has a finite value.
+A model never leaves a part that requires itself. In doubt a part has a finite value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SINGLE_PARTS: Final = ("items", "additionalProperties", "additionalItems", "unev
 
 
 class SchemaEnds:
-    """Which parts of one schema have a finite value."""
+    """Knows the parts of one schema that have a finite value."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -31,7 +31,7 @@ class SchemaEnds:
         return schema is not False and (id(schema) in self._ends or id(schema) not in self._parts)
 
     def target_of(self, schema: dict[str, Any]) -> tuple[str, Any] | None:
-        """The place and the part that a local reference points to; None for another one, or for none."""
+        """Return the pointer and the part of a local reference; None for other references."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return None
@@ -68,7 +68,7 @@ class SchemaEnds:
                 todo += self._waiting.pop(id(part), ())
 
     def _has_finite_value(self, schema: dict[str, Any]) -> bool:
-        """Whether each keyword of a schema by itself allows a finite value, as far as is known yet."""
+        """Return whether each keyword by itself allows a finite value, by the parts known so far."""
         return all(self._known(need, schema) for need in self.needs(schema)) and all(
             any(self._known(one, schema) for one in choices) for choices in self.choices(schema)
         )
@@ -80,7 +80,7 @@ class SchemaEnds:
         return False
 
     def needs(self, schema: dict[str, Any]) -> Iterator[Any]:
-        """The parts without which there is no value."""
+        """Return the required parts."""
         target = self.target_of(schema)
         if target is not None:
             yield target[1]
@@ -94,7 +94,7 @@ class SchemaEnds:
             yield from _needed_of_array(schema)
 
     def choices(self, schema: dict[str, Any]) -> Iterator[list[Any]]:
-        """Lists of parts, of each of which one is needed."""
+        """Return lists of parts; one part of each list is required."""
         for name in ("anyOf", "oneOf"):
             if listed(schema, name):
                 yield listed(schema, name)
@@ -123,7 +123,7 @@ def _needed_of_object(schema: dict[str, Any]) -> Iterator[Any]:
 def _matches(pattern: str, key: str) -> bool:
     try:
         return re.search(pattern, key) is not None
-    except re.error:  # The library, whose patterns are of another dialect, says what is wrong with it.
+    except re.error:  # The library, which has another dialect of patterns, reports the fault.
         return False
 
 
@@ -139,7 +139,7 @@ def _needed_of_array(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def parts_of(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly inside a schema, with the steps of a JSON pointer to them."""
+    """Yield the direct subschemas, with the steps of a JSON pointer to them."""
     for name in PARTS_BY_NAME:
         for key, part in named(schema, name).items():
             yield f"/{name}/{key.replace('~', '~0').replace('/', '~1')}", part
@@ -152,7 +152,7 @@ def parts_of(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def endless_place(schema: Any) -> str | None:
-    """A JSON pointer to a part that needs itself without end, where the schema cannot do without it; else None."""
+    """Return a JSON pointer to a required part that requires itself, or None."""
     if not isinstance(schema, dict):
         return None
     found = SchemaEnds(schema)

@@ -1,4 +1,4 @@
-"""Grammars as clients write them: their definitions for the library, and their faults with a place.
+"""Translates clients' grammars into definitions for the library, and locates their faults.
 
 Pure functions. Finding a fault needs neither a tokenizer nor a vocabulary.
 """
@@ -16,27 +16,27 @@ from engine.grammar.rule_ends import endless_rule
 from engine.grammar.schema_ends import endless_place
 
 MAX_GRAMMAR_CHARS: Final = 262_144
-# What comes before a schema in a grammar in Lark.
+# Precedes a schema in a Lark grammar.
 _JSON_RULE: Final = "%json"
 _decoder = json.JSONDecoder()
-# The library's level of logging: by itself it writes a line to stderr for each grammar that meets a bound.
+# The library's log level: the default writes a line to stderr for each grammar that meets a bound.
 QUIET: Final = 0
 _BOOLEANS: Final = ("true", "false")
-# Between two tokens of JSON. Without a bound a model that has lost its way fills its whole length with spaces.
+# Between two JSON tokens. Without a bound a bad model fills its whole output with spaces.
 _WHITESPACE: Final = r"[ \t\n\r]{0,32}"
-# Parts of a schema that hold schemas, by name or by number, and those that are one. What others refer to comes first.
+# Keywords that hold schemas by name or by number, and keywords that hold one. Definitions come first.
 _SCHEMAS_BY_NAME: Final = ("$defs", "definitions", "properties", "patternProperties")
 _SCHEMAS_IN_LINE: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS: Final = ("items", "additionalProperties", "not")
-# What references in a part may point to.
+# Keywords that references in a part may point to.
 _SHARED: Final = ("$defs", "definitions")
-# Each look at a part of a schema costs a compilation of it.
+# Each examined part of a schema costs a compilation.
 _MOST_LOOKS: Final = 200
-# The line of a Lark grammar for the library's options; one that was converted has it without any.
+# The options line of a Lark grammar; without options in a converted grammar.
 _OPTIONS: Final = "%llguidance"
 _NO_OPTIONS: Final = f"{_OPTIONS} {{}}\n"
 _UNFORCED: Final = f'{_OPTIONS} {{"no_forcing": true}}'
-# What the library calls a place without a way on.
+# The library's word for a state without a next token.
 _NOTHING_FOLLOWS: Final = "NoExtension"
 _ENDLESS_PART: Final = (
     "it cannot be followed to an end, because it needs itself without end; make it optional, or allow null, an empty "
@@ -46,7 +46,7 @@ _ENDLESS_RULE: Final = (
     "it cannot be followed to an end, because each alternative of the rule {!r} needs a rule that never ends; give it "
     "one that ends"
 )
-# What the library says of keywords that it does not follow.
+# The library's message on unsupported keywords.
 _OVERLAPPING: Final = "oneOf constraints are not supported"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
@@ -70,7 +70,7 @@ def schema_grammar(schema: Any) -> Grammar:
 
 
 def definition_of(grammar: Grammar) -> str:
-    """Return the library's definition of a grammar. Raises ValueError for a text that is not in its language at all.
+    """Return the library's definition of a grammar. Raises ValueError for a text of another language.
 
     A grammar that may force a long text leaves the tokens of forced text to the model. In all others forced text is
     tokenized as the tokenizer would, which is cheap and what the model was trained on.
@@ -93,7 +93,7 @@ def _forcing_definition_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        if grammar.text in _BOOLEANS:  # Such a schema takes no options.
+        if grammar.text in _BOOLEANS:  # This schema takes no options.
             return LLMatcher.grammar_from_json_schema(grammar.text)
         return LLMatcher.grammar_from_json_schema(
             _followable_text(grammar.text), overrides={"whitespace_pattern": _WHITESPACE}
@@ -106,7 +106,7 @@ def _forcing_definition_of(grammar: Grammar) -> str:
 
 
 def _with_bounded_json(lark: str) -> str:
-    """A grammar in Lark whose schemas can be followed, and have bounded whitespace unless they say something of it."""
+    """Return a Lark grammar with rewritten schemas, and bounded whitespace unless they set it."""
     written, at = [], 0
     while (found := lark.find(_JSON_RULE, at)) >= 0:
         start = found + len(_JSON_RULE)
@@ -125,7 +125,7 @@ def _with_bounded_json(lark: str) -> str:
 
 
 def _followable_text(text: str) -> str:
-    """A schema as the library can follow it; one that is no JSON as it is, for the library to refuse."""
+    """Return the rewritten schema; leave text that is no JSON for the library to refuse."""
     try:
         return json.dumps(followable(json.loads(text)))
     except (ValueError, RecursionError):
@@ -133,7 +133,7 @@ def _followable_text(text: str) -> str:
 
 
 def fault_of(grammar: Grammar) -> Fault | None:
-    """Why no output can follow a grammar, and the place in it; None when one can. Takes as long as to compile it."""
+    """Return why a grammar allows no output, with the place, or None. Takes as long as compiling it."""
     if len(grammar.text) > MAX_GRAMMAR_CHARS:
         return Fault(f"it has {len(grammar.text)} characters, and at most {MAX_GRAMMAR_CHARS} are compiled")
     try:
@@ -151,7 +151,7 @@ def fault_of(grammar: Grammar) -> Fault | None:
 
 
 def _endless(grammar: Grammar) -> Fault | None:
-    """The part of a grammar that needs itself without end, where the output cannot do without it."""
+    """Return a required part of a grammar that requires itself."""
     try:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             place = endless_place(json.loads(grammar.text))
@@ -160,12 +160,12 @@ def _endless(grammar: Grammar) -> Fault | None:
             return None
         rule = endless_rule(_forcing_definition_of(grammar))
         return None if rule is None else Fault(_ENDLESS_RULE.format(rule))
-    except BaseException:  # noqa: BLE001 - a text that is no grammar, which the library says better, or its panic
+    except BaseException:  # noqa: BLE001 - a text that is no grammar, which the library explains better, or its panic
         return None
 
 
 def _remedied(message: str) -> str:
-    """The library's message with a remedy that a client has, in place of one that needs the library's options."""
+    """Replace a remedy by the library's options, which clients cannot set, by a client's remedy."""
     if message.startswith(_OVERLAPPING):
         return f"alternatives of oneOf may fit at once; {_OF_ONE_OF}"
     if message.startswith(_UNIMPLEMENTED):
@@ -189,22 +189,22 @@ def _complaint(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     try:
-        # In the library's own words for the kind of grammar that it is.
+        # In the library's words for this kind of grammar.
         return LLMatcher.validate_grammar(_forcing_definition_of(grammar)).strip() or _dead_end(definition_of(grammar))
     except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
         return str(exc) or type(exc).__name__
 
 
 def _dead_end(definition: str) -> str:
-    """Why the library gives up a grammar that it takes at the first bytes of an output; nothing when it goes on.
+    """Return why the library gives up an accepted grammar at the first bytes of an output, or empty.
 
-    One that begins with itself allows nothing, and a repetition may be too long for the library's automaton.
+    A left-recursive grammar allows nothing; a repetition may be too long for the library's automaton.
     """
     from llguidance import LLMatcher, LLTokenizer
 
     matcher = LLMatcher(LLTokenizer("byte"), definition, log_level=QUIET)
     if matcher.is_error():
-        return ""  # It names tokens of a vocabulary by number, which bytes are not.
+        return ""  # It names tokens by id, and bytes have none.
     for _ in range(_FIRST_BYTES):
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or not allowed or matcher.is_stopped():
@@ -255,9 +255,9 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-# Below it a token costs less than 1 ms. No output can use more of a longer text than its own length.
+# A token costs less than 1 ms below it. No output uses more of a forced text than its own length.
 MOST_FORCED_CHARS: Final = 4096
-# Of a repetition the fewest count: after these it may go on, or not. In Lark it is also written with a tilde.
+# The least count of a repetition is forced. Lark also writes repetitions with a tilde.
 _COUNT: Final = re.compile(r"(?:\{|~\s*)(\d{1,9})")
 
 
@@ -270,7 +270,7 @@ def may_force_too_much(grammar: Grammar) -> bool:
         if grammar.kind is GrammarKind.CHOICE:
             return max(map(len, json.loads(text)), default=0) > MOST_FORCED_CHARS
     except (ValueError, TypeError, RecursionError):
-        return False  # It is none, which is told elsewhere.
+        return False  # No JSON: `fault_of` reports it.
     line = max(map(len, text.splitlines()), default=0) if grammar.kind is GrammarKind.EBNF else len(text)
     return line * _repeated(text) > MOST_FORCED_CHARS
 

@@ -13,16 +13,16 @@ import msgspec
 from engine.core.errors import ProcessDiedError
 from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
-# A message may quote what the client sent, but never all of it.
+# A message quotes part of what the client sent, never all.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
 TRACEBACK = "Traceback (most recent call last)"
-# What programs look for to send less, or to ask a model with a longer context.
+# Programs that see it send less, or ask a model with a longer context.
 CONTEXT_CODE = "context_length_exceeded"
 SEE_LOG = "the server's log says why"
-# A death as engine.core.errors.death_words says it.
+# A death in the words of engine.core.errors.death_words.
 _DEATH = re.compile(r"(?P<who>.*? process died(?:: on [^:\n]+)?): (?P<cause>.*)", re.DOTALL)
-# The folders of an absolute path, up to the last part of it.
+# The folders of an absolute path.
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
 
@@ -67,7 +67,7 @@ _OF_REFUSAL = {
     RefusalKind.NOT_FOUND: ErrorType.NOT_FOUND,
 }
 
-# The field that asks for a LoRA in the OpenAI protocol; the native one has another.
+# The OpenAI protocol names a LoRA in this field.
 LORA_PARAM = "model"
 _RESTORE = "a LoRA's files must stay in their place: put them back there, or unload the LoRA"
 _PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: LORA_PARAM}
@@ -180,8 +180,8 @@ class ApiError(Exception):
     def of_failure(cls, output: TokenOutput, grammar_field: str | None) -> ApiError:
         """Word the failure of a request: 500, 400 for the request's own fault, 503 for a lost file.
 
-        The only fault of a request that shows in its output is its grammar, in ``grammar_field``. The only file that it
-        can lose is its LoRA.
+        The grammar, in ``grammar_field``, is the only fault of a request that shows in its output. The LoRA is the only
+        file that it can lose.
         """
         why = public(output.error or "the engine could not compute this request")
         if output.finish_reason is FinishReason.INVALID:
@@ -199,8 +199,8 @@ def shortened(text: str, limit_chars: int) -> str:
 def public(text: str) -> str:
     """Word an internal error for clients: one sentence without tracebacks and folders.
 
-    The cause of a process's death is told only in the engine's own words: 'it was killed by signal 9 (SIGKILL)'. The
-    name of another machine than the server's is always told.
+    Keeps the cause of a process's death in the engine's words, 'it was killed by signal 9 (SIGKILL)', and the name of
+    a machine other than the server's.
     """
     if (death := _DEATH.match(text)) is not None:
         return text if death["cause"].startswith(("it ", "its ")) and "\n" not in text else f"{death['who']}; {SEE_LOG}"

@@ -1,7 +1,7 @@
 """The fields of other servers: served, neutral or refused.
 
-Owns the lists by route; benchmarks/tables/fields.md is generated from them. A field that is not served is accepted with
-null and with neutral values, because programs send those. Any other value is refused, by the field's name and with the
+Owns the lists by route; benchmarks/tables/fields.md is generated from them. Programs
+send unserved fields with null and neutral values, which are accepted. Other values are refused with the field and the
 reason.
 """
 
@@ -19,7 +19,7 @@ BOTH: Final = "vLLM, SGLang"
 
 
 class ForeignField(NamedTuple):
-    """``neutral`` lists the values, beside null, that change nothing; ``reason`` says why others are refused.
+    """``neutral`` lists the values that change nothing, as null does; ``reason`` says why others are refused.
 
     A field without a reason is served.
     """
@@ -100,7 +100,7 @@ FOREIGN_FIELDS: Final = (
     ForeignField("vllm_xargs", VLLM, "there are no plugins that would read it", ({},)),
 )
 _BY_NAME: Final = {field.name: field for field in FOREIGN_FIELDS}
-# Of SGLang's ``/generate``, beside its ``sampling_params``.
+# Fields of SGLang's ``/generate``, without its ``sampling_params``.
 GENERATE_FIELDS: Final = (
     ForeignField("audio_data", SGLANG, _ONE_TEXT, ([],)),
     ForeignField("background", SGLANG, "an answer goes to the client that asks for it", (False,)),
@@ -121,7 +121,7 @@ GENERATE_FIELDS: Final = (
     ForeignField("token_ids_logprob", SGLANG, "logprobs are those of chosen and of the most likely tokens", ([],)),
     ForeignField("video_data", SGLANG, _ONE_TEXT, ([],)),
 )
-# Of SGLang's ``sampling_params``.
+# Fields of SGLang's ``sampling_params``.
 SAMPLING_FIELDS: Final = (
     _BY_NAME["custom_params"],
     ForeignField("no_stop_trim", SGLANG),
@@ -135,16 +135,16 @@ _shown = reprlib.Repr()
 
 
 def without_neutral(data: Any, known: Container[str], fields: Iterable[ForeignField]) -> Any:
-    """A body without those of these fields that change nothing. Raises FieldError for one that would change something.
+    """Drop foreign fields with neutral values from a body. Raises FieldError for a foreign field with another value.
 
-    ``known`` are the fields of the body itself. What is no object is returned as it is.
+    ``known`` are the body's own fields. A body that is no object is returned unchanged.
     """
     if not isinstance(data, dict):
         return data
     found = {field.name: field for field in fields if field.reason and field.name in data and field.name not in known}
     for name, field in found.items():
         value = data[name]
-        # True is no 1 here.
+        # True does not equal 1 here.
         same = [one for one in field.neutral if value == one and isinstance(value, bool) == isinstance(one, bool)]
         if value is not None and not same:
             raise FieldError(

@@ -1,6 +1,6 @@
-"""The error for a body that breaks rules: field, rule, value and remedy of the first few.
+"""Makes the error for a body that breaks rules: field, rule, value and remedy of the first few.
 
-Owns the bound on the work and on the length: a body of a million wrong entries costs no more than one of a thousand.
+Bounds work and length: a million wrong entries cost no more than a thousand.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic_core import ErrorDetails
 from engine.frontend.schema.errors import ApiError, FieldError, shortened
 from lockstep.broken_rules import broken_rule, did_you_mean, joined_rules
 
-# Each error that pydantic describes costs a microsecond and half a kilobyte, and it describes all or none.
+# pydantic describes all errors or none, each for a microsecond and half a kilobyte.
 MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8
 MAX_COMPARED_ERRORS = 64
 MAX_SHOWN_VALUE_CHARS = 80
-# What the routes of several protocols call the same thing.
+# Names of one field in several protocols.
 SYNONYMS = {
     "enable_thinking": ("chat_template_kwargs",),
     "input": ("messages", "prompt", "text"),
@@ -33,17 +33,17 @@ SYNONYMS = {
     "prompt": ("messages", "text", "input"),
     "text": ("prompt", "messages"),
 }
-# What stands for fields of the body: an argument of a client's library, a part of Ollama's protocol.
+# Containers of fields: an argument of a client library, a part of Ollama's protocol.
 WRAPPERS = ("extra_body", "options", "parameters")
-# What a validator puts after a key that broke a rule itself.
+# A validator appends it to a key that broke a rule.
 KEY = "[key]"
-# The validator has the words of Python.
+# The validator uses Python's words.
 IN_JSON = {"must be False": "must be false", "must be True": "must be true"}
-# The ends of the validator's words for a value of another type than a branch takes.
+# Endings of the validator's error types for a value of another type than the branch's.
 OF_A_TYPE = ("_type", "literal_error")
 OF_ONE_VALUE = ("literal_error", "none_required")
 NOT_HONOURED = "not honoured"
-# What a value is counted in that is too long.
+# Units of the length of a value.
 LENGTHS = {"too_long": "entries", "string_too_long": "characters"}
 
 _values = reprlib.Repr()
@@ -69,9 +69,9 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
 
 
 def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Sequence[ErrorDetails]:
-    """The errors without those of a union's branches that another type was given for.
+    """Drop the errors of union branches for another type than the value's.
 
-    Such a branch reports the value as a whole, and the branch that was meant reports a place inside it.
+    Such a branch reports the whole value; the branch that was meant reports a place inside it.
     """
     first, rest = errors[:MAX_COMPARED_ERRORS], errors[MAX_COMPARED_ERRORS:]
     paths = [tuple(_locate(error["loc"], model)[0]) for error in first]
@@ -92,7 +92,7 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
         rule = IN_JSON.get(rule := broken_rule(error["type"], error.get("ctx")), rule)
         path, owner = _locate(error["loc"], model)
         if error["type"] == "value_error":
-            # A rule between the fields of one body names these, not the place of the body.
+            # A rule between fields names the fields, not the place of the body.
             inside = path and isinstance(error["input"], dict)
             others.append(f"{_joined(path)}: {rule}" if inside else rule)
         elif error["type"] == "extra_forbidden":
@@ -106,7 +106,7 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
 
 
 def _why_only(kind: str, field: FieldInfo | None) -> str:
-    """Why one value alone is taken, as the field's description says it before that value."""
+    """Return the reason why only one value is accepted, from the field's description."""
     if field is None or kind not in OF_ONE_VALUE:
         return ""
     reason, separator, _ = (field.description or "").partition(": only")
@@ -115,7 +115,7 @@ def _why_only(kind: str, field: FieldInfo | None) -> str:
 
 
 def _meant(name: str, owner: type[BaseModel]) -> str:
-    """The remedy for a field that a body does not have: what it is called there, where it belongs, or all fields."""
+    """Return the remedy for an unknown field: its name in this body, its place, or the list of fields."""
     fields = _fields_of(owner)
     called = next((other for other in SYNONYMS.get(name, ()) if other in fields), None)
     kinds = [(home, kind) for home, field in fields.items() for kind in _branches(field.annotation) if _is_body(kind)]
@@ -134,7 +134,7 @@ def _measured(error: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as JSON has its words and as Python writes the rest, shortened before it is written."""
+    """Write a value with JSON's words and otherwise as Python does, shortened first."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
@@ -145,10 +145,10 @@ def _joined(path: Sequence[int | str]) -> str:
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int | str], type[BaseModel]]:
-    """The path of a place in a body as its client wrote it, and the innermost body that the place is in.
+    """Return the path of a place as the client wrote it, and the innermost body around it.
 
-    A validator names the branches of a union in between. Which parts are such names is read from the types: a client's
-    own key may look like one.
+    A validator's path contains names of union branches. The types tell them apart from a client's keys, which may look
+    alike.
     """
     owner = model
     path: list[int | str] = []
@@ -157,11 +157,11 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
     for part in loc:
         if len(here) > 1 and not branch_named and isinstance(part, str):
             here = [kind for kind in here if _is_branch(kind, str(part))] or here
-            # A union with a rule of its own in a union: the name of its branch follows.
+            # A union with a rule, inside a union: the name of its branch follows.
             branch_named = "union[" not in str(part)
             continue
         if part == KEY and not any(_is_body(kind) or get_origin(kind) in (list, dict) for kind in here):
-            break  # Not a place, but a word of the validator's: it was the key that broke a rule.
+            break  # The validator's word for a key that broke a rule, not a place.
         path.append(part)
         owner = next((kind for kind in here if _is_body(kind)), owner)
         here = [inner for kind in here for inner in _inside(kind, part)]
@@ -179,9 +179,9 @@ def _is_body(kind: Any) -> bool:
 
 
 def _is_branch(kind: Any, name: str) -> bool:
-    """Whether this is a validator's name of a branch: 'int', 'list[int]', 'constrained-str', 'function-after[...]'.
+    """Return whether a validator names a branch so: 'int', 'list[int]', 'constrained-str', 'function-after[...]'.
 
-    A branch that is found by what one of its fields says is named by that.
+    A discriminated branch has the name of its discriminator.
     """
     if _is_body(kind) and any(name in get_args(field.annotation) for field in kind.model_fields.values()):
         return True
@@ -190,7 +190,7 @@ def _is_branch(kind: Any, name: str) -> bool:
 
 
 def _inside(kind: Any, part: int | str) -> list[Any]:
-    """The types that may stand at a key or an index of a value of some type."""
+    """Return the types of the values at a key or an index of a value of some type."""
     if _is_body(kind):
         field = _fields_of(kind).get(str(part))
         return [] if field is None else _branches(field.annotation)
@@ -200,7 +200,7 @@ def _inside(kind: Any, part: int | str) -> list[Any]:
 
 
 def _branches(annotation: Any) -> list[Any]:
-    """The branches of a type, without annotations. None is not a branch."""
+    """Return the branches of a type without annotations and without None."""
     if annotation is JsonValue or annotation == "JsonValue":  # its own name inside it
         return _branches(cast(Any, JsonValue).__value__)
     if get_origin(annotation) is Annotated:

@@ -1,7 +1,7 @@
 """The native protocol: the typed and checked bodies and answers of each route, and fields that both protocols have.
 
-Owns shapes and the rules of single fields; what depends on the model is checked at admission, and whether a grammar can
-be followed beside the event loop. Unknown fields are refused: a parameter is honoured or answered with 400.
+Checks shapes and single fields. Admission checks the rules that depend on the model; grammars are checked in a thread.
+Unknown fields are refused: a parameter is honoured or answered with 400.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
-# The longest that a call may wait for the engine to be idle.
+# The longest wait of a call for an idle engine.
 MAX_CALL_TIMEOUT_S = 3600.0
 # The longest time limit of a request: a day.
 MAX_TIME_LIMIT_S = 86_400.0
@@ -51,7 +51,7 @@ MAX_N = 128
 MAX_CHOICES = 1024
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 4096
-# Any object: all that json_object promises.
+# Any object, as json_object promises.
 _ANY_OBJECT = {"type": "object"}
 
 _DEFAULTS = SamplingParams()
@@ -65,7 +65,7 @@ GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
 def _require_json(text: str) -> str:
-    """Raise PydanticKnownError for a text that is no JSON, or is nested deeper than a body may be."""
+    """Raise PydanticKnownError for text that is no JSON or is nested too deep."""
     try:
         from_json(text)
     except ValueError as exc:
@@ -81,7 +81,7 @@ Choices = Annotated[
 
 
 def _token_id_of(key: object) -> object:
-    """The token id that an object's key spells: JSON knows strings there only."""
+    """Return the token id that an object's key spells: keys of JSON are strings."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_ID_DIGITS:
         return int(key)
     raise ValueError(f"the keys of logit_bias must be token ids in decimal digits, got {key!r}; use /tokenize")
@@ -95,7 +95,7 @@ LogitBias = Annotated[
         json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
     ),
 ]
-# Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
+# Only the first wrong entry of a list is reported, which bounds the cost of a long list.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
@@ -111,7 +111,7 @@ class RuledBody(StrictBody):
     """A body with rules between its fields."""
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
-        """The rules that are broken, each with the field at fault, which begins its sentence; none: with ''."""
+        """Yield (field, broken rule), the beginning and the rest of a sentence; field '' names none."""
         yield from ()
 
     @model_validator(mode="after")
@@ -122,9 +122,9 @@ class RuledBody(StrictBody):
 
 
 class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as other servers have it.
+    """A body in which null stands for a field's default, as on other servers.
 
-    ``foreign`` are fields of theirs that it does not have.
+    ``foreign`` are fields of other servers.
     """
 
     foreign: ClassVar[Sequence[ForeignField]] = ()
@@ -145,7 +145,7 @@ def choice_grammar(choices: list[str]) -> Grammar:
 
 
 def grammar_among(grammars: Mapping[str, Grammar | None]) -> tuple[str, Grammar] | None:
-    """The one that is given, with its field; None when none is. Raises ValueError for more than one."""
+    """Return the given grammar with its field, or None. Raises ValueError for more than one."""
     given = [(field, grammar) for field, grammar in grammars.items() if grammar is not None]
     if len(given) > 1:
         names = " and ".join(field for field, _ in given)
@@ -171,7 +171,7 @@ class JsonObjectFormat(NullableBody):
 
 
 class NamedSchema(NullableBody):
-    """The schema of a ``response_format``. It is followed with ``strict`` and without; name and text change nothing."""
+    """The schema of a ``response_format``, followed also without ``strict``; name and description change nothing."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
@@ -220,7 +220,7 @@ class StructuredOutputs(RuledBody, NullableBody):
 
 
 class RequestFields(StrictBody):
-    """The fields of a request that the protocols share, beside its prompt and its sampling."""
+    """The fields that the protocols share, without prompt and sampling."""
 
     stream: bool = False
     rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
@@ -262,7 +262,7 @@ class SamplingFields(RuledBody):
     def sampling_params(
         self, most: int, least: int, grammar: tuple[str, Grammar] | None, defaults: Mapping[str, float]
     ) -> SamplingParams:
-        """The same as the scheduler takes it, for at most and at least so many new tokens.
+        """Return the scheduler's parameters, with the most and the least new tokens.
 
         ``defaults`` are the model's own, for fields that the client left out.
         """
@@ -350,7 +350,7 @@ class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-# A logprob, its token id, and the token's text, which is left to clients with a tokenizer.
+# A logprob, its token id, and the token's text, which clients decode.
 InputLogprob = tuple[float | None, int, None]
 InputTopLogprob = tuple[float, int, None]
 
@@ -386,7 +386,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-# What grows with every piece of an answer; unset where it was not asked for.
+# Grow with every piece of an answer; unset unless requested.
 META_LISTS = ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks")
 
 
@@ -405,7 +405,7 @@ class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_body(model: type[Body], data: bytes) -> Body:
-    """A request's body as its type. Raises ApiError (400), which names field, rule and value."""
+    """Decode a request's body as its type. Raises ApiError (400), which names field, rule and value."""
     try:
         return model.model_validate_json(data or b"{}")
     except ValidationError as exc:
@@ -413,7 +413,7 @@ def parse_body(model: type[Body], data: bytes) -> Body:
 
 
 def read_timeout(query: Mapping[str, str], maximum_s: float) -> float | None:
-    """The ``timeout`` of a query in seconds. Raises ApiError (400)."""
+    """Return the ``timeout`` of a query, in seconds. Raises ApiError (400)."""
     unknown = set(query) - {"timeout"}
     if unknown:
         message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"

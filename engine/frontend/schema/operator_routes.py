@@ -1,6 +1,6 @@
-"""The operators' routes: each with its body, and the message that a body becomes.
+"""The table of operators' routes: body, statuses and the message of each.
 
-It imports no web framework: the HTTP front end, a proxy before several engines and simulated clients read one table.
+Imports no web framework: the HTTP front end, the router and simulated clients read the same table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AbortBody(MessageBody, RuledBody):
 
 class PauseBody(MessageBody):
     says: ClassVar = "Stop planning: live requests go back to the queue, stay where they are, or end."
-    # JSON has no enums, so a plain string is one here.
+    # JSON has no enums: a plain string is accepted.
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 
     def message(self, call_id: str) -> PauseGeneration:
@@ -93,7 +93,7 @@ class NoBody(StrictBody):
 class UpdateWeightsBody(MessageBody):
     """The body of ``POST /update_weights_from_disk``: a folder on the server's machine, or 'embedded:SEED'.
 
-    With ``timeout``, in seconds, the update waits so long for its chance.
+    With ``timeout``, the update waits that many seconds for an idle engine.
     """
 
     says: ClassVar = "Load other weights of the same model and drop the prefix cache; refused as a flush is."
@@ -114,7 +114,7 @@ class LoadLoraBody(StrictBody):
 class UnloadLoraBody(StrictBody):
     """The body of ``POST /v1/unload_lora_adapter``.
 
-    With ``timeout``, in seconds, no further request may use the LoRA, and the call waits so long for those that do.
+    With ``timeout``, the LoRA takes no new request, and the call waits that many seconds for the running ones.
     """
 
     lora_name: LoraName
