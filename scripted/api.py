@@ -69,18 +69,13 @@ def explore(
     ``stop_at_first`` then means the first new kind. Raises ScriptDefinitionError, or what the adapter raises for a bad
     configuration or an unknown mutant.
     """
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise ScriptDefinitionError(
-            f"minutes must be more than 0, got {minutes:g}: a search without time finds nothing"
-        )
+    _check_length(minutes, events)
     if target is not None:
         adapter, target = adapter_of(target, adapter), str(target)
         target_named(target, adapter)
     known = adapter_named(adapter)
     with switched_on(known, mutant):
         pass  # An unknown name is refused before anything runs.
-    if events < 1:
-        raise ScriptDefinitionError(f"events must be at least 1, got {events}: the exhaustive search adds some")
     generated = target is None and not corpus
     if generated:
         generated_schedule(0, adapter)
@@ -109,6 +104,15 @@ def explore(
     with switched_on(known, mutant):
         sorter.finish()
     return report
+
+
+def _check_length(minutes: float | None, events: int) -> None:
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ScriptDefinitionError(
+            f"minutes must be more than 0, got {minutes:g}: a search without time finds nothing"
+        )
+    if events < 1:
+        raise ScriptDefinitionError(f"events must be at least 1, got {events}: the exhaustive search adds some")
 
 
 def replay(

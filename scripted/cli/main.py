@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +23,9 @@ from scripted.cli.search import add_commands
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
+
+if TYPE_CHECKING:
+    from scripted.shell import WebShell
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -197,21 +200,27 @@ def shell(
     fields = _settings(given, setting)
     if isinstance(known, HasExamples):
         fields = {**known.example_settings, **fields}
+    config = known.read_config(fields)
     if web:
         page = WebPrompt()
-        session = DebugSession(known, known.read_config(fields), page, page.console, mutant=mutant)
-        with WebShell(session, page, port) as shell:
-            console.print(
-                f"{shell.url}\nopen it in a browser of this machine; quit there or Ctrl-C here ends it", soft_wrap=True
-            )
-            session.run()
-            page.end()
+        with WebShell(DebugSession(known, config, page, page.console, mutant=mutant), page, port) as shell:
+            _serve_page(shell)
         return
     interactive = sys.stdin.isatty()
     prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
-    session = DebugSession(known, known.read_config(fields), prompt, console, mutant=mutant)
+    session = DebugSession(known, config, prompt, console, mutant=mutant)
     if not session.run() or (session.refused and not interactive):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _serve_page(shell: WebShell) -> None:
+    from scripted.cli.single_run import console
+
+    console.print(
+        f"{shell.url}\nopen it in a browser of this machine; quit there or Ctrl-C here ends it", soft_wrap=True
+    )
+    shell.session.run()
+    shell.prompt.end()
 
 
 @app.command()

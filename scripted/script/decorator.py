@@ -66,10 +66,7 @@ def scripted(
     Raises ScriptDefinitionError, with the reason, for anything that cannot be a script.
     """
     _check_tiers(tiers)
-    if adapter is None:
-        adapter = _adapter_of(config, settings)
-    elif not isinstance(adapter, str):
-        raise ScriptDefinitionError(f"adapter is the name of an adapter, got {adapter!r}; write adapter='FILE.py'")
+    named = _adapter_of(config, settings) if adapter is None else _checked_name(adapter)
     if placement not in PLACEMENTS:
         raise ScriptDefinitionError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
     options = ScriptOptions(
@@ -84,7 +81,7 @@ def scripted(
     def decorate(given: Callable[..., object]) -> Callable[..., None]:
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
-        name = _from_here(adapter, file_of(function))
+        name = _from_here(named, file_of(function))
         runs = sims_of(name)
         chosen = default_tiers(adapter_named(name)) if tiers is TIERS else tuple(tiers)
         made = ScriptedTest(
@@ -99,6 +96,12 @@ def scripted(
         return _test_function(function, made, instance, parameters)
 
     return decorate
+
+
+def _checked_name(adapter: object) -> str:
+    if not isinstance(adapter, str):
+        raise ScriptDefinitionError(f"adapter is the name of an adapter, got {adapter!r}; write adapter='FILE.py'")
+    return adapter
 
 
 def _test_function(

@@ -29,12 +29,11 @@ def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool
 def covering_rows(
     features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool], seed: int, *, triples: Sequence[str] = ()
 ) -> Iterator[dict[str, str]]:
-    """Endless; all pairs are covered, and all triples of the features ``triples``, then all are covered again.
+    """Yield rows that cover all pairs, and all triples of the features ``triples``; then rows that cover them again.
 
-    Equal arguments yield the same. Greedy: a row begins with a pair that no row has yet, every other one with such a
-    triple, and is given the level that brings the most new pairs, and of such ones the most new triples, until it is as
-    large as it was drawn to be. Of equal levels it is the one that the fewest rows have: each is in one of the first
-    few.
+    Endless, and the same for equal arguments. Greedy: rows begin with an uncovered pair and an uncovered triple by
+    turns, and grow, to a size drawn at random, by the level with the most new pairs, then the most new triples, then
+    the fewest rows so far, which puts each level into one of the first few rows.
     """
     rng = random.Random(seed)  # noqa: S311 - the same from the same seed
     pairs = pairs_of(features, allows)
@@ -60,16 +59,21 @@ def covering_rows(
             (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
         ):
             row = _row(levels, start, together, missing, thirds, used, allows, rng)
-            on = sum(1 << number for number in row)
-            for number in row:
-                missing[number] &= ~on
-                used[number] += 1
-            met = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
-            wanted -= met
-            for three in met:
+            _take_off(row, missing, used)
+            covered = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
+            wanted -= covered
+            for three in covered:
                 for here, there in itertools.permutations(three, 2):
                     thirds[here][there] &= ~(1 << sum(three) - here - there)
             yield dict(levels[number] for number in row)
+
+
+def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None:
+    """Note that the pairs of this row are covered, and that each of its levels is used once more."""
+    on = sum(1 << number for number in row)
+    for number in row:
+        missing[number] &= ~on
+        used[number] += 1
 
 
 def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int, int, int]]:
