@@ -1,4 +1,4 @@
-"""The audit of the core: checks of all its books that change nothing. Read it last.
+"""The audit of the core: read-only checks of all its books. Read it last.
 
 The core runs without them. Gates run them after a step, or while an engine in production is idle.
 """

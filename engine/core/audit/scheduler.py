@@ -1,7 +1,4 @@
-"""The audit of a scheduler: the places of live requests and what they own, the memory, and each feature's own checks.
-
-It changes nothing.
-"""
+"""Audits a scheduler: places and memory of live requests, pools, and the checks of each feature. Changes nothing."""
 
 from __future__ import annotations
 
@@ -33,9 +30,9 @@ def audit(scheduler: Scheduler) -> None:
 
 
 def _check_books(books: Books, live: list[Request], ordering: Sequence[Feature]) -> None:
-    """Every live request is in exactly one place, and every count of what is in flight is true.
+    """Check that each live request is in exactly one place, and the counts of microbatches and orders in flight.
 
-    Beside microbatches, the orders of the features ``ordering`` are in flight.
+    Orders in flight belong to the features ``ordering``.
     """
     flights: dict[Request, int] = {}
     for feature in ordering:
@@ -57,10 +54,10 @@ def _check_books(books: Books, live: list[Request], ordering: Sequence[Feature])
 
 
 def _check_request(books: Books, request: Request) -> None:
-    """One request by itself: it is in its place, registered while it lives, and owns what its place allows."""
+    """Check one request: it is in its place, registered while it lives, and owns only what its place allows."""
     place, lease = request.place, request.lease
     ended = place is RELEASING or place is GONE
-    # Most of them run.
+    # First, because most requests run.
     placed = books.running.get(request.rid) is request if place is RUNNING else _is_in_place(books, request)
     if not placed:
         raise IntegrityError(f"{request} is not where it says")
@@ -73,7 +70,7 @@ def _check_request(books: Books, request: Request) -> None:
 
 
 def _is_in_place(books: Books, request: Request) -> bool:
-    """Whether a request that does not run is where it says."""
+    """Return whether a request that does not run is in the place of its state."""
     place = request.place
     if place is CHUNKED:
         return books.chunked is request

@@ -1,6 +1,6 @@
-"""Instruments beside the core: pressure on an engine's memory, and the digest of what an engine did.
+"""Instruments of the core: pressure on an engine's memory, and the digest of its steps.
 
-No client's request needs them. They know the memory and the messages, and no scheduler.
+Clients' requests need neither. They import memory and messages, not the scheduler.
 """
 
 from engine.core.instruments.digest import DigestChain, plan_shape

@@ -1,8 +1,7 @@
-"""The digest chain: one value that stands for everything a scheduler did, step by step.
+"""The digest chain: one value for all steps of a scheduler.
 
-Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain leaves out
-token values, so that it is the same for a real model and for a simulated one. Neither depends on machine, process or
-hash seed.
+Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain omits
+token values, so a real and a simulated model agree on it. Neither depends on machine, process or hash seed.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from engine.core.messages import CallAnswer, Event, Reply, StartProfile, encode
 from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
-# Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
-# digest.
+# Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read.
 _PENDING_LIMIT_STEPS: Final = 256
 
-# Every message with a call id, found by its field, so that a new one cannot be forgotten.
+# Every message with a call id, found by its field, so that none is forgotten.
 _CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
 _NO_NAMES: Final = {kind: {"call_id": ""} for kind in _CALLS} | {StartProfile: {"call_id": "", "folder": ""}}
 
@@ -31,9 +29,9 @@ _QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
-    """Two running hashes over the steps of one scheduler, brought up to date when one is asked for.
+    """Two running hashes over the steps of one scheduler, brought up to date when they are read.
 
-    A chain without ``keeps_steps`` is given none.
+    A chain without ``keeps_steps`` records nothing.
     """
 
     keeps_steps: ClassVar[bool] = True
@@ -42,11 +40,11 @@ class DigestChain:
         self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._plans = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._pending: list[_Entry] = []
-        # Of the last profile: a front end names it by date and by chance.
+        # The folder of the last profile, which a front end names by date and at random.
         self._folder = ""
 
     def add(self, entry: _Entry) -> None:
-        """Append one step: its events, microbatch, replies and the sizes of everything after it."""
+        """Append one step: events, microbatch, replies, and the sizes after it."""
         events, microbatch, replies, sizes = entry
         if type(microbatch) is ProfileSwitch and microbatch.folder:
             self._folder = microbatch.folder
@@ -56,7 +54,7 @@ class DigestChain:
         self._append((_nameless(events), microbatch, _nameless(replies) if replies else replies, sizes))
 
     def add_quiet(self) -> None:
-        """Append one step in which nothing came, went or changed."""
+        """Append one step without events, microbatch, replies and changes."""
         self._append(_QUIET)
 
     def _append(self, entry: _Entry) -> None:
@@ -66,13 +64,13 @@ class DigestChain:
 
     @property
     def digest(self) -> str:
-        """Everything so far, token values included; 16 hex digits."""
+        """Return the digest of all steps, token values included; 16 hex digits."""
         self._fold()
         return self._full.hexdigest()
 
     @property
     def plan_digest(self) -> str:
-        """The digest of all launches so far, their pages and their order, without token values; 16 hex digits."""
+        """Return the digest of all launches, their pages and their order, without token values; 16 hex digits."""
         self._fold()
         return self._plans.hexdigest()
 
@@ -91,7 +89,7 @@ class DigestChain:
 
 
 def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
-    """Leave out the names that a front end makes up: call ids, over its whole life, and the folders of profiles."""
+    """Drop the names that a front end makes up: call ids and the folders of profiles."""
     for item in items:
         if type(item) in _CALLS:
             return [msgspec.structs.replace(one, **_NO_NAMES.get(type(one), {})) for one in items]
@@ -99,13 +97,13 @@ def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
 
 
 def _stream(entries: Sequence[object]) -> bytes:
-    """The entries' own encodings, end to end; without a header, so that it does not matter when they were folded."""
+    """Concatenate the encoded entries, without a header: the batches do not change the hash."""
     # The msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535.
     return encode(entries)[1 if len(entries) < 16 else 3 :]
 
 
 def plan_shape(microbatch: Microbatch) -> list[object]:
-    """A plan without its token values."""
+    """Return a plan without its token values."""
     head: list[object] = [microbatch.id, microbatch.mode]
     if isinstance(microbatch, LoraUpdate):
         head.append(microbatch.change)

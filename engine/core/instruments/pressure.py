@@ -1,7 +1,6 @@
-"""Pressure: pages, window pages, rows and tree nodes that an operator keeps from requests, to meet scarcity at will.
+"""Pressure: pages, window pages, rows and tree nodes that an operator withholds from requests to produce scarcity.
 
-It takes nothing from a request and never decides about one. What is kept stays kept over a flush, except for pins,
-whose nodes a flush forgets.
+Takes nothing from a request and decides about none. A flush keeps the pressure, except for pins, whose nodes it drops.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from engine.core.messages import Event, EvictCache, OperatorEvent, ReleasePressu
 
 
 class Pressure:
-    """The part of one memory that an operator keeps back.
+    """The part of one memory that an operator withholds.
 
-    An event is applied in the step that is given it, or ahead of that step by ``intervene``; then that step begins
-    with it. So the record of a step has everything that changed the engine, and replays to the same state.
+    An event is applied in its step, or ahead of it by ``intervene``; then the next step begins with it. So the record
+    of a step has every change of the engine, and its replay reaches the same state.
     """
 
     def __init__(self, memory: KVMemory) -> None:
@@ -25,25 +24,25 @@ class Pressure:
         self._tree = memory.tree
         self._window = memory.sliding_window
         self._pins: list[Node] = []
-        # What was applied since the last step.
+        # Events applied since the last step.
         self.ahead: list[OperatorEvent] = []
 
     # -- events --
 
     def intervene(self, event: OperatorEvent) -> None:
-        """Apply an event between two steps, at once; the next step must be given it too, before all others."""
+        """Apply an event at once, between two steps; the next step must get it too, before all others."""
         self.apply(event)
         self.ahead.append(event)
 
     def not_yet_applied(self, events: Sequence[Event]) -> Sequence[Event]:
-        """The events of a step without those that were applied ahead of it, which it must begin with."""
+        """Return the events of a step without its first ones, which were applied ahead of it."""
         ahead, self.ahead = self.ahead, []
         given = list(events[: len(ahead)])
         assert given == ahead, f"the step after {ahead} must begin with it, but begins with {given}"
         return events[len(ahead) :]
 
     def apply(self, event: OperatorEvent) -> None:
-        """Bring the memory as near to the event's numbers as the requests' own memory allows."""
+        """Bring the memory as near to the event's numbers as live requests allow."""
         if isinstance(event, EvictCache):
             self._tree.evict(self._tree.evictable_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
@@ -51,7 +50,7 @@ class Pressure:
         else:
             self._set(event)
 
-    # -- looking --
+    # -- reading --
 
     @property
     def pins(self) -> list[Node]:
@@ -66,12 +65,12 @@ class Pressure:
 
     @property
     def most_free_pages(self) -> int:
-        """Pages that could be free now: those that are, those kept back, and the cache that no request protects."""
+        """Free, withheld and unlocked cached pages."""
         return self._pages.free + self._pages.reserved + self._tree.evictable_pages
 
     @property
     def most_free_window_pages(self) -> int:
-        """The same for window pages; 0 for a model without window layers."""
+        """Free, withheld and unused cached window pages; 0 for a model without window layers."""
         return 0 if self._window is None else self._window.available_pages + self._kept_window_pages
 
     @property
@@ -90,7 +89,7 @@ class Pressure:
     # -- inside --
 
     def _set(self, event: SetPressure) -> None:
-        """Set the pressure. Cached pages are evicted only where free and reserved pages are not enough."""
+        """Set the pressure. Evicts cached pages only if free and reserved pages do not suffice."""
         if event.leave_pages is not None:
             _leave(self._pages, event.leave_pages, self._tree.evict)
         if event.leave_window_pages is not None and self._window is not None:
@@ -106,7 +105,7 @@ class Pressure:
 
     def _leave_unlocked(self, count: int) -> None:
         self._unpin()
-        # Parents come before their children, so a node that is pinned has its ancestors pinned or locked already.
+        # Parents come before their children: the ancestors of a pinned node are pinned or locked already.
         unlocked = [node for node in self._tree.nodes() if node.lock_ref == 0]
         for node in unlocked[: max(0, len(unlocked) - count)]:
             self._tree.lock(node)
@@ -124,7 +123,7 @@ class Pressure:
 
 
 def _leave(pool: PagePool, count: int, evict: Callable[[int], object] | None = None) -> None:
-    """Keep from requests all that is free but ``count``, or give back what is missing to it."""
+    """Withhold all but ``count`` free pages, or release pages until ``count`` are free."""
     pool.release_reserved(max(0, count - pool.free))
     if evict is not None:
         evict(count - pool.free)

@@ -1,6 +1,6 @@
 """The memory of the engine, as the scheduler sees it: pages of KV, rows, and the prefix tree over full pages.
 
-Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
+Pure bookkeeping: the KV itself lives on the stages, at these page numbers.
 """
 
 from engine.core.memory.cache_log import CacheLog

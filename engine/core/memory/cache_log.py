@@ -1,6 +1,6 @@
 """The log of pages that entered and left the prefix cache, by the digest of all tokens up to their end.
 
-The tree and the second tier note their changes here. An engine that publishes no KV events has no log.
+The tree and the host tier log their changes here. An engine that publishes no KV events has no log.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesSt
 
 
 class CacheLog:
-    """``keys`` has the key of each page of the pool that is cached, by page number.
+    """``keys`` has the key of each cached page, by page number.
 
-    ``name_of`` gives the name of what computed KV, by the first number of its key, which is not 0.
+    ``name_of`` returns the name of the LoRA that computed KV, by the first number of its key, which is not 0.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -24,13 +24,13 @@ class CacheLog:
         self._events: list[CacheEvent] = []
 
     def take(self) -> tuple[CacheEvent, ...]:
-        """The changes since the last call, in order."""
+        """Return the changes since the last call, in order."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def stored(self, after: int | None, tokens: Sequence[int], pages: Sequence[int], kv_key: KvKey) -> None:
-        """``pages`` hold ``tokens``, below the cached page ``after``, or as the beginning of a prompt."""
+        """Log cached ``pages`` of ``tokens``, below the page ``after`` or at the beginning of a prompt."""
         parent = None if after is None else self.keys[after]
         keys = tuple(page_keys(tokens, self._page_size, kv_key, after=parent))
         self.keys.update(zip(pages, keys, strict=True))
@@ -38,18 +38,18 @@ class CacheLog:
         self._events.append(PagesStored(parent=parent, keys=keys, tokens=tuple(tokens), kv_key=kv_key, lora_name=name))
 
     def removed(self, pages: Sequence[int]) -> None:
-        """``pages`` of the pool were evicted."""
+        """Log the eviction of ``pages``."""
         self._events.append(PagesRemoved(keys=tuple([self.keys.pop(page) for page in pages])))
 
     def stored_on_host(self, key: bytes) -> None:
-        """A copy of this page is ready on the host."""
+        """Log that a copy of this page is ready on the host."""
         self._events.append(PagesStored(parent=None, keys=(key,), on_host=True))
 
     def removed_from_host(self, key: bytes) -> None:
-        """The host gave the place of this page to another one."""
+        """Log that another page took the place of this page on the host."""
         self._events.append(PagesRemoved(keys=(key,), on_host=True))
 
     def cleared(self) -> None:
-        """Nothing is cached, neither in the pool nor on the host."""
+        """Log that pool and host cache nothing."""
         self.keys.clear()
         self._events.append(CacheCleared())

@@ -1,7 +1,7 @@
 """The second tier: pages of KV that left the page pool, kept in host memory until they are copied back.
 
-Pure bookkeeping, by page: where each is, which are to be copied next, and which a copy in flight uses. Moves no bytes
-and decides nothing about order or time.
+Pure bookkeeping by page: its place, its next copy, and its copy in flight. Moves no bytes and decides nothing about
+order or time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from engine.core.memory.cache_log import CacheLog
 from engine.core.memory.node import PLAIN, KvKey, page_keys
 from engine.core.memory.pages import PagePool
 
-# Which page is copied, and to which one.
+# The source and the target page of a copy.
 _Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True, eq=False)
 class HostPage:
-    """A page of host memory that is in use.
+    """A used page of host memory.
 
-    ``source`` is the page of the pool that it is to be copied from, None once that copy is launched. It may be hit when
-    it ``is_ready``: the copy's result is back. ``readers`` counts the copies from it that are due or in flight.
+    ``source`` is the page of the pool to copy, None once that copy is launched. A page that ``is_ready``, its copy
+    completed, may be hit. ``readers`` counts the copies from it that are due or in flight.
     """
 
     number: int
@@ -36,22 +36,22 @@ class HostPage:
 
     @property
     def may_go(self) -> bool:
-        """No copy in flight writes it, and none that is due or in flight reads it."""
+        """Return whether no copy in flight writes it, and no copy, due or in flight, reads it."""
         return not self.readers and (self.is_ready or self.source is not None)
 
 
 class HostTier:
-    """``pages`` tells of each page of host memory whether it is free, to be written (held), or ready (cached).
+    """``pages`` has the state of each page of host memory: free, to be written (held), or ready (cached).
 
-    ``kept`` has the pages in use by key, least recently used first. The next microbatch writes back the pages that left
-    the page pool, before anything can be computed in their place; the microbatch that uses a hit page loads it.
+    ``kept`` has the pages in use by key, least recently used first. The next microbatch writes back the pages that
+    left the page pool, before others are computed in their place; the microbatch that uses a hit page loads it.
     """
 
     def __init__(self, *, total_pages: int, page_size: int) -> None:
         self.pages = PagePool(total_pages, page_size)
         self._page_size = page_size
         self.kept: dict[bytes, HostPage] = {}
-        # By number, those in use.
+        # The used pages, by number.
         self._numbered: dict[int, HostPage] = {}
         self._due_out: dict[int, HostPage] = {}
         self._due_in: list[tuple[int, int]] = []
@@ -59,23 +59,23 @@ class HostTier:
 
     @classmethod
     def of(cls, limits: Limits) -> HostTier | None:
-        """The empty second tier of an engine; None for one that has none."""
+        """Return the empty host tier of an engine, or None without one."""
         if not limits.host_pages:
             return None
         return cls(total_pages=limits.host_pages, page_size=limits.page_size)
 
     def reset(self) -> None:
-        """Forget every page, and every copy that is due."""
+        """Drop every page and every due copy."""
         self.pages.reset()
         self.kept.clear()
         self._numbered.clear()
         self._due_out.clear()
         self._due_in.clear()
 
-    # -- looking --
+    # -- reading --
 
     def match(self, ids: Sequence[int], start: int, kv_key: KvKey = PLAIN) -> list[HostPage]:
-        """The pages that continue a cached prefix of ``start`` pages of ``ids``, as far as they are ready."""
+        """Return the ready pages that continue a cached prefix of ``start`` pages of ``ids``."""
         found: list[HostPage] = []
         if self.kept:
             for key in itertools.islice(page_keys(ids, self._page_size, kv_key), start, None):
@@ -86,16 +86,16 @@ class HostTier:
         return found
 
     def page_numbered(self, number: int) -> HostPage:
-        """The page in use that has this number."""
+        """Return the used page of this number."""
         page = self._numbered.get(number)
         if page is None:
             raise IntegrityError(f"host page {number} is copied, but it is not in use")
         return page
 
-    # -- what leaves the page pool --
+    # -- pages that leave the pool --
 
     def keep(self, ids: Sequence[int], pages: Sequence[int], kv_key: KvKey) -> None:
-        """``pages``, the last ones of the prefix ``ids``, leave the tree: the last one first."""
+        """Keep ``pages``, the last pages of the prefix ``ids``, as they leave the tree, the last page first."""
         keys = list(itertools.islice(page_keys(ids, self._page_size, kv_key), len(ids) // self._page_size))
         for key, source in zip(reversed(keys), reversed(pages), strict=False):
             self._keep(key, source)
@@ -112,7 +112,7 @@ class HostTier:
             self.kept[key] = self._numbered[number] = self._due_out[number] = HostPage(number, key, source)
 
     def _make_room(self) -> None:
-        """Forget the least recently used page that no copy uses, if there is one."""
+        """Drop the least recently used page without a copy, if any."""
         page = next((page for page in self.kept.values() if page.may_go), None)
         if page is not None:
             self._forget(page)
@@ -128,10 +128,10 @@ class HostTier:
             self._due_out.pop(page.number, None)
             self.pages.release((page.number,))
 
-    # -- what comes back --
+    # -- pages that return --
 
     def protect(self, found: Iterable[HostPage]) -> None:
-        """These pages are about to be read. Nothing may take their place until the copy is back."""
+        """Protect pages that a copy will read: no other page takes their place before its completion."""
         for page in found:
             page.readers += 1
 
@@ -145,21 +145,21 @@ class HostTier:
 
     @property
     def due_in(self) -> Sequence[tuple[int, int]]:
-        """Copies to the pool that are not launched: pairs of a host page and a page of the pool."""
+        """Return the copies to the pool that are not launched, as pairs of a host page and a page of the pool."""
         return self._due_in
 
     @property
     def due_out(self) -> Sequence[int]:
-        """The host pages that are to be written, by copies that are not launched."""
+        """Return the host pages that copies not yet launched will write."""
         return tuple(self._due_out)
 
     @property
     def has_due(self) -> bool:
-        """Whether something is to be copied by the next microbatch."""
+        """Return whether the next microbatch carries copies."""
         return bool(self._due_out or self._due_in)
 
     def launch(self) -> tuple[_Pairs, _Pairs]:
-        """The copies that are due, to host pages and from them: the microbatch that is launched now carries them out.
+        """Return the due copies to and from the host for the microbatch that is launched now.
 
         Copies to the host come first: the copies from it may write the pages that they free.
         """
@@ -174,7 +174,7 @@ class HostTier:
         return tuple(out), into
 
     def land(self, out: _Pairs, into: _Pairs, *, failed: bool) -> None:
-        """End the copies of a microbatch that is back. The pages that it wrote are ready, or dropped if it failed."""
+        """End the copies of a completed microbatch: its written pages are ready, or dropped if it failed."""
         for number, _ in into:
             page = self.page_numbered(number)
             if page.readers < 1:

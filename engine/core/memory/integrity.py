@@ -1,4 +1,4 @@
-"""The integrity of the memory: every page, row and lock belongs to one owner, and every sum is as booked.
+"""Checks the memory: every page, row and lock has one owner, and every booked sum is right.
 
 The checks change nothing and raise an IntegrityError that names the first mismatch.
 """
@@ -14,7 +14,7 @@ from engine.core.memory.sliding_window import NO_WINDOW_PAGE
 
 
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
-    """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""
+    """Check pools and tree against all live ``leases`` and the ``pins``, nodes that an operator locks."""
     pages, rows, tree = memory.pages, memory.rows, memory.tree
     locks: dict[Node, int] = {}
     held: list[int] = []
@@ -40,7 +40,7 @@ def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node]
 
 
 def check_pages(pages: PagePool) -> None:
-    """Free, held, cached and reserved pages as booked are those that are counted, and add up."""
+    """Check the booked free, held, cached and reserved pages against a count, and their sum."""
     counted, booked = pages.counted(), (pages.free, pages.held, pages.cached, pages.reserved)
     if counted != booked or sum(counted) != pages.total:
         raise IntegrityError(
@@ -52,9 +52,9 @@ def check_pages(pages: PagePool) -> None:
 
 
 def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
-    """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes.
+    """Check that every page of the tree is cached and in one node, and that ``locks``, if given, are all its locks.
 
-    A leaf that none protects is offered for eviction.
+    The eviction heap offers each unlocked leaf.
     """
     size, locked = pages.page_size, 0
     nodes = list(tree.nodes()) if tree.root.children else []
@@ -78,7 +78,7 @@ def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None =
 
 
 def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Lease]) -> None:
-    """Every window page that is not free is beside one page, and is the tree's or one lease's, as that page is."""
+    """Check that every used window page is beside one page and has the owner of that page."""
     check_pages(window.pages)
     taken = len(window.beside) - window.beside.count(NO_WINDOW_PAGE)
     different = len({NO_WINDOW_PAGE, *window.beside}) - 1
@@ -107,9 +107,9 @@ def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Le
 
 
 def check_host(host: HostTier, written: Sequence[int], read: Sequence[int]) -> None:
-    """Every host page in use is known by one key, and ready unless a copy to it is due or in flight.
+    """Check that every used host page has one key, and is ready unless a copy to it is due or in flight.
 
-    Those in flight write the pages ``written`` and read the pages ``read``, one entry a copy.
+    Copies in flight write the pages ``written`` and read the pages ``read``, with one entry for each copy.
     """
     check_pages(host.pages)
     kept = list(host.kept.values())
@@ -138,7 +138,7 @@ def check_host(host: HostTier, written: Sequence[int], read: Sequence[int]) -> N
 
 
 def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None:
-    """Its cached pages are those of its node's path, and its row is taken; it locks that path."""
+    """Check that a lease has a row, and the cached pages of its node's path, which it locks."""
     pages, above, node = lease.pages, lease.cached_pages, lease.node
     if node.generation != memory.tree.generation:
         memory.tree.check_own(node)
@@ -156,7 +156,7 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
 
 
 def _check_node(node: Node, page_size: int) -> None:
-    """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
+    """Check one node: its parent, the size of its run, and no more locks than its parent has."""
     parent, tokens, pages = node.parent, node.tokens, node.pages
     key = node.key(page_size) if node.kv_key != PLAIN else tokens[:page_size]
     if parent is None or parent.children.get(key) is not node:
@@ -181,7 +181,7 @@ def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:
 
 
 def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int], list[int]]:
-    """The window pages of one lease: there from its window on, held or cached as its pages are, else given back."""
+    """Check the window pages of one lease: present from its window on, with the owners of its pages, else released."""
     start, cached, beside = lease.window_start, lease.cached_pages, window.beside
     pages = [beside[page] for page in lease.pages]
     shared, own, given_back = pages[start:cached], pages[max(start, cached) :], pages[cached:start]
@@ -193,7 +193,7 @@ def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int]
 
 
 def _check_window_pages(window: SlidingWindowPool, pages: Sequence[int]) -> None:
-    """The window pages beside a node's pages are the tree's, and idle exactly while no lease uses them."""
+    """Check that the tree owns the window pages of a node, idle exactly while no lease uses them."""
     beside, idle, users, state = window.beside, window.idle, window.users, window.pages.state
     for page in pages:
         window_page = beside[page]

@@ -1,7 +1,7 @@
-"""The memory of requests: page pool, rows and prefix tree, and the one place where a request's memory is freed.
+"""The memory of requests: page pool, rows and prefix tree, and the one place that frees a request's memory.
 
-It decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes what
-is confirmed, and releases the lease once.
+Decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes its
+confirmed tokens, and releases the lease once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from engine.core.memory.sliding_window import SlidingWindowPool
 class KVMemory:
     """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers.
 
-    ``host`` is its second tier, None for an engine without one. ``log`` has what entered and left the cache, where that
-    is published.
+    ``host`` is the host tier, None for an engine without one. ``log`` has the changes of the cache, if they are
+    published.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class KVMemory:
 
     @classmethod
     def of(cls, limits: Limits) -> KVMemory:
-        """The empty memory of an engine."""
+        """Return the empty memory of an engine."""
         return cls(
             total_pages=limits.total_pages,
             page_size=limits.page_size,
@@ -63,11 +63,11 @@ class KVMemory:
 
     @property
     def available_pages(self) -> int:
-        """Pages that are free, or can be by evicting what no request protects."""
+        """Free and unlocked cached pages."""
         return self.pages.free + self.tree.evictable_pages
 
     def available_pages_without(self, leases: Sequence[Lease]) -> int:
-        """Pages that would be available if these leases were released. A prefix that others protect as well stays."""
+        """Return the pages available after a release of these leases. A prefix that others lock stays."""
         locks: dict[Node, int] = {}
         for lease in leases:
             for node in self.tree.path(lease.node):
@@ -76,7 +76,7 @@ class KVMemory:
         return self.available_pages + unlocked + sum(len(lease.pages) - lease.cached_pages for lease in leases)
 
     def has_room(self, tokens: int, *, spare_pages: int, without: Sequence[Lease] = ()) -> bool:
-        """Whether this many tokens would fit, with pages to spare, if these leases were released."""
+        """Return whether this many tokens fit after a release of these leases, with pages to spare."""
         pages = self.pages_for(tokens)
         if pages + spare_pages > self.available_pages_without(without):
             return False
@@ -84,20 +84,20 @@ class KVMemory:
         return window is None or window.need(pages) + spare_pages <= window.available_pages_without(without)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that this many tokens take."""
+        """Return the pages of this many tokens."""
         return -(-tokens // self._page_size)
 
     def cacheable_tokens(self, tokens: int) -> int:
-        """Of this many tokens those that the tree would keep: full pages."""
+        """Return the number of tokens in full pages, which the tree caches."""
         return tokens // self._page_size * self._page_size if self._radix_cache else 0
 
     def cached_tokens(self, ids: Sequence[int], hit_limit: int | None = None, kv_key: KvKey = PLAIN) -> int:
-        """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
+        """Return the tokens of a prompt that tree and host can serve, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
         most = _most_hit(ids, hit_limit)
         if self.sliding_window is None:
-            # The prompt need not be copied, and it may be long.
+            # Without a copy of the prompt, which may be long.
             pages = min(self.tree.match_length(ids, kv_key), most) // self._page_size
             return (pages + len(self._on_host(ids, pages, most, kv_key))) * self._page_size
         return len(self._usable(ids[:most], self.sliding_window, kv_key))
@@ -105,7 +105,7 @@ class KVMemory:
     def cached_nodes(
         self, ids: Sequence[int], hit_limit: int | None = None, kv_key: KvKey = PLAIN
     ) -> list[tuple[int, int]]:
-        """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
+        """Return the nodes of the tree that can serve a prompt, each with its matching pages."""
         if not self._radix_cache:
             return []
         window, prefix = self.sliding_window, ids[: _most_hit(ids, hit_limit)]
@@ -114,12 +114,12 @@ class KVMemory:
     def admit(
         self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int | None = None, kv_key: KvKey = PLAIN
     ) -> Lease | None:
-        """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
+        """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` remain.
 
-        None, and nothing taken, when it does not fit. The prefix was computed with and for the same ``kv_key``. Only
-        ``ids[:hit_limit]`` may come from the cache, by default all tokens but the last: without a forward pass there is
-        no next token, so a fully cached prompt still computes one. The next microbatch loads the pages of the prefix
-        that are on the host into pages of the lease.
+        Returns None and takes nothing if it does not fit. The prefix has the same ``kv_key``. Only ``ids[:hit_limit]``
+        may come from the cache, by default all tokens but the last: the next token needs a forward pass, so a fully
+        cached prompt still computes one token. The next microbatch loads the pages of the prefix that are on the host
+        into pages of the lease.
         """
         if not self.rows.free:
             return None
@@ -128,7 +128,7 @@ class KVMemory:
         if self.sliding_window is not None:
             prefix = self._usable(prefix, self.sliding_window, kv_key)
         node, pages = self.tree.match(prefix, kv_key) if self._radix_cache else (self.tree.root, [])
-        # Locked before the count, because what the request itself protects cannot be evicted for it.
+        # Locked before the count, because the request's own prefix cannot be evicted for it.
         self.tree.lock(node)
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
@@ -140,9 +140,9 @@ class KVMemory:
         return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
 
     def extend(self, lease: Lease, tokens: int) -> bool:
-        """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must.
+        """Extend a lease to pages for ``tokens`` tokens, with evictions if necessary.
 
-        False, and nothing taken, if it can't.
+        Returns False and takes nothing if they do not fit.
         """
         need = -(-tokens // self._page_size) - len(lease.pages)
         if need <= 0:
@@ -160,13 +160,13 @@ class KVMemory:
         return True
 
     def free_tokens_of(self, lease: Lease, *, spare_pages: int) -> int:
-        """Tokens that a lease could have pages for if it took free ones only, and left pages to spare."""
+        """Return the tokens that fit into a lease with free pages only, and pages to spare."""
         window = self.sliding_window
         free = self.pages.free if window is None else min(self.pages.free, window.pages.free)
         return (len(lease.pages) + max(0, free - spare_pages)) * self._page_size
 
     def trim(self, lease: Lease, tokens: int) -> None:
-        """Give back the pages after those of this many tokens, which the lease alone holds."""
+        """Release the pages behind this many tokens, which only the lease holds."""
         kept = self.pages_for(tokens)
         rest = lease.pages[kept:]
         if not rest:
@@ -178,15 +178,15 @@ class KVMemory:
         lease.unsent = min(lease.unsent, kept)
 
     def slide(self, lease: Lease, position: int) -> None:
-        """Give back the window pages that nothing from ``position`` on can see. All before it is computed and back."""
+        """Release the window pages that no token from ``position`` on sees. All tokens before it are computed."""
         if self.sliding_window is not None:
             self.sliding_window.slide(lease, position)
 
     def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
         """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
 
-        Only while no microbatch with the request is in flight: a page whose tokens the tree has already is swapped for
-        the tree's own, and no stage may be reading the old one.
+        Requires that no microbatch with the request is in flight: a page of tokens that the tree already has is
+        replaced by the tree's, and no stage may read the old page.
         """
         if not self._radix_cache:
             return
@@ -206,7 +206,7 @@ class KVMemory:
         lease.node, lease.cached_pages = node, end
 
     def release(self, lease: Lease) -> None:
-        """Give back everything that a lease owns, once. The only place that frees a request's memory."""
+        """Release everything that a lease owns, once. The only place that frees a request's memory."""
         if lease.released:
             raise IntegrityError(f"the memory of {lease.rid} is released twice")
         if self.sliding_window is not None:
@@ -217,7 +217,7 @@ class KVMemory:
         lease.released = True
 
     def reset(self) -> None:
-        """Drop the tree and forget every owner. The caller has asked the one idle predicate."""
+        """Drop the tree and every owner. The caller has checked that the engine is idle."""
         self.tree.reset()
         self.pages.reset()
         self.rows.reset()
@@ -231,26 +231,26 @@ class KVMemory:
     # -- inside --
 
     def _on_host(self, ids: Sequence[int], start: int, most: int, kv_key: KvKey) -> Sequence[HostPage]:
-        """The pages that the host could add to the first ``start`` pages of a prompt, which the tree serves."""
+        """Return the host pages that continue the first ``start`` pages of a prompt, which the tree serves."""
         host = self.host
         return host.match(ids[:most], start, kv_key) if host is not None and host.kept else ()
 
     def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
-        """Have pages of the host copied into new pages of a lease. The caller has counted these as room."""
+        """Copy host pages into new pages of a lease, for which the caller has checked the room."""
         before = len(lease.pages)
-        # First of all, because what is evicted for the new pages may take the place of other host pages.
+        # First, because pages evicted for the new ones may take the place of other host pages.
         host.protect(found)
         if not self.extend(lease, (before + len(found)) * self._page_size):
             raise IntegrityError(f"{lease.rid} was admitted, but has no room for {len(found)} pages from the host")
         host.load(found, lease.pages[before:])
 
     def _usable(self, ids: Sequence[int], window: SlidingWindowPool, kv_key: KvKey) -> Sequence[int]:
-        """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
+        """Return the cached part of a prompt whose last window is cached in the window pool too."""
         pages = self.tree.match_pages(ids, kv_key) if self._radix_cache else []
         return ids[: window.usable_pages(pages) * self._page_size]
 
     def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:
-        """Protect what a new lease sees of its prefix, if its other window pages would fit; else undo the lease."""
+        """Protect the window of a new lease in its prefix, if its other window pages fit; else undo the lease."""
         window.attach(lease)
         need = window.need(self.pages_for(tokens), cached=len(lease.pages))
         if need + spare_pages <= window.available_pages:
@@ -262,5 +262,5 @@ class KVMemory:
 
 
 def _most_hit(ids: Sequence[int], hit_limit: int | None) -> int:
-    """How many tokens of a prompt may come from the cache."""
+    """Return the most tokens of a prompt that may come from the cache."""
     return len(ids) - 1 if hit_limit is None else hit_limit

@@ -13,8 +13,8 @@ class Lease:
 
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
-    page tables do not know yet. With window layers the lease has window pages too, beside its pages from
-    ``window_start`` on. ``kv_key`` is what its KV is computed with and for.
+    page tables lack. With window layers the lease has window pages too, beside its pages from ``window_start`` on.
+    ``kv_key`` is the key of its KV.
     """
 
     rid: str
@@ -32,7 +32,7 @@ class Lease:
 
     @property
     def held_pages(self) -> list[int]:
-        """The pages that only this lease owns."""
+        """Return the pages that only this lease owns."""
         return self.pages[self.cached_pages :]
 
     def __repr__(self) -> str:

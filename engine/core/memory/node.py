@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-# Two numbers that tell what KV was computed with and for. A prefix is shared where both are equal; the memory asks no
-# more of them. The scheduler's are the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0 for
-# none.
+# The key of KV: the version of the LoRA that computed it, 0 without one, and the key of a cache salt, 0 without one.
+# Requests share a prefix of an equal key; the memory only compares keys.
 KvKey = tuple[int, int]
 PLAIN: Final[KvKey] = (0, 0)
 
@@ -24,7 +23,7 @@ class Node:
 
     ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
     path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
-    ``kv_key`` is what its KV was computed with and for.
+    ``kv_key`` is the key of its KV.
     """
 
     id: int
@@ -39,7 +38,7 @@ class Node:
     kv_key: KvKey = PLAIN
 
     def key(self, page_size: int) -> tuple[int, ...]:
-        """Its key among its parent's children: its first page of tokens, after its ``kv_key`` unless that is plain."""
+        """Return the key among its parent's children: the first page of tokens, after a special ``kv_key``."""
         first = self.tokens[:page_size]
         return (*self.kv_key, *first) if self.kv_key != PLAIN else first
 
@@ -48,9 +47,9 @@ class Node:
 
 
 def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey, *, after: bytes | None = None) -> Iterator[bytes]:
-    """The key of each full page of a prompt: a digest of its ``kv_key`` and of all tokens up to its end.
+    """Return the key of each full page of a prompt: a digest of ``kv_key`` and of all tokens up to the page's end.
 
-    ``after`` is the key of the page before the first one, None at the beginning of the prompt.
+    ``after`` is the key of the preceding page, None at the beginning of the prompt.
     """
     key = struct.pack("<qQ", *kv_key) if after is None else after
     for end in range(page_size, len(ids) + 1, page_size):

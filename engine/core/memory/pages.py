@@ -1,7 +1,7 @@
-"""The page pool: whether each page of KV is free, held by a request, cached, or reserved; a pool of rows likewise.
+"""The page pool: the state of each page of KV: free, held by a request, cached, or reserved; rows have a pool too.
 
 A page has one byte of state, so it cannot be free and owned at once. The pool never decides who gets a page. A request
-takes pages when its tokens are planned and gives them back once, at its end or at retraction.
+takes pages when its tokens are planned and releases them once, at its end or at retraction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.core.errors import IntegrityError
 
 
 class PageState(IntEnum):
-    """Who owns a page: no one yet, one live request, the prefix tree, or an operator who keeps it from requests."""
+    """The owner of a page: none, one live request, the prefix tree, or an operator who withholds it."""
 
     FREE = 0
     HELD = 1
@@ -21,7 +21,7 @@ class PageState(IntEnum):
     RESERVED = 3
 
 
-# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+# Constants: every step looks some up, and a lookup on the class takes four to ten times as long.
 FREE, HELD, CACHED, RESERVED = _STATES = tuple(PageState)
 # As bytes of the pool: a search for a plain number is faster.
 _FREE, _HELD, _CACHED, _RESERVED = map(int, _STATES)
@@ -31,8 +31,8 @@ _FREE_UNLESS_RESERVED = bytes(state if state == _RESERVED else _FREE for state i
 class PagePool:
     """``total`` pages of ``page_size`` tokens. The lowest free page is handed out first.
 
-    A pool of rows, the places in every stage's page table, is one of another ``unit``: a request that owns memory holds
-    one of them, and none is cached.
+    A pool of rows, the places in the stages' page tables, has another ``unit``: a request with memory holds one row,
+    and no row is cached.
     """
 
     def __init__(self, total: int, page_size: int = 1, *, unit: str = "page") -> None:
@@ -53,7 +53,7 @@ class PagePool:
         return f"PagePool(total={self.total}, free={self.free}, held={self.held}, cached={self.cached}{kept})"
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
+        """Take ``count`` free pages for a request, lowest first. The caller has checked ``free``."""
         if count > self.free:
             raise IntegrityError(f"allocate({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
         states, cursor, pages = self._states, self._lowest, []
@@ -74,13 +74,13 @@ class PagePool:
         self.held += len(pages)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give back pages that a request held."""
+        """Free pages that a request held."""
         self._move(pages, _HELD, _FREE)
         self.held -= len(pages)
         self.free += len(pages)
 
     def cache(self, pages: Sequence[int]) -> None:
-        """Hand pages that a request held over to the prefix tree."""
+        """Hand a request's held pages over to the prefix tree."""
         self._move(pages, _HELD, _CACHED)
         self.held -= len(pages)
         self.cached += len(pages)
@@ -92,7 +92,7 @@ class PagePool:
         self.free += len(pages)
 
     def reserve(self, count: int) -> None:
-        """Keep ``count`` free pages from requests, highest first, so that requests get the pages they always got."""
+        """Withhold ``count`` free pages, highest first, so that requests get the same pages as without."""
         if count > self.free:
             raise IntegrityError(f"reserve({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
         for _ in range(count):
@@ -101,7 +101,7 @@ class PagePool:
         self.reserved += count
 
     def release_reserved(self, count: int) -> None:
-        """Give back up to ``count`` of the pages that are kept from requests, lowest first."""
+        """Free up to ``count`` reserved pages, lowest first."""
         for _ in range(count := min(count, self.reserved)):
             page = self._states.find(_RESERVED)
             self._states[page] = _FREE
@@ -113,7 +113,7 @@ class PagePool:
         return _STATES[self._states[page]]
 
     def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
-        """Whether these pages are all in one state."""
+        """Return whether these pages are all in one state."""
         states, wanted = self._states, int(state)
         for page in pages:  # noqa: SIM110 - all() over a generator costs twice as much, and this is half of an audit
             if states[page] != wanted:
@@ -121,19 +121,19 @@ class PagePool:
         return True
 
     def reset(self) -> None:
-        """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
+        """Drop every owner but the operator. Requires a quiescent engine, and checks no request."""
         self._states = self._states.translate(_FREE_UNLESS_RESERVED)
         self._lowest = 0
         self.free, self.held, self.cached = self.total - self.reserved, 0, 0
 
     def counted(self) -> tuple[int, int, int, int]:
-        """Pages that are free, held, cached and reserved, by counting them."""
+        """Count the free, held, cached and reserved pages."""
         count = self._states.count
         return count(_FREE), count(_HELD), count(_CACHED), count(_RESERVED)
 
     @property
     def hides_free(self) -> bool:
-        """Whether a free page is below the cursor, where ``allocate`` does not look."""
+        """Return whether a free page is below the cursor, where ``allocate`` does not search."""
         return self._states.find(_FREE, 0, self._lowest) >= 0
 
     def _move(self, pages: Sequence[int], source: int, target: int) -> None:

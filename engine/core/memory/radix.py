@@ -27,8 +27,8 @@ class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their ``kv_key`` and their first page of tokens: KV of
     one key is never a prefix of KV of another.
 
-    ``root`` holds nothing; it is the prefix of every request that matched nothing. The caller locks the nodes that
-    ``match`` and ``publish`` return: a leaf can be evicted once its last lock is taken back.
+    ``root`` is empty, the prefix of requests without a match. The caller locks the nodes that ``match`` and ``publish``
+    return: a leaf can be evicted once its last lock is released.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class RadixTree:
     # -- looking up --
 
     def match_length(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> int:
-        """Tokens of the longest cached prefix, in full pages. Changes nothing."""
+        """Return the tokens of the longest cached prefix, in full pages. Changes nothing."""
         return sum([shared for _, shared in self._walk(self.root, tokens, 0, kv_key)]) * self._page_size
 
     def match_nodes(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> list[tuple[int, int]]:
-        """The ids of the nodes along the longest cached prefix, each with its pages that match. Changes nothing."""
+        """Return the ids of the nodes of the longest cached prefix, each with its matching pages. Changes nothing."""
         return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, kv_key)]
 
     def match_pages(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> list[int]:
-        """The pages of the longest cached prefix. Changes nothing."""
+        """Return the pages of the longest cached prefix. Changes nothing."""
         return [page for node, shared in self._walk(self.root, tokens, 0, kv_key) for page in node.pages[:shared]]
 
     def match(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> tuple[Node, list[int]]:
-        """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
+        """Return the last node and the pages of the longest cached prefix; splits a node to end there."""
         node, pages = self.root, []
         for child, shared in list(self._walk(self.root, tokens, 0, kv_key)):
             node = child if shared == len(child.pages) else self._split(child, shared)
@@ -97,8 +97,8 @@ class RadixTree:
     ) -> tuple[Node, list[int]]:
         """Add full pages below ``node``: ``tokens`` are the ids after the node's prefix, ``pages`` their pages.
 
-        Pages whose tokens the tree has already are given back to the pool in favour of the tree's own. Returns the
-        deepest node and the pages that the tree now holds for ``tokens``. With ``counts`` the whole path gets a hit.
+        Frees pages whose tokens the tree already has. Returns the deepest node and the tree's pages of ``tokens``. With
+        ``counts`` the whole path gets a hit.
         """
         self.check_own(node)
         result: list[int] = []
@@ -117,11 +117,11 @@ class RadixTree:
 
     @property
     def evictable_pages(self) -> int:
-        """Pages in nodes that no live request protects."""
+        """Pages in unlocked nodes."""
         return self._pool.cached - self.locked_pages
 
     def evict(self, count: int) -> int:
-        """Free ``count`` pages, least recently used leaves first, tails of nodes first. Returns how many it could."""
+        """Free ``count`` pages, least recently used leaves first, tails of nodes first. Returns the number freed."""
         freed = 0
         while freed < count and (node := self._least_recently_used()) is not None:
             take = min(count - freed, len(node.pages))
@@ -138,14 +138,14 @@ class RadixTree:
         return freed
 
     def reset(self) -> None:
-        """Forget every node. Only for an engine that is quiescent; the pool is reset beside it."""
+        """Drop every node. Requires a quiescent engine, and a reset of the pool too."""
         self.generation += 1
         self._start_over()
 
-    # -- looking at all of it --
+    # -- the whole tree --
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents before children, in order of insertion."""
+        """Yield every node but the root, parents before children, in order of insertion."""
         stack = [*reversed(self.root.children.values())]
         while stack:
             node = stack.pop()
@@ -154,18 +154,18 @@ class RadixTree:
                 stack += reversed(node.children.values())
 
     def offered(self) -> set[Node]:
-        """The nodes that the heap offers for eviction, as they were used last."""
+        """Return the nodes that the heap offers for eviction, by their last use."""
         return {node for last_used, _, node in self._heap if node.last_used == last_used}
 
     def path(self, node: Node) -> Iterator[Node]:
-        """A node and its ancestors, the root left out."""
+        """Yield a node and its ancestors without the root."""
         step = node
         while step.parent is not None:
             yield step
             step = step.parent
 
     def check_own(self, node: Node) -> None:
-        """Raise IntegrityError unless the node belongs to the tree as it is now, and not to one before a reset."""
+        """Raise IntegrityError unless the node belongs to the present tree, not to one before a reset."""
         if node.generation != self.generation:
             raise IntegrityError(
                 f"This request holds the node from another tree: node {node.id} is of tree generation "
@@ -174,9 +174,9 @@ class RadixTree:
             )
 
     def become(self, root: Node, nodes: Sequence[Node], *, next_id: int, tick: int) -> None:
-        """Consist of these nodes, parents before children, that no request protects. Only for a tree that is empty.
+        """Restore these unlocked nodes, parents before children, into an empty tree.
 
-        Their pages are cached in the pool already.
+        The pool already has their pages as cached.
         """
         assert not self.node_count, f"a tree of {self.node_count} nodes cannot become another one"
         self.generation, self.next_id, self.tick, self.root = root.generation, next_id, tick, root
@@ -200,7 +200,7 @@ class RadixTree:
         return self.next_id - 1
 
     def _walk(self, node: Node, tokens: Sequence[int], start: int, kv_key: KvKey) -> Iterator[tuple[Node, int]]:
-        """The children along ``tokens[start:]`` with the number of full pages that match in each, while they match."""
+        """Yield the matching children along ``tokens[start:]``, each with the number of its matching pages."""
         size = self._page_size
         while len(tokens) - start >= size:
             key = tuple(tokens[start : start + size])
@@ -227,7 +227,7 @@ class RadixTree:
         return shared
 
     def _tokens_to(self, node: Node) -> list[int]:
-        """All tokens of a prefix, from the first one to the last one of this node."""
+        """Return all tokens of a prefix up to the end of this node."""
         return [token for step in reversed(list(self.path(node))) for token in step.tokens]
 
     def _split(self, node: Node, pages: int) -> Node:
@@ -257,7 +257,7 @@ class RadixTree:
             self.log.stored(before[0] if before else None, node.tokens, node.pages, node.kv_key)
 
     def _touch_path(self, node: Node, *, counts: bool) -> None:
-        """Mark a published path as used now, deepest first, so that of one path the deepest leaf goes first."""
+        """Mark a published path as used now, deepest first, so that the deepest leaf of a path is evicted first."""
         self.tick += 1
         step: Node | None = node
         while step is not None and step.parent is not None:
@@ -275,7 +275,7 @@ class RadixTree:
             self._heap = sorted((leaf.last_used, leaf.id, leaf) for leaf in leaves)
 
     def _least_recently_used(self) -> Node | None:
-        """The unlocked leaf to evict next; stale entries of the heap are dropped on the way."""
+        """Return the unlocked leaf to evict next; drops stale entries of the heap."""
         while self._heap:
             last_used, _, node = self._heap[0]
             if node.pages and not node.children and node.lock_ref == 0 and node.last_used == last_used:

@@ -1,7 +1,7 @@
 """The window pool: the KV of the layers that see only the last ``window_tokens`` tokens of a request.
 
-A page that a request holds or the tree caches may have a *window page* beside it, for the same tokens. A request
-gives a window page back once no later token sees it, long before its page. Decides nothing about order or time.
+A held or cached page may have a *window page* beside it, for the same tokens. A request releases a window page once
+no later token sees it, long before its page. Decides nothing about order or time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SlidingWindowPool:
     """``pages`` are the window pages; ``users`` counts, for each that the tree caches, the leases that may read it.
 
     ``beside`` has the window page of each page. A held page of a lease has one exactly from the lease's
-    ``window_start`` on. A cached page may have lost its own, evicted while no lease used it: then no prefix that needs
-    it can be matched. ``idle`` are the pages of the tree whose window pages no lease uses, in the order of eviction.
-    ``row_pages`` is what one request can use at once.
+    ``window_start`` on. The window page of a cached page may have been evicted while no lease used it: then prefixes
+    that need it do not match. ``idle`` are the pages of the tree whose window pages no lease uses, in the order of
+    eviction. ``row_pages`` is the most that one request uses at once.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SlidingWindowPool:
 
     @classmethod
     def of(cls, limits: Limits) -> SlidingWindowPool | None:
-        """The empty window pool of an engine; None for a model without window layers."""
+        """Return the empty window pool of an engine; None for a model without window layers."""
         if not limits.window_tokens:
             return None
         return cls(
@@ -50,30 +50,30 @@ class SlidingWindowPool:
         )
 
     def reset(self) -> None:
-        """Forget every window page and every user."""
+        """Drop every window page and every user."""
         self.pages.reset()
         self.beside = [NO_WINDOW_PAGE] * self._total_pages
         self.users = [0] * self.pages.total
         self.idle: dict[int, None] = {}
 
-    # -- looking --
+    # -- reading --
 
     @property
     def available_pages(self) -> int:
-        """Window pages that are free or could be, by evicting what no lease uses."""
+        """Free and idle window pages."""
         return self.pages.free + len(self.idle)
 
     def first_page(self, position: int) -> int:
-        """The first of a request's pages that a query at this position, or at a later one, can see."""
+        """Return the first of a request's pages that a query at this position or later sees."""
         return max(0, (position - self._window_tokens + 1) // self._page_size)
 
     def window_pages_of(self, lease: Lease, start: int) -> tuple[int, ...]:
-        """The window pages beside ``lease.pages[start:]``; NO_WINDOW_PAGE where the lease has none to read."""
+        """Return the window pages beside ``lease.pages[start:]``, NO_WINDOW_PAGE where the lease has none to read."""
         beside, first = self.beside, max(start, lease.window_start)
         return (NO_WINDOW_PAGE,) * (first - start) + tuple([beside[page] for page in lease.pages[first:]])
 
     def usable_pages(self, pages: Sequence[int]) -> int:
-        """How many pages of a cached prefix a request can continue: all that it would see must still be there."""
+        """Return how many pages of a cached prefix a request can continue: the window before its end must be cached."""
         missing = usable = 0
         for count, page in enumerate(pages, 1):
             if self.beside[page] == NO_WINDOW_PAGE:
@@ -83,12 +83,12 @@ class SlidingWindowPool:
         return usable
 
     def need(self, pages: int, *, cached: int = 0) -> int:
-        """Window pages that a request of this many pages still takes, at most, after a cached prefix."""
+        """Return the most window pages that a request of this many pages takes after a cached prefix."""
         seen = cached - self.first_page(cached * self._page_size)
         return min(pages - cached + seen, self._row_pages) - seen
 
     def available_pages_without(self, leases: Sequence[Lease]) -> int:
-        """Window pages that would be available if these leases were released."""
+        """Return the window pages available after a release of these leases."""
         used: dict[int, int] = {}
         for lease in leases:
             for page in lease.pages[lease.window_start :]:
@@ -96,7 +96,7 @@ class SlidingWindowPool:
         return self.available_pages + sum(self.users[window_page] in (0, count) for window_page, count in used.items())
 
     def become(self, window_pages: Sequence[tuple[int, int]]) -> None:
-        """Cache these window pages, each for a page of the tree, in the order of eviction. Only for an empty pool."""
+        """Restore these window pages of the tree's pages, in the order of eviction, into an empty pool."""
         taken = [window_page for _, window_page in window_pages]
         self.pages.hold(taken)
         self.pages.cache(taken)
@@ -107,28 +107,28 @@ class SlidingWindowPool:
     # -- the life of a lease --
 
     def attach(self, lease: Lease) -> None:
-        """Protect what a new lease sees of its cached prefix."""
+        """Protect the window of a new lease in its cached prefix."""
         lease.window_start = self.first_page(len(lease.pages) * self._page_size)
         for page in lease.pages[lease.window_start :]:
             self._use(page)
 
     def add(self, pages: Sequence[int]) -> None:
-        """Give each of a lease's new pages a window page. The caller has asked ``available_pages`` before."""
+        """Give each of a lease's new pages a window page. The caller has checked ``available_pages``."""
         self.evict(len(pages) - self.pages.free)
         for page, window_page in zip(pages, self.pages.allocate(len(pages)), strict=True):
             self.beside[page] = window_page
 
     def slide(self, lease: Lease, position: int) -> None:
-        """Give back what no query from ``position`` on sees; everything before it is computed and back."""
+        """Release the window pages that no query from ``position`` on sees. All tokens before it are computed."""
         first = min(self.first_page(position), len(lease.pages))
         if first > lease.window_start:
             self._give_back(lease, first)
             lease.window_start = first
 
     def publish(self, own: int, cached: int) -> None:
-        """Follow a page that was handed over to the tree, or given up in favour of the tree's own.
+        """Follow a page that was handed over to the tree, or freed in favour of the tree's page.
 
-        A window page that the tree has lost is replaced.
+        Replaces an evicted window page of the tree.
         """
         window_page = self.beside[own]
         if window_page == NO_WINDOW_PAGE:
@@ -144,11 +144,11 @@ class SlidingWindowPool:
         self.users[window_page] = 1
 
     def release(self, lease: Lease) -> None:
-        """Give back all window pages of a lease."""
+        """Release all window pages of a lease."""
         self._give_back(lease, len(lease.pages))
 
     def give_up(self, pages: Sequence[int]) -> None:
-        """Give back the window pages beside pages that a lease gives back, and that it alone held."""
+        """Release the window pages beside held pages that a lease releases."""
         self.pages.release([self.beside[page] for page in pages])
         for page in pages:
             self.beside[page] = NO_WINDOW_PAGE
@@ -172,9 +172,9 @@ class SlidingWindowPool:
         self.users[window_page] += 1
 
     def _give_back(self, lease: Lease, end: int) -> None:
-        """Give back the window pages of a lease before place ``end``.
+        """Release the window pages of a lease before index ``end``.
 
-        The last goes first, so that the end of an unused prefix is evicted before its beginning.
+        The last first, so that the end of an unused prefix is evicted before its beginning.
         """
         for place in range(end - 1, lease.window_start - 1, -1):
             page = lease.pages[place]
