@@ -23,8 +23,8 @@ _RESULT: Final = re.compile(r"^### ([a-z0-9-]+)$(?:(?!^#).)*?^- Search: ([^\n]+)
 _WIDTH_COLUMNS: Final = 100
 _README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
 _README_COUNTS: Final = (
-    (re.compile(r"^\d+(?= races and scheduling bugs )", re.MULTILINE), len(RACES)),
-    (re.compile(r"^\d+(?= more were found by review )", re.MULTILINE), len(ESCAPES)),
+    (re.compile(r"\b\d+(?= races and scheduling bugs )"), len(RACES)),
+    (re.compile(r"\b\d+(?= more were found by review )"), len(ESCAPES)),
 )
 
 
