@@ -75,9 +75,10 @@ class Feature:
     def start(self, request: Request) -> None:
         """Act on a request that has just got its memory. It may be moved to another place than ``CHUNKED``."""
 
-    def bound_prompts(self, decodes: int) -> int:
-        """Return the most prompt tokens in a microbatch with so many decodes, while requests run."""
-        raise NotImplementedError("a feature that bounds prompts says by how much")
+    def bound_prompts(self, room: int, decodes: int) -> int:
+        """Return the most prompt tokens beside this many decodes, at most ``room``, while requests run."""
+        del decodes
+        return room
 
     def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
         """Guesses of a decoding request's next tokens, with pages for them, ``spare_pages`` left free."""

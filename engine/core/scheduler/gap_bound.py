@@ -43,10 +43,10 @@ class GapBound(Feature):
             return self._budget
         return min(self._budget, int(self._max_gap_s / self.seconds_per_token))
 
-    def bound_prompts(self, decodes: int) -> int:
-        """Return the most prompt tokens beside so many decodes: whole pages, and at least one, so prompts advance."""
+    def bound_prompts(self, room: int, decodes: int) -> int:
+        """Return what fits beside this many decodes: whole pages, and at least one, so that prompts advance."""
         tokens = self._allowed - decodes
-        return max(self._page_size, tokens - tokens % self._page_size)
+        return min(room, max(self._page_size, tokens - tokens % self._page_size))
 
     def land(self, launched: Launched, *, failed: bool) -> None:
         """Measure a microbatch with prompts: from its launch, or from the end of the microbatch before it."""

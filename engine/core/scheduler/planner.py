@@ -112,7 +112,7 @@ class Planner:
         plan.seats -= decodes
         if self._books.running:
             for feature in self._hooks.bound_prompts:
-                plan.budget = min(plan.budget, feature.bound_prompts(decodes))
+                plan.budget = feature.bound_prompts(plan.budget, decodes)
         self._add_prefill(plan)
         if plan.tokens:
             # Chosen again, because an admission may have sent one of them back to the queue.
