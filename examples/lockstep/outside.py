@@ -173,6 +173,7 @@ ADAPTER: Final = SchedulerAdapter(
         pause_modes=(PauseMode(name="retract"), PauseMode(name="in_place"), PauseMode(name="abort", aborts=True)),
         fail=True,
         priority=config.priority_preemption,
+        whole_leases=True,
     ),
     settings={"schedule_policy": ("fcfs", "lpm", "dfs-weight")},
     mutants=MUTANTS,

@@ -69,8 +69,14 @@ class Account:
     is the present step; ``moved``: a request began, or lost its blocks, since the run last looked.
     """
 
-    def __init__(self, context_tokens: int | None = None, late_launches: int = 0, block_size: int = 1) -> None:
-        self.preemptions = Preemptions(block_size)
+    def __init__(
+        self,
+        context_tokens: int | None = None,
+        late_launches: int = 0,
+        block_size: int = 1,
+        most_in_vain: int = 1,
+    ) -> None:
+        self.preemptions = Preemptions(block_size, most_in_vain)
         self._context_tokens = context_tokens
         self._late_launches = late_launches
         self.step = 0

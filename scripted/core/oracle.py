@@ -43,8 +43,8 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
     At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
-    ``paused`` is the mode of the present pause. ``context_tokens``, ``late_launches`` and ``block_size`` are passed to
-    the account.
+    ``paused`` is the mode of the present pause. ``context_tokens``, ``late_launches``, ``block_size`` and
+    ``most_in_vain`` are passed to the account.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         context_tokens: int | None = None,
         late_launches: int = 0,
         block_size: int = 1,
+        most_in_vain: int = 1,
     ) -> None:
-        self.account = Account(context_tokens, late_launches, block_size)
+        self.account = Account(context_tokens, late_launches, block_size, most_in_vain)
         self.paused: Pausing | None = None
         self._depth = depth
         self._batch_requests = batch_requests

@@ -205,7 +205,8 @@ def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more
 
 def _content_of(start: SubmitRequest) -> Mapping[str, Any]:
     """The fields that a twin of this request has too."""
-    fields = msgspec.structs.asdict(start)
+    # A further turn may have no tokens of its own; a prompt has one at least.
+    fields = {**msgspec.structs.asdict(start), "prompt": max(1, start.prompt)}
     return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
 
 

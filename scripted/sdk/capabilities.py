@@ -57,7 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own answer; requests that
     arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an aborted
     request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block for two
-    requests if both leave the same in it.
+    requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its tokens so
+    far; without it a request that cannot grow may give up its blocks and begin again at once.
     """
 
     flush: bool = True
@@ -78,3 +79,4 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pauses_in_turn: bool = False
     late_launches: int = 0
     equal_writes: bool = False
+    whole_leases: bool = False

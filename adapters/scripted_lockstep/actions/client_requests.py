@@ -448,19 +448,19 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         first = 0 if base.limits.prefills else None
         urgent = priority_above(starts) if base.config.priority_preemption else 0
         owners = dict.fromkeys([(None, None), *[(start.lora, start.salt) for start in starts]])
-        for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
+        for prompt, seed in dict.fromkeys((max(1, start.prompt), start.seed) for start in starts):
             for lora, salt in owners:
                 yield cls(
                     rid=EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt, first_page=first
                 )
         if starts:
-            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed, first_page=first)
+            yield cls(rid=starts[0].rid, prompt=max(1, starts[0].prompt), seed=starts[0].seed, first_page=first)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
             # The same grammar again, and a new one.
-            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
-            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
+            yield cls(rid=EXTRA_RID, prompt=max(1, starts[0].prompt), new=4, regex=regex)
+            yield cls(rid=EXTRA_RID, prompt=max(1, starts[0].prompt), new=4, regex=_ANOTHER_REGEX)
         if any(start.dead_end for start in starts):
-            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
+            yield cls(rid=EXTRA_RID, prompt=max(1, starts[0].prompt), new=4, regex=_ANOTHER_REGEX, dead_end=True)
         yield cls._of_half_the_pages(base)
         for start in starts[:1] if first is None else ():
             yield cls(rid=TURN_RID, prompt=1, after=start.rid, lora=start.lora, salt=start.salt)

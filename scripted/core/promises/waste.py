@@ -10,8 +10,6 @@ from typing import Final
 
 from scripted.core.violation import Violation
 
-# Of one request: once may be a change of mind, for instance when another ends in the same step.
-_FOR_NOTHING: Final = 2
 # Steps that compute nothing and ask for another one: this many, and a few for each launch.
 _EMPTY_STEPS: Final = 192
 _EMPTY_STEPS_A_LAUNCH: Final = 8
@@ -23,8 +21,10 @@ class Preemptions:
     An event from outside counts as a gain, because it may change who should run.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, most_in_vain: int) -> None:
         self._block_size = block_size
+        # How often in a row a request may lose its blocks for nothing.
+        self._most_in_vain = most_in_vain
         self.gains = 0
         # By rid: the gains when it lost its blocks, and how often it lost them for nothing.
         self._lost: dict[str, int] = {}
@@ -36,12 +36,13 @@ class Preemptions:
 
     def begin(self, rid: str) -> None:
         """Judge the launch of a request that has no blocks. Raises Violation."""
-        if self._lost.pop(rid, -1) == self.gains:
-            times = self._for_nothing[rid] = self._for_nothing.get(rid, 0) + 1
-            if times > _FOR_NOTHING:
+        lost = self._lost.pop(rid, None)
+        if lost is not None:
+            times = self._for_nothing[rid] = self._for_nothing.get(rid, 0) + 1 if lost == self.gains else 0
+            if times > self._most_in_vain:
                 raise Violation(
-                    f"{rid} lost its blocks {times} times for nothing: until it was launched again no other request "
-                    "began, ended or took a block"
+                    f"{rid} lost its blocks {times} times in a row for nothing: until it was launched again no other "
+                    "request began, ended or took a block"
                 )
         self.gains += 1
 

@@ -189,10 +189,10 @@ def test_steps_that_do_nothing_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_preemption_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = _preempting(6, only_for_another=False)
-    line = "default; 1 start a prompt=3 new=9"
+    machine = _preempting(12, only_for_another=False)
+    line = "batch_tokens=4; 1 start a prompt=11 new=2"
     failure = _only(monkeypatch, "scripted.core.promises.waste.Preemptions.begin", machine, line)
-    assert failure.startswith("a lost its blocks 3 times for nothing")
+    assert failure.startswith("a lost its blocks 7 times in a row for nothing")
 
 
 def test_requests_that_take_blocks_from_one_another_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
