@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 
-from scripted.core.action import Action, RunLike, smaller_requests
+from scripted.core.action import Action, RunLike, Spoken, smaller_requests
 from scripted.core.errors import BadCall
 from scripted.core.prompts import Recipe, prompt_ids, prompt_of
 from scripted.core.verb import Code, Verb, variable_of
@@ -57,9 +57,13 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         """The tokens of its seeds: the whole prompt of a request that continues no other."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
 
+    def spoken_before(self, run: RunLike) -> Spoken | None:
+        """Return the request ``after`` with its output so far; None if there is none."""
+        return run.spoken(self.after)
+
     def whole_prompt(self, run: RunLike) -> tuple[int, ...]:
         """Return the prompt, with what the request ``after`` was asked and has said by now."""
-        before = run.spoken(self.after) if self.after else None
+        before = self.spoken_before(run) if self.after else None
         if before is not None:
             return (*before.message.prompt_ids, *before.said[: self.cut], *self.prompt_ids)
         # A turn may have no tokens of its own, a prompt has one at least.
@@ -218,7 +222,7 @@ def earlier_turns(t: BaseContext, after: Any, cut: int | None) -> tuple[int, ...
     t.check_handle("start_req()", after)
     if cut is not None:
         check_count("start_req()", "cut", cut, least=0)
-    return (*after.prompt_ids, *after.output_ids[:cut])
+    return (*after.prompt_ids, *after.choices[0].output_ids[:cut])
 
 
 def made_prompt(length: int, seed: int) -> list[int]:
