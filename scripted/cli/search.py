@@ -25,7 +25,8 @@ from scripted.cli.replay import replay
 from scripted.cli.stuck import stuck
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.defects import DEFAULT_KNOWN, defects_of
-from scripted.core.phrases import plural
+from scripted.core.phrases import nearest, plural
+from scripted.core.protocol import windows_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
 from scripted.search.strategies import StrategyName
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from scripted.search.kinds import Kind, Sorter
 
 EXIT_FAILED = 1
+# The name of all windows.
+_ALL = "all"
 # Of the kinds that are listed. All are kept, and `scripted findings` lists them.
 _LISTED_KINDS = 20
 _LONGEST_NAME = 30
@@ -124,6 +127,10 @@ def explore(
     known: _Known = DEFAULT_KNOWN,
     keep: _Keep = True,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = False,
+    must_reach: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WINDOW", help="fail unless a run saw this window open, or 'all'; can be repeated"),
+    ] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
     scheduler: _Scheduler = None,
     connector: _Connector = None,
@@ -144,6 +151,7 @@ def explore(
     console = plain_console()
     database = FailureDatabase(failures) if keep and mutant is None else None
     adapter = adapter if target is None else api.adapter_of(target, adapter)
+    wanted = _wanted_windows(must_reach or [], adapter)
     with ExitStack() as stack:
         shown = _Shown(console, database, to_script, standalone)
         sorter = _sorter(stack, shown, against, adapter)
@@ -172,9 +180,38 @@ def explore(
     if markdown is not None and sorter.new:
         write_output(markdown, _comment(sorter, adapter, against))
     shown.write_test()
+    missed = _print_windows(console, report, adapter, wanted)
     console.print(_verdict(report, sorter), soft_wrap=True)
-    if any(kind.defect is None for kind in sorter.kinds):
+    if missed or any(kind.defect is None for kind in sorter.kinds):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
+    """Return the windows that a search must reach. Raises ScriptDefinitionError for one that is not declared."""
+    from scripted.core.adapters import adapter_named
+
+    known = windows_of(adapter_named(adapter))
+    for name in names:
+        if name != _ALL and name not in known:
+            there = ", ".join(map(repr, known)) or "none; SchedulerAdapter(windows=) declares them"
+            raise ScriptDefinitionError(f"{adapter} declares no window {name!r}{nearest(name, known)}; it has {there}")
+    return known if _ALL in names else tuple(names)
+
+
+def _print_windows(console: Console, report: SearchReport, adapter: str, wanted: tuple[str, ...]) -> bool:
+    """Say in how many runs each declared window was open. Returns whether a wanted one never was."""
+    from scripted.core.adapters import adapter_named
+
+    reached = report.coverage.windows(windows_of(adapter_named(adapter)))
+    if not reached:
+        return False
+    never = [name for name, runs in reached.items() if not runs]
+    said = ", ".join(f"{name} in {runs}" for name, runs in reached.items() if runs) or "none"
+    console.print(f"open   {said}, of {plural(report.schedules, 'schedule')}", soft_wrap=True)
+    if never:
+        fails = "; --must-reach fails the search" if set(never) & set(wanted) else ""
+        console.print(f"never  {', '.join(never)}: bugs there stay hidden{fails}", soft_wrap=True)
+    return bool(set(never) & set(wanted))
 
 
 def _sorter(stack: ExitStack, shown: _Shown, against: str | None, adapter: str) -> Sorter:

@@ -220,6 +220,11 @@ class CopiesRuns(Protocol):
         ...
 
 
+def windows_of(adapter: Adapter) -> tuple[str, ...]:
+    """Return the names of the windows that an adapter declares."""
+    return tuple(adapter.windows) if isinstance(adapter, DeclaresWindows) else ()
+
+
 def violations_of(adapter: Adapter) -> tuple[type[Exception], ...]:
     """Return the exceptions of the scheduler's own audits."""
     return adapter.violations if isinstance(adapter, Audits) else ()

@@ -29,7 +29,7 @@ from scripted.core.promises.cached_prefixes import check_prefixes
 from scripted.core.promises.liveness import Liveness
 from scripted.core.promises.told_ends import ListsRequests, check_told
 from scripted.core.promises.waste import EmptySteps
-from scripted.core.protocol import Adapter, DeclaresWindows
+from scripted.core.protocol import Adapter, DeclaresWindows, windows_of
 from scripted.core.refusals import HarnessError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
@@ -82,10 +82,6 @@ _ADAPTER: Final = Phase.ADAPTER
 _ORACLE: Final = Phase.ORACLE
 
 
-def _windows_of(adapter: Adapter) -> tuple[str, ...]:
-    return tuple(adapter.windows) if isinstance(adapter, DeclaresWindows) else ()
-
-
 class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
     """One run of one schedule, with its machine, device and oracle.
 
@@ -121,6 +117,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._turn = 0
         self._empty_steps = 0
         self._polls = 0
+        # The time of the last step.
+        self._stepped_at = 0.0
         # Launches with room since a request moved or an action was applied.
         self._passed = 0
         self._liveness = Liveness()
@@ -129,7 +127,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._lists_requests = isinstance(self.machine, ListsRequests)
         self._has_queries = isinstance(self.machine, HasQueries)
         # The declared windows that were not open yet.
-        self._closed: tuple[str, ...] = _windows_of(self.adapter)
+        self._closed: tuple[str, ...] = windows_of(self.adapter)
         self.follow(schedule)
 
     def follow(self, schedule: Schedule[ConfigT], *, until: int = 0) -> None:
@@ -234,7 +232,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         if self.step > self._last_step and not self._turn and self._liveness.is_late(self.step):
             self._check_liveness()
         self.phase = _ADAPTER
-        return adapter.new_step(tuple(self._events), self.clock.now())
+        self._stepped_at = self.clock.now()
+        return adapter.new_step(tuple(self._events), self._stepped_at)
 
     def fault(self, text: str) -> NoReturn:
         self.phase = _HARNESS
@@ -277,7 +276,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             return
         previous = self._previous
         is_timed = previous is not None and previous.deadline is not None and self.oracle.waits_for_deadline(previous)
-        if is_timed and previous is not None and (previous.deadline or 0) > self.clock.now():
+        if is_timed and previous is not None and (previous.deadline or 0) > self._stepped_at:
             return
         self.phase = _ORACLE
         stuck = self._named(self.oracle.could_go_on)

@@ -1,0 +1,94 @@
+"""Timers: a machine says when it wants the next step, for a batching delay or a poll, and requests wait for that time.
+
+Goal: such a request waits for nothing else, and not for ever; a lost wake-up and busy polling have names. Method: the
+example's scheduler behind a delay of 0.15 s, in schedules and in a script.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from scripted.core.adapters import adapter_named
+from scripted.core.run import Run
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
+from scripted.sdk import Add
+
+HEALTHY = "examples/your_scheduler/fixed.py"
+DELAY_S = 0.15
+LINE = "default; 1 start a prompt=5 new=3; 3 start b prompt=6 seed=1"
+
+
+def _delayed(*, sets_timer: bool = True, is_timer: bool = True, polls: bool = False) -> Any:
+    """Return the adapter of a machine that collects requests for a while before it computes the first batch."""
+    adapter_named(HEALTHY)
+    fixed = sys.modules["fixed"]
+
+    class Delayed(fixed.FixedMachine):  # type: ignore[misc, name-defined]
+        due: float | None = None
+
+        def step(self, events: Any, now: float) -> Any:
+            if self.is_idle and any(isinstance(event, Add) for event in events):
+                self.due = now + DELAY_S
+            if polls and self.due is not None:
+                self.due = max(self.due, now + DELAY_S)
+            if self.due is None or (now >= self.due and not polls):
+                self.due = None
+                return super().step(events, now)
+            schedule, self.scheduler.schedule = self.scheduler.schedule, list
+            stepped = super().step(events, now)
+            self.scheduler.schedule = schedule
+            return replace(stepped, deadline=self.due if sets_timer else None, is_timer=is_timer)
+
+    return fixed.adapter_of("delayed", Delayed)
+
+
+def _run(adapter: Any) -> Run:
+    schedule = Schedule.parse(LINE, of=HEALTHY)
+    run = Run(schedule, parts=adapter.new_parts(schedule.config, record=False))
+    adapter.drive(run)
+    return run
+
+
+def test_requests_wait_for_a_timer_and_no_longer() -> None:
+    run = _run(_delayed())
+    assert [life.end for life in run.oracle.account.lives] == ["length", "length"]
+    assert run.clock.now() == pytest.approx(DELAY_S)
+
+
+def test_a_deadline_that_only_ends_requests_excuses_nobody() -> None:
+    with pytest.raises(Violation, match="something waits for ever: a"):
+        _run(_delayed(is_timer=False))
+
+
+def test_a_lost_wake_up_is_named() -> None:
+    """It asks for no step at any time; one after another event would find the delay over."""
+    adapter = _delayed(sets_timer=False)
+    with pytest.raises(Violation, match="something waits for ever: a"):
+        _run(adapter)
+
+
+def test_busy_polling_has_a_bound_and_a_name() -> None:
+    with pytest.raises(Violation, match="busy polling: 64 wake-ups by a timer in a row were given nothing"):
+        _run(_delayed(polls=True))
+
+
+def test_a_script_advances_the_clock_to_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = _delayed()
+    monkeypatch.setattr("scripted.core.adapters._found", lambda _: adapter)
+
+    def script(t: Any) -> Any:
+        r = t.start_req(prompt_len=5, max_new_tokens=2)
+        for _ in range(5):
+            yield
+        assert r.status == "waiting"
+        t.clock.advance(DELAY_S)
+        yield from t.run_until_finished(r)
+        assert t.clock.now() == pytest.approx(DELAY_S)
+
+    with adapter.start_sim(adapter.read_config({}), mutant=None) as sim:
+        sim.run(script)
