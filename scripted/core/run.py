@@ -250,6 +250,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self.records.append(self.adapter.record_step(step, stepped, self.machine, None))
         self.oracle.account.step = self.step
         self.oracle.after_step(self._events, stepped, self.machine, self.device)
+        if self.oracle.account.preemptions.wasted:
+            self._check_waste()
         if self._lists_requests:
             check_told(self.oracle.account.live, self.machine)
         if self._has_queries:
@@ -318,6 +320,13 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                 f"batches with room were launched without it, {self.adapter.what_is_busy(self)}",
                 left_out=[life.message.rid for life in lives],
             )
+
+    def _check_waste(self) -> None:
+        """Judge losses for nothing, unless something is in the way that only the run undoes. Raises Violation."""
+        preemptions = self.oracle.account.preemptions
+        wasted, preemptions.wasted = preemptions.wasted, ""
+        if self.obstacle is None:
+            raise Violation(wasted)
 
     def _check_liveness(self) -> None:
         """Judge that all which is open ends in time, unless something blocks it that only the run undoes."""

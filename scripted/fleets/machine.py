@@ -16,6 +16,7 @@ from scripted.core.common_actions import ReleaseResults
 from scripted.core.machine import ConfigT, EventT, OutputT, RecordT, StepT
 from scripted.core.mutant import HasMutants
 from scripted.core.oracle import Oracle
+from scripted.core.promises.waste import Preemptions
 from scripted.core.protocol import Adapter, CopiesRuns, ShrinksConfigs
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import EMPTY_STEPS_LIMIT, Phase, Run
@@ -282,6 +283,8 @@ class _Requests(Account):
         self._machine = machine
         self.step = 0
         self.moved = False
+        # Each machine's own account judges its preemptions.
+        self.preemptions = Preemptions(1, 1)
 
     @property
     def live(self) -> dict[str, Life]:  # type: ignore[override]

@@ -11,7 +11,7 @@ from typing import Final
 from scripted.core.violation import Violation
 
 # Steps that compute nothing and ask for another one: this many, and a few for each launch.
-_EMPTY_STEPS: Final = 192
+_EMPTY_STEPS: Final = 256
 _EMPTY_STEPS_A_LAUNCH: Final = 8
 
 
@@ -23,8 +23,9 @@ class Preemptions:
 
     def __init__(self, block_size: int, most_in_vain: int) -> None:
         self._block_size = block_size
-        # How often in a row a request may lose its blocks for nothing.
+        # How often in a row a request may lose its blocks for nothing, and the text about one that did more often.
         self._most_in_vain = most_in_vain
+        self.wasted = ""
         self.gains = 0
         # By rid: the gains when it lost its blocks, and how often it lost them for nothing.
         self._lost: dict[str, int] = {}
@@ -35,12 +36,12 @@ class Preemptions:
         self._lost.setdefault(rid, self.gains)
 
     def begin(self, rid: str) -> None:
-        """Judge the launch of a request that has no blocks. Raises Violation."""
+        """Note the launch of a request that has no blocks; ``wasted`` says if its last losses were for nothing."""
         lost = self._lost.pop(rid, None)
         if lost is not None:
             times = self._for_nothing[rid] = self._for_nothing.get(rid, 0) + 1 if lost == self.gains else 0
             if times > self._most_in_vain:
-                raise Violation(
+                self.wasted = (
                     f"{rid} lost its blocks {times} times in a row for nothing: until it was launched again no other "
                     "request began, ended or took a block"
                 )

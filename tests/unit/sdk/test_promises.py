@@ -183,7 +183,7 @@ def test_steps_that_do_nothing_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
             self.looks = 0
             return super().step(events, now)
 
-    line = "default; 1 start a prompt=5 new=12"
+    line = "default; 1 start a prompt=5 new=16"
     failure = _only(monkeypatch, "scripted.core.promises.waste.EmptySteps.count", Looks, line)
     assert "did nothing and asked for another step" in failure
 
