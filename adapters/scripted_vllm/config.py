@@ -208,6 +208,10 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         lambda s: not s.connector_cls or (s.depth == 1 and not s.num_speculative_tokens and not s.encoder_cache_size),
         "a connector_cls goes with one batch in flight, without guesses and images, so that all tokens are known",
     ),
+    (
+        lambda s: not s.connector_cls or s.enable_prefix_caching,
+        "a connector_cls goes with enable_prefix_caching=True, because connectors name blocks by their hashes",
+    ),
     (lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1, "sizes are 1 or more"),
     (
         lambda s: min(s.pipeline_parallel_size, s.decode_context_parallel_size) >= 1,

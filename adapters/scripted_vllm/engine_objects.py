@@ -175,7 +175,7 @@ def _config_of(settings: Any) -> VllmConfig:
     config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
     config.parallel_config.decode_context_parallel_size = settings.decode_context_parallel_size
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
-    config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
+    config.model_config = ModelConfig(max_model_len=settings.max_model_len)
     if settings.has_mamba:
         config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
         config.cache_config.mamba_block_size = settings.states[0]
@@ -300,7 +300,7 @@ def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]
     ]
 
 
-class _ModelConfig(SimpleNamespace):
+class ModelConfig(SimpleNamespace):
     """The attributes of a text-generating model that the scheduler reads."""
 
     uses_mrope = False

@@ -22,9 +22,16 @@ from vllm.v1.outputs import KVConnectorOutput
 from scripted.core.tokens import links_of, root_of
 from scripted.sdk import Load, Signal, Violation
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import ModelConfig
 from scripted_vllm.ids import rid_of
 
 _LAYER: Final = "layer"
+# For vLLM's OffloadingConnector, whose own worker needs a graphics card; other connectors do not ask for it.
+_OFFLOADING: Final = {
+    "spec_name": "CheckedSpec",
+    "spec_module_path": "scripted_vllm.checked_offload",
+    "cpu_bytes_to_use": 2**20,
+}
 
 
 def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
@@ -32,7 +39,7 @@ def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
 
     Each finds a folder for its files as ``shared_storage_path`` in its extra configuration.
     """
-    extra = {"shared_storage_path": folder, **json.loads(settings.connector_extra or "{}")}
+    extra = {"shared_storage_path": folder, **_OFFLOADING, **json.loads(settings.connector_extra or "{}")}
     children: list[dict[str, Any]] = []
     for name in settings.connector_cls.split(","):
         module, _, kind = name.partition(":")
@@ -81,6 +88,10 @@ class _Asked:
         self._last[request.request_id] = (computed, is_async)
         return answer
 
+    def forget(self, requests: Mapping[str, Any]) -> None:
+        """Forget the questions about requests that are gone."""
+        self._last = {name: last for name, last in self._last.items() if name in requests}
+
     def allocated(self, request: Any, blocks: Any, count: int) -> None:
         computed, is_async = self._last.pop(request.request_id, (0, False))
         if count:
@@ -112,7 +123,8 @@ class OwnTransfers:
 
     @property
     def go_on(self) -> bool:
-        return bool(self.under_way)
+        # vLLM's engine steps on for what it pushes, also without a request.
+        return bool(self.under_way) or self._scheduler.connector.has_pending_push_work()
 
     def begin(self, step: int) -> None:
         del step
@@ -125,6 +137,7 @@ class OwnTransfers:
         """Do what the worker of a step does. Raises Violation for memory that is not what the connector says."""
         context = self._context(plan)
         worker, before = self._worker, plan.has_sync_kv_loads
+        worker.handle_preemptions(plan.kv_connector_metadata)
         worker.bind_connector_metadata(plan.kv_connector_metadata)
         if before:
             worker.start_load_kv(context)
@@ -140,6 +153,7 @@ class OwnTransfers:
         more = worker.build_connector_worker_meta()
         worker.clear_connector_metadata()
         self._take_loads(plan, requests, results, lost)
+        self._asked.forget(requests)
         self.ended = bool(results.finished_sending or results.finished_recving)
         return KVConnectorOutput(
             finished_sending=results.finished_sending,
@@ -229,6 +243,17 @@ def _fingerprints(request: Any, end: int) -> list[int]:
     return links_of(root_of(lora), tuple(request.all_token_ids[:end]))[1:]
 
 
+class _ConnectedModel(ModelConfig):
+    """The attributes that connectors read besides."""
+
+    use_mla = False
+    dtype = torch.float16
+    model = "model"
+
+    def get_total_num_kv_heads(self) -> int:
+        return 1
+
+
 class Connected:
     """The files, the memory and the worker's side of one machine's connector."""
 
@@ -243,6 +268,7 @@ class Connected:
         # With one group of layers it makes no difference, and few connectors know several.
         own.scheduler_config = copy.copy(config.scheduler_config)
         own.scheduler_config.disable_hybrid_kv_cache_manager = True
+        own.model_config = _ConnectedModel(**vars(config.model_config))
         own.kv_transfer_config = transfer_config(self._settings, self._folder.name)
         return own
 
@@ -250,7 +276,7 @@ class Connected:
         """Make the worker's side beside the scheduler's."""
         config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
         worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
-        memory = torch.zeros((self._settings.num_gpu_blocks, 1, self._settings.block_size, 1), dtype=torch.int64)
+        memory = torch.zeros((self._settings.num_gpu_blocks, 1, self._settings.block_size, 1), dtype=torch.int32)
         worker.register_kv_caches({_LAYER: memory})
         self._sides = [scheduler.connector, worker]
         return OwnTransfers(self._settings, scheduler, worker, memory)

@@ -9,16 +9,21 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
-# The stored KV of a block by the tokens up to its end, for each store.
+# The stored KV of a block by its LoRA and the tokens up to its end, for each store.
 STORES = defaultdict(dict)
 
 
 @dataclass
 class Moves(KVConnectorMetadata):
-    """What the worker of a step does: pairs of a block and the tokens up to its end."""
+    """What the worker of a step does: pairs of a block and the name of its content."""
 
     loads: list = field(default_factory=list)
     saves: list = field(default_factory=list)
+
+
+def name_of(lora_request, tokens):
+    """Name the content of a block by what it depends on: the LoRA, and the tokens up to its end."""
+    return (lora_request.lora_int_id if lora_request else 0, *tokens)
 
 
 class StoreConnector(KVConnectorBase_V1):
@@ -34,6 +39,7 @@ class StoreConnector(KVConnectorBase_V1):
         self.loads = []
         self.tables = {}
         self.tokens = {}
+        self.loras = {}
 
     # -- the scheduler's side --
 
@@ -41,7 +47,7 @@ class StoreConnector(KVConnectorBase_V1):
         tokens, size = tuple(request.all_token_ids), self.block_size
         end = num_computed_tokens
         # The last token is computed again, for its output.
-        while end + size < len(tokens) and tokens[: end + size] in self.store:
+        while end + size < len(tokens) and name_of(request.lora_request, tokens[: end + size]) in self.store:
             end += size
         return end - num_computed_tokens, False
 
@@ -50,15 +56,20 @@ class StoreConnector(KVConnectorBase_V1):
             table, tokens, size = blocks.get_block_ids()[0], tuple(request.all_token_ids), self.block_size
             end = self.get_end(request, num_external_tokens)
             for position in range(end - num_external_tokens, end, size):
-                self.loads.append((table[position // size], tokens[: position + size]))
+                name = name_of(request.lora_request, tokens[: position + size])
+                self.loads.append((table[position // size], name))
 
     def get_end(self, request, count):
         """Where the load ends: behind what was computed here, which vLLM says only when it asks."""
         tokens, size = tuple(request.all_token_ids), self.block_size
+
+        def is_stored(end):
+            return name_of(request.lora_request, tokens[:end]) in self.store
+
         return next(
             end
             for end in range(len(tokens) // size * size, 0, -size)
-            if end < len(tokens) and all(tokens[:at] in self.store for at in range(end - count + size, end + 1, size))
+            if end < len(tokens) and all(map(is_stored, range(end - count + size, end + 1, size)))
         )
 
     def build_connector_meta(self, scheduler_output):
@@ -66,6 +77,7 @@ class StoreConnector(KVConnectorBase_V1):
         for new in scheduler_output.scheduled_new_reqs:
             self.tables[new.req_id] = list(new.block_ids[0])
             self.tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids)
+            self.loras[new.req_id] = new.lora_request
             self.save(moves, scheduler_output, new.req_id, new.num_computed_tokens)
         cached = scheduler_output.scheduled_cached_reqs
         for req_id, blocks, computed in zip(
@@ -79,6 +91,7 @@ class StoreConnector(KVConnectorBase_V1):
         for req_id in scheduler_output.finished_req_ids:
             self.tables.pop(req_id, None)
             self.tokens.pop(req_id, None)
+            self.loras.pop(req_id, None)
         return moves
 
     def save(self, moves, scheduler_output, req_id, computed):
@@ -86,7 +99,8 @@ class StoreConnector(KVConnectorBase_V1):
         size, tokens = self.block_size, self.tokens[req_id]
         end = min(computed + scheduler_output.num_scheduled_tokens[req_id], len(tokens))
         for position in range(computed // size * size + size, end + 1, size):
-            moves.saves.append((self.tables[req_id][position // size - 1], tuple(tokens[:position])))
+            name = name_of(self.loras[req_id], tokens[:position])
+            moves.saves.append((self.tables[req_id][position // size - 1], name))
 
     # -- the worker's side --
 
@@ -94,16 +108,16 @@ class StoreConnector(KVConnectorBase_V1):
         self.caches = kv_caches
 
     def start_load_kv(self, forward_context, **kwargs):  # noqa: ARG002
-        for block, tokens in self._get_connector_metadata().loads:
-            for name, cache in self.caches.items():
-                cache[block] = self.store[tokens][name]
+        for block, name in self._get_connector_metadata().loads:
+            for layer, cache in self.caches.items():
+                cache[block] = self.store[name][layer]
 
     def wait_for_layer_load(self, layer_name):
         """All layers are loaded at the start."""
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):  # noqa: ARG002
-        for block, tokens in self._get_connector_metadata().saves:
-            self.store.setdefault(tokens, {})[layer_name] = kv_layer[block].clone()
+        for block, name in self._get_connector_metadata().saves:
+            self.store.setdefault(name, {})[layer_name] = kv_layer[block].clone()
 
     def wait_for_save(self):
         """All is saved at once."""

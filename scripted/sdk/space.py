@@ -121,8 +121,8 @@ class SchedulerSpace(Generic[_SettingsT]):
         return {name: ("some",) for name, is_there in declared.items() if is_there}
 
     def _can_of(self, values: Mapping[str, object]) -> Capabilities:
-        config = self._with(values)
-        assert config is not None, f"the settings {dict(values)} make no configuration together"
+        # The defaults of a variant may rule these values out.
+        config = self._with(values) or self._default
         _, can = self._adapter.limits_of(config)
         capabilities: Capabilities = can
         return capabilities

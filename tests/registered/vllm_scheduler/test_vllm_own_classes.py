@@ -2,7 +2,7 @@
 
 Goal: what a connector loads is what its tokens lead to, or is reported; it may be asked twice; what it begins ends; a
 scheduler of another class is searched like vLLM's. Method: one contract of workloads for a connector of our own, for
-two of them behind vLLM's MultiConnector, for two broken ones, and for vLLM's example connector. Origin: vLLM issues
+two of them behind vLLM's MultiConnector, for two broken ones, and for vLLM's own. Origin: vLLM issues
 44100 and 46951, LMCache pull request 5248. Mutant: none; the broken classes of this file take their place.
 """
 
@@ -20,6 +20,7 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted_vllm import ADAPTER
+from scripted_vllm.versions import installed_version
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from scripted.core.adapters import adapter_named, variant_name
@@ -30,12 +31,13 @@ from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/vllm"))
-from store_connector import StoreConnector
+from store_connector import StoreConnector, name_of
 
 register_cpu_ci(est_time=60, suite="vllm-cpu")
 
 HERE = __name__
 STORE = "store_connector:StoreConnector"
+OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector"
 EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector"
 
 
@@ -45,7 +47,7 @@ class EarlyConnector(StoreConnector):
     def save(self, moves, scheduler_output, req_id, computed):
         size, tokens, table = self.block_size, self.tokens[req_id], self.tables[req_id]
         for position in range(size, min(len(tokens), len(table) * size) + 1, size):
-            moves.saves.append((table[position // size - 1], tuple(tokens[:position])))
+            moves.saves.append((table[position // size - 1], name_of(None, tokens[:position])))
 
 
 class CountingConnector(StoreConnector):
@@ -75,16 +77,16 @@ def named(flag: str, classes: str) -> str:
 def broken(name: str) -> dict[str, str]:
     """The workloads of the contract that a connector breaks, with what is said."""
     contract = {one: text for one, text in adapter_named(name).workloads.items() if one.startswith("connector-")}
-    assert len(contract) >= 13
+    assert len(contract) >= 14
     outcomes = {one: execute(Schedule.parse(text, of=name)).failure for one, text in contract.items()}
     return {one: str(failure) for one, failure in outcomes.items() if failure is not None}
 
 
-@pytest.mark.parametrize("classes", [STORE, f"{STORE},{STORE}"])
+@pytest.mark.parametrize("classes", [STORE, f"{STORE},{STORE}", f"{STORE},{OFFLOADING}", OFFLOADING])
 def test_a_right_connector_keeps_the_contract_alone_and_beside_another(classes: str) -> None:
     name = named("connector", classes)
     assert broken(name) == {}
-    report = Campaign(SearchPlan(targets=("connector-again", "connector-in-chunks"), schedules=40, adapter=name)).run()
+    report = Campaign(SearchPlan(targets=("connector-longer", "connector-in-chunks"), schedules=40, adapter=name)).run()
     assert not report.findings, report.findings
 
 
@@ -101,6 +103,23 @@ def test_a_connector_that_counts_its_questions_is_found() -> None:
 def test_the_example_connector_of_vllm_breaks_the_contract() -> None:
     """It names a file by a prompt of which it saves the first part."""
     assert "shape mismatch" in broken(named("connector", EXAMPLE))["connector-aborted"]
+
+
+def test_two_offloading_connectors_read_what_the_other_overwrites() -> None:
+    """vLLM issue 46951: one that has nothing to load never hears of the blocks that the other loads into."""
+    found = broken(named("connector", f"{OFFLOADING},{OFFLOADING}"))
+    assert "was written while a store of the offloading connector still reads it" in found["connector-over-a-store"]
+
+
+def test_a_forced_flush_under_a_request_that_is_loaded_again_ends_the_engine() -> None:
+    """Preempted and loaded in one step: the offloading connector of 0.32.0 takes its load for a store."""
+    if installed_version() != "0.32.0":
+        pytest.skip("tried with 0.32.0 alone")
+    text = "default; 1 start a prompt=4 new=1; 3 start b prompt=4; 9 flush force=True"
+    failure = execute(Schedule.parse(text, of=named("connector", OFFLOADING))).failure
+    assert failure is not None
+    assert failure.type == "AssertionError"
+    assert "in build_connector_meta" in failure.place
 
 
 def test_a_scheduler_of_the_users_is_searched() -> None:
