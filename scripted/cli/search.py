@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, runtime_checkable
@@ -179,6 +179,7 @@ def explore(
         console.print(report.coverage.table())
     if markdown is not None and sorter.new:
         write_output(markdown, _comment(sorter, adapter, against))
+    shown.keep_counts(sorter.kinds)
     shown.write_test()
     missed = _print_windows(console, report, adapter, wanted)
     console.print(_verdict(report, sorter), soft_wrap=True)
@@ -283,6 +284,11 @@ class _Shown:
             self._print(f"  kept as finding {kind.number}")
         self._unwritten.append(kind)
 
+    def keep_counts(self, kinds: Iterable[Kind]) -> None:
+        """Keep how often each finding was seen; the first time was counted when it was kept."""
+        if self._database is not None:
+            self._database.add_seen({kind.number: kind.seen - kind.is_new for kind in kinds if kind.number})
+
     def write_test(self) -> None:
         """Write the first kind that makes a test, if one was asked for; its mutant is off by now."""
         if self._to_script is None:
@@ -367,11 +373,9 @@ def line_of(kind: Kind) -> str:
 
 def _comment(sorter: Sorter, adapter: str, against: str | None) -> str:
     """The new kinds as Markdown. The texts of a scheduler go into code, where nothing of them is a link or a name."""
-    there = f" that does not fail at `{against}`" if against else ""
-    lines = [
-        f"### `scripted explore --adapter {adapter}` found {plural(len(sorter.new), 'kind')} of failure{there}",
-        "",
-    ]
+    there = f"; `{against}` fails in none of these ways" if against else ""
+    found = f"found {plural(len(sorter.new), 'kind')} of failure{there}"
+    lines = [f"### `scripted explore --adapter {adapter}` {found}", ""]
     for kind in sorter.new[:_LISTED_KINDS]:
         text = " ".join(str(kind.failure).split())[:_SHOWN_CHARS].replace("`", "'")
         lines += [f"- `{text}`"]

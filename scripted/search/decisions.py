@@ -15,9 +15,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.run import Phase, Run
 from scripted.core.schedule import Schedule
@@ -52,12 +54,12 @@ class Branch(NamedTuple):
 class Decisions:
     """The branches that a failing run of a schedule comes to, with their steps, the last one first.
 
-    There are none where the run does not fail by itself, or where the adapter does not state its ``packages``.
+    There are none where the run does not fail by itself, or where the scheduler's packages are not known.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._functions = _functions(schedule.adapter.packages)
+        self._functions = _functions(_packages_of(schedule.adapter))
         self._lines: Mapping[_At, int] = {}
         self._refused = 0
         self._decided: list[tuple[int, Branch]] = []
@@ -75,10 +77,6 @@ class Decisions:
             if self._mends(branch, step):
                 return branch
         return None
-
-    def is_mended_by(self, branch: Branch) -> bool:
-        """Return whether this branch, found in another run, mends this one too, in any of its steps."""
-        return any(one.place == branch.place and self._mends(one, step) for step, one in self._decided)
 
     def needed(self, passing: Iterable[Schedule]) -> frozenset[tuple[str, int]]:
         """Return the lines, with their functions, that the run comes to and one of these passing ones does not."""
@@ -120,7 +118,7 @@ def _traced(schedule: Schedule) -> tuple[bool, Mapping[_At, int], int]:
 
     Lines that run while a step is judged are left out.
     """
-    packages, count = schedule.adapter.packages, 0
+    packages, count = _packages_of(schedule.adapter), 0
     run: Run | None = None
     last: dict[_At, int] = {}
 
@@ -190,6 +188,20 @@ def _reversed(outer: CodeType, branch: Branch) -> CodeType:
         return outer.replace(co_code=bytes(instructions))
     inner = (_reversed(one, branch) if isinstance(one, CodeType) else one for one in outer.co_consts)
     return outer.replace(co_consts=tuple(inner))
+
+
+def _packages_of(adapter: Adapter) -> frozenset[str]:
+    """Return the scheduler's packages; of an adapter in a file that states none, the modules in its folder."""
+    file = Path(adapter.name)
+    if adapter.packages or file.suffix != ".py":
+        return frozenset(adapter.packages)
+    beside = (name for name, module in list(sys.modules.items()) if _is_beside(module, file.resolve()))
+    return frozenset(beside)
+
+
+def _is_beside(module: ModuleType, file: Path) -> bool:
+    path = Path(getattr(module, "__file__", None) or "/")
+    return path.parent == file.parent and path != file
 
 
 def _functions(packages: Collection[str]) -> Mapping[CodeType, FunctionType]:

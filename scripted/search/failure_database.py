@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -109,6 +109,12 @@ class FailureDatabase:
     def replace(self, new: SavedFailure) -> None:
         """Keep this in place of the finding of its number. Raises OSError."""
         self._write([new if one.number == new.number else one for one in self.read()])
+
+    def add_seen(self, more: Mapping[int, int]) -> None:
+        """Count further failures of the findings with these numbers. Raises OSError."""
+        saved = self.read()
+        if any(more.get(one.number) for one in saved):
+            self._write([msgspec.structs.replace(one, seen=one.seen + more.get(one.number, 0)) for one in saved])
 
     def forget(self, number: int) -> SavedFailure:
         """Drop the finding of this number. Raises ScriptDefinitionError where there is none, and OSError."""

@@ -1,14 +1,14 @@
 """Sorts the failures of a search by their causes: kinds of failure, with the known ones among them.
 
 A failure is of a kind if it has the kind's parts, settings and events, still fails with these alone, and no longer
-fails in its way without one of them. What no kind explains is shrunk, and is of the kind whose smallest schedule
-breaks the same promise with the same parts, or has the same wrong decision.
+fails in its way without one of them. What no kind explains is shrunk, and then shrunk further while it fails in any
+way: it is of the kind that comes down to the same simplest failure, and needs some of the same code of the scheduler.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeGuard
 
@@ -18,7 +18,7 @@ from scripted.core.defects import Defect, is_of
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.decisions import Branch, Decisions
+from scripted.search.decisions import Decisions
 from scripted.search.execution import Failure
 from scripted.search.failure_database import SavedFailure
 from scripted.search.other_tree import OtherTree
@@ -30,7 +30,13 @@ _KINDS_LIMIT: Final = 200
 _WAITING_LIMIT: Final = 200
 # The part of a search's time that goes to sorting, and what it may take at once.
 _SHARE: Final = 0.3
-_AT_ONCE_S: Final = 10.0
+_AT_ONCE_S: Final = 5.0
+# After the search the failures that still wait are sorted for so long.
+_FINISH_S: Final = 30.0
+# A finding that is shrunk for long keeps the search waiting; `scripted findings shrink` has more time.
+_SHRINK_S: Final = 2.0
+# For the way down to the simplest failure of a cause.
+_SLIP_S: Final = 1.5
 # A failure may have the parts of so many kinds, one behind the other.
 _LAYERS: Final = 3
 
@@ -70,7 +76,8 @@ class Kind:
         self.shrunk = shrunk
         self.decision = decision
         self.signatures = {failure.signature, finding.failure.signature}
-        self.branch: Branch | None = None
+        # The simplest failure that it comes down to; empty before it is examined.
+        self.root = ""
         # The scheduler's code that all of its failures need.
         self.needed: frozenset[tuple[str, int]] = frozenset()
         self.is_examined = False
@@ -85,8 +92,7 @@ class Kind:
         """Learn from another failure of this cause."""
         self.shapes += [other.parts] if other.parts not in self.shapes else []
         self.signatures |= other.signatures
-        if self.branch is None:
-            self.branch, self.decision = other.branch, other.decision or self.decision
+        self.decision = self.decision or other.decision
         self.needed = self.needed & other.needed or self.needed
 
     @property
@@ -123,7 +129,8 @@ class Sorter:
         self.unsorted = 0
         self._on_new = on_new
         self._against = against
-        self._waiting: deque[Finding] = deque()
+        self._waiting: list[Finding] = []
+        self._sorted = Counter[str]()
         self._started = time.monotonic()
         self._spent_s = 0.0
 
@@ -153,22 +160,32 @@ class Sorter:
         elapsed = time.monotonic() - self._started
         self._waiting.append(finding)
         if len(self._waiting) > _WAITING_LIMIT:
-            self._waiting.popleft()
+            self._waiting.remove(max(self._waiting, key=self._often_sorted))
             self.unsorted += 1
         while self._waiting and self._spent_s < _AT_ONCE_S + _SHARE * elapsed:
-            self.sort(self._waiting.popleft())
+            self._sort_newest()
 
-    def finish(self, seconds: float = 4 * _AT_ONCE_S) -> None:
+    def finish(self, seconds: float = _FINISH_S) -> None:
         """Sort what still waits, for so long at most."""
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
-            self.sort(self._waiting.popleft())
+            self._sort_newest()
         self.unsorted += len(self._waiting)
         self._waiting.clear()
+
+    def _often_sorted(self, finding: Finding) -> int:
+        return self._sorted[finding.failure.signature]
+
+    def _sort_newest(self) -> None:
+        """Sort a failure of the promise that was sorted least often: a common failure must not keep others waiting."""
+        finding = min(self._waiting, key=self._often_sorted)
+        self._waiting.remove(finding)
+        self.sort(finding)
 
     def sort(self, finding: Finding) -> None:
         """Sort a failure now."""
         started = time.monotonic()
+        self._sorted[finding.failure.signature] += 1
         schedule = finding.schedule
         if schedule is None:
             self._sort_script(finding)
@@ -206,7 +223,9 @@ class Sorter:
                 kind.seen += 1
                 return
             schedule = rest
-        shrunk = shrink(schedule, signature, keeps=lambda smaller: self._is_only_here(smaller, signature))
+        shrunk = shrink(
+            schedule, signature, budget_s=_SHRINK_S, keeps=lambda smaller: self._is_only_here(smaller, signature)
+        )
         _, failure = way_to_fail(shrunk.schedule, signature)
         found = Kind(finding, shrunk.schedule, failure or finding.failure, shrunk=shrunk)
         same = self._same(found)
@@ -230,7 +249,7 @@ class Sorter:
             if kind.schedule == schedule and kind.failure.signature == signature:
                 return kind, None
             for shape in kind.shapes:
-                if not shape <= parts or not self._shows(kind, restricted(schedule, shape)):
+                if not shape <= parts or not _shows(kind, restricted(schedule, shape)):
                     continue
                 rests = [rest for part in sorted(shape) if _has_starts(rest := _without(schedule, part))]
                 still = [rest for rest in rests if _fails(rest, signature)]
@@ -240,44 +259,45 @@ class Sorter:
                     return kind, still[0]
         return None, None
 
-    def _shows(self, kind: Kind, schedule: Schedule | None) -> bool:
-        """Whether a schedule breaks a promise that this kind breaks, or is mended by the same decision."""
-        failure = _failure(schedule)
-        if schedule is None or failure is None:
-            return False
-        if failure.signature in kind.signatures:
-            return True
-        _examine(kind)
-        return kind.branch is not None and Decisions(schedule).is_mended_by(kind.branch)
-
     def _same(self, found: Kind) -> Kind | None:
         """The kind that a failure which none explains is of, all the same."""
+        self._examine(found)
         for kind in self.kinds:
-            if found.failure.signature in kind.signatures and found.parts in kind.shapes:
+            if kind.failure.signature in found.signatures or set(kind.settings) <= set(found.settings):
+                self._examine(kind)
+            has_common = bool(kind.needed & found.needed) or not kind.needed or not found.needed
+            if kind.root == found.root != "" and has_common:
                 return kind
-        assert found.schedule is not None, "what is compared is shrunk"
-        decisions = Decisions(found.schedule)
-        for kind in self.kinds:
-            if found.failure.signature in kind.signatures or set(kind.settings) <= set(found.settings):
-                _examine(kind)
-            if kind.branch is not None and decisions.is_mended_by(kind.branch):
-                return kind
-        _examine(found, decisions)
-        return next((kind for kind in self.kinds if self._is_alike(kind, found)), None)
+        return None
 
-    def _is_alike(self, kind: Kind, found: Kind) -> bool:
-        """Whether two failures need the same code: the same promise is broken, or most of that code is common."""
-        if not kind.is_examined:
-            return False
-        if kind.branch is not None and found.branch is not None:
-            return False  # Two wrong decisions, of which the first one does not mend the second failure.
-        common, every = kind.needed & found.needed, kind.needed | found.needed
-        if found.failure.signature in kind.signatures:
-            return bool(common) or not kind.needed or not found.needed
-        return 2 * len(common) > len(every) and kind.settings == found.settings
+    def _examine(self, kind: Kind) -> None:
+        """Look once for a kind's simplest failure, its wrong decision, and the code that it needs.
+
+        Symptoms of one cause come down to the same failure where a smaller schedule may fail in any way.
+        """
+        if kind.is_examined or kind.schedule is None:
+            return
+        kind.is_examined = True
+        slipped = shrink(kind.schedule, kind.failure.signature, budget_s=_SLIP_S, slips=True, keeps=self._passes_there)
+        root = _failure(slipped.schedule)
+        kind.root = kind.failure.signature if root is None else root.signature
+        kind.signatures.add(kind.root)
+        decisions = Decisions(kind.schedule)
+        branch = decisions.wrong()
+        kind.decision = kind.decision if branch is None else str(branch)
+        kind.needed = decisions.needed(_neighbours(kind))
+
+    def _passes_there(self, schedule: Schedule) -> bool:
+        return self._against is None or self._against.failure_of(schedule, "") is None
 
     def _is_only_here(self, schedule: Schedule, signature: str) -> bool:
         return self._against is None or self._against.failure_of(schedule, signature) is None
+
+
+def _shows(kind: Kind, schedule: Schedule | None) -> bool:
+    """Whether a schedule with a kind's parts alone breaks a promise that the kind breaks."""
+    failure = _failure(schedule)
+    return failure is not None and failure.signature in kind.signatures
 
 
 def parts_of(schedule: Schedule) -> frozenset[Part]:
@@ -309,17 +329,6 @@ def _plain(placed: Placed, parts: frozenset[Part]) -> Placed:
     kind = placed.action.kind
     plain = {name: defaults[name] for name in _set_fields(placed) if Part(kind, name) not in parts}
     return Placed(placed.step, msgspec.structs.replace(placed.action, **plain))
-
-
-def _examine(kind: Kind, decisions: Decisions | None = None) -> None:
-    """Look once for a kind's wrong decision, and for the code that it needs."""
-    if kind.is_examined or kind.schedule is None:
-        return
-    kind.is_examined = True
-    decisions = decisions or Decisions(kind.schedule)
-    kind.branch = decisions.wrong()
-    kind.decision = str(kind.branch or kind.decision)
-    kind.needed = decisions.needed(_neighbours(kind))
 
 
 def _neighbours(kind: Kind) -> Iterator[Schedule]:

@@ -48,14 +48,16 @@ def shrink(
     *,
     budget_s: float = SHRINK_BUDGET_S,
     keeps: Callable[[Schedule], bool] = lambda _: True,
+    slips: bool = False,
 ) -> Shrunk:
     """Make a failing schedule small. One that does not fail comes back as it is.
 
     ``signature`` is that of the failure that was found. It is kept even where a whole run fails in another way: a
     search leaves some checks out in some of its runs, and without those it is seen again. ``keeps``: a smaller schedule
-    must have this too.
+    must have this too. ``slips``: it may fail in any way, which leads from all symptoms of a cause to the simplest one.
     """
     search = _Search(schedule, signature, budget_s, keeps)
+    search.slips = slips
     if search.signature is not None:
         while search.improve():
             pass
@@ -91,6 +93,7 @@ class _Search:
         self.best = schedule
         self.runs = 1
         self._keeps = keeps
+        self.slips = False
         self._tried: set[Schedule] = set()
         self._timeout_s: float | None = None
         self._execute, failure = way_to_fail(schedule, signature)
@@ -121,7 +124,7 @@ class _Search:
             failure = self._execute(candidate, timeout_s=self._timeout_s).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
             return False  # Settings that need one another.
-        if failure is None or failure.signature != self.signature or not self._keeps(candidate):
+        if failure is None or not (self.slips or failure.signature == self.signature) or not self._keeps(candidate):
             return False
         self.best = candidate
         return True

