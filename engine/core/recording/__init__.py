@@ -1,6 +1,6 @@
-"""Record and replay: every step's events written down at the gate, and run again without model or sockets.
+"""Record and replay: a gate records every step's events, another gate replays them without model or sockets.
 
-A gate around a gate on the way in, a gate of its own on the way back; nothing here decides what a step does.
+Nothing here decides the content of a step.
 """
 
 from engine.core.recording.flight import FlightRecorder

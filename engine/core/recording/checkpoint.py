@@ -1,6 +1,6 @@
 """Checkpoints: the state of a scheduler that is fully idle, and a scheduler restored from it.
 
-Such a state is small: no request, no lease, nothing in flight. The digest chains begin again after a checkpoint.
+An idle state is small: no request, no lease, nothing in flight. The digest chains begin again after a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.core.scheduler.scheduler import Scheduler
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
-    """The scheduler as it is between two steps; None while it is busy or broken, or a call of it is unanswered.
+    """Return the checkpoint of an idle scheduler; None while it is busy or broken, or a call is unanswered.
 
-    A call that waits, a profile that is being taken and memory that an operator keeps back count as well.
+    Waiting calls, running profiles and withheld memory prevent a checkpoint too.
     """
     idle = scheduler.is_fully_idle and scheduler.is_at_rest
     if not idle or scheduler.failure is not None or scheduler.pressure.is_on:
@@ -30,7 +30,7 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
 
 
 def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
-    """A scheduler that goes on from a checkpoint. Raises IntegrityError for one that does not balance."""
+    """Return a scheduler that continues from a checkpoint. Raises IntegrityError for an inconsistent one."""
     scheduler, stats = Scheduler(limits), checkpoint.stats
     scheduler.step_number, scheduler.now = stats.step, checkpoint.now
     scheduler.books.paused = None if stats.paused is None else PauseMode(stats.paused)
@@ -46,7 +46,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
 
 
 def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
-    """The tree without its locks. Tokens are shared, not copied."""
+    """Return the tree without its locks. Tokens are shared, not copied."""
     tree, runs = memory.tree, []
     for node in tree.nodes():
         assert node.parent is not None
@@ -58,7 +58,7 @@ def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
 
 
 def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
-    """Make the tree of an empty memory what a snapshot says, without locks. Raises IntegrityError for a damaged one."""
+    """Restore a snapshot into the tree of an empty memory, without locks. Raises IntegrityError for a damaged one."""
     assert not memory.pages.cached, f"a tree with pages of {memory.pages} cannot become another one"
     root = Node(snapshot.root, snapshot.generation, (), [], None)
     nodes = {root.id: root}

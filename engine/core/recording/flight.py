@@ -1,7 +1,7 @@
 """The flight recorder: keeps the last steps in bounded memory, to be dumped when the engine fails.
 
-It costs one append a step. Its dump is a recording that begins at a moment in which the engine was fully idle, if there
-was one, and can be replayed from there.
+It costs one append for each step. Its dump is a recording that can be replayed from its first checkpoint, an idle
+moment of the engine, if there was one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.core.recording.format import Header, frame_bytes, write_frames
 
 # About two minutes of a busy engine at 30 steps a second; at a kilobyte a step that is 4 MB.
 FLIGHT_LIMIT_STEPS: Final = 4096
-# Checkpoints are at least the limit divided by this apart: most steps that are held come after the oldest one.
+# Checkpoints are at least the limit divided by this apart, so most of the kept steps follow the oldest one.
 _CHECKPOINTS: Final = 4
 
 
 class FlightRecorder:
-    """A sink that forgets the oldest frames. ``header`` says what is recorded, ``path`` where a failure leaves it."""
+    """A sink that drops the oldest frames. ``header`` begins the recording, ``path`` receives the dump of a failure."""
 
     def __init__(self, header: Header, path: Path | None = None, *, limit_steps: int = FLIGHT_LIMIT_STEPS) -> None:
         self._header = header
@@ -29,7 +29,7 @@ class FlightRecorder:
         self._frames: deque[bytes] = deque(maxlen=limit_steps)
         self._taken = 0
         self._apart = max(1, limit_steps // _CHECKPOINTS)
-        # Each with the number of frames that were taken before it.
+        # Each with the number of frames before it.
         self._checkpoints: deque[tuple[int, Callable[[], bytes]]] = deque()
 
     @property
@@ -37,7 +37,7 @@ class FlightRecorder:
         return self._taken - len(self._frames)
 
     def write(self, frame: bytes) -> None:
-        """Take one frame; the recorder has a header of its own, so the first one is left out."""
+        """Append a frame; the first is skipped, because the recorder has its own header."""
         if self._taken or frame != frame_bytes(self._header):
             self._taken += 1
             self._frames.append(frame)
@@ -50,7 +50,7 @@ class FlightRecorder:
         return self._taken - last >= self._apart
 
     def mark(self, frame: Callable[[], bytes]) -> None:
-        """A checkpoint, as the scheduler is before the next frame."""
+        """Note a checkpoint: the state of the scheduler before the next frame."""
         self._checkpoints.append((self._taken, frame))
 
     def close(self, *, failed: bool) -> None:
@@ -58,15 +58,15 @@ class FlightRecorder:
             self.leave()
 
     def leave(self) -> None:
-        """Dump to ``path``. A full disk must not be what an engine dies of, nor hide what it did die of."""
+        """Dump to ``path``. A full disk must neither kill the engine nor hide the cause of its death."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self.dump(self._path)
 
     def dump(self, path: str | Path) -> Path:
-        """Write what is held as a recording, from the oldest moment on that it can be replayed from.
+        """Write the kept steps as a recording, from the oldest checkpoint on.
 
-        Without such a moment it is all that is held, to be looked at.
+        Without a checkpoint it has all kept steps, which can be read but not replayed.
         """
         frames, first, begin = list(self._frames), self.dropped, []
         if first and self._checkpoints:

@@ -1,7 +1,9 @@
-"""The file of a recording: a header, a frame a step, an end. Length-prefixed msgpack: a torn tail costs only itself.
+"""The file of a recording: a header, a frame for each step, an end.
 
-Owns the bytes and their types. A step holds what went in, and check sums of what came out; never token values of
-replies, so that a redacted recording checks as the original does.
+Length-prefixed msgpack, so a torn tail costs only itself.
+
+Owns the bytes and their types. A step has its inputs and check sums of its outputs without the token values of
+replies, so that a redacted recording has the same check sums.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from lockstep.output_files import open_private
 
 FORMAT: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")
-# A frame holds the messages of one step; a larger one means that the file is something else.
+# A frame holds the messages of one step; a larger one is not of a recording.
 _FRAME_LIMIT_BYTES: Final = 1 << 30
 _BUFFER_BYTES: Final = 1 << 16
 
 
 class RecordingError(EngineError, ValueError):
-    """A file is not a recording, or cannot be used as one; the text names file, rule, value and remedy."""
+    """Raised for a file that is no usable recording; the text names file, rule, value and remedy."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
-    """A recording's header. ``first_step`` is over 1 when older steps were dropped; a checkpoint may replace them."""
+    """A recording's header. ``first_step`` exceeds 1 when older steps were dropped; a checkpoint may replace them."""
 
     format: str = FORMAT
     limits: Limits
@@ -54,7 +56,7 @@ class RecordedStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="end"):
-    """How it ended: ``error`` is the exception that the scheduler died of, as ``Type: text``, or None."""
+    """The end of a recording: ``error`` is the exception that killed the scheduler, as ``Type: text``, or None."""
 
     step: int
     plan_digest: str
@@ -66,9 +68,9 @@ Frame = Header | Checkpoint | RecordedStep | End
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A file read back; without an ``end`` its writer was killed.
+    """The content of a file; without an ``end`` its writer was killed.
 
-    ``checkpoint`` is what the scheduler was before the first of ``steps``; None for a new one, or if not known.
+    ``checkpoint`` is the scheduler's state before the first of ``steps``; None if new or unknown.
     """
 
     header: Header
@@ -78,9 +80,9 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class RecordingFile:
-    """A recording being written. Raises OSError like any file."""
+    """Writes a recording. Raises OSError as files do."""
 
-    # It begins with the first step.
+    # A file begins with the first step.
     wants_checkpoint: Final = False
 
     def __init__(self, path: str | Path) -> None:
@@ -94,7 +96,7 @@ class RecordingFile:
         pass
 
     def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - it holds every step in any case
-        """Write out what is buffered; idempotent."""
+        """Flush and close; idempotent."""
         self._file.close()
 
 
@@ -104,14 +106,14 @@ def frame_bytes(frame: Frame) -> bytes:
 
 
 def checks_of(result: StepResult) -> tuple[int, int]:
-    """Check sums of a step's microbatch and of its replies, token values left out."""
+    """Return check sums of a step's microbatch and of its replies without token values."""
     plan = 0 if result.microbatch is None else zlib.crc32(encode(plan_shape(result.microbatch)))
     said = zlib.crc32(encode([_reply_shape(reply) for reply in result.replies])) if result.replies else 0
     return plan, said
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Read a recording; a frame that was cut off ends it. Raises RecordingError for anything else."""
+    """Read a recording up to its end or a torn frame. Raises RecordingError for other content."""
     frames = _frames(Path(path))
     header = next(frames, None)
     if not isinstance(header, Header) or header.format != FORMAT:

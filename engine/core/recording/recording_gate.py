@@ -1,7 +1,7 @@
-"""The recording gate: wraps any gate and writes down each step that it let through, after the step.
+"""The recording gate: wraps any gate and records each of its steps, after the step.
 
-It changes nothing: the inner gate decides steps, times and order. A step that the scheduler dies in is written
-too, with the exception.
+It changes nothing: the inner gate decides steps, times and order. The step that kills the scheduler is recorded too,
+with the exception.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Sink(Protocol):
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether a checkpoint is due before the next frame."""
+        """Return whether a checkpoint is due before the next frame."""
 
     def mark(self, frame: Callable[[], bytes]) -> None:
-        """A checkpoint as it stands in a file, made when it is needed: it may be large, and most are forgotten."""
+        """Note how to make the checkpoint for the file: it may be large, and most are dropped unmade."""
 
     def close(self, *, failed: bool) -> None:
-        """No more frames come, because the loop ended or failed; called once, after the end frame."""
+        """Close the sink after the end frame, once: the loop has ended or failed."""
 
 
 class RecordingGate:
-    """``inner`` decides, ``sinks`` write it down. With a redactor, prompts and tokens are written as fingerprints."""
+    """Records the steps of ``inner`` in ``sinks``. A redactor replaces prompts and tokens by fingerprints."""
 
     def __init__(
         self, inner: Gate, scheduler: Scheduler, sinks: Sequence[Sink], *, redactor: Redactor | None = None
@@ -62,12 +62,12 @@ class RecordingGate:
             self._end(exc)
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """The inner gate's next step; the one before it is written first."""
+        """Record the previous step, then return the inner gate's next one."""
         if previous is not None and self._step is not None:
             self._write_step(self._step, previous.step, checks_of(previous), previous)
             if self._scheduler.is_fully_idle:
                 self._offer_checkpoint()
-        # Forgotten first: what the inner gate raises is not an exception of the step before.
+        # Cleared first: an exception of the inner gate does not belong to the previous step.
         self._step = None
         self._step = self._inner.next_step(previous)
         return self._step

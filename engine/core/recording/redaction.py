@@ -1,7 +1,7 @@
-"""Redaction: prompts and outputs as fingerprints that keep only what the scheduler's decisions depend on.
+"""Redaction: prompts and outputs as fingerprints, which lead to the same decisions of the scheduler.
 
 A token becomes a keyed hash of the whole text up to it, so that two texts share a prefix exactly as far as the
-originals do. The key is drawn at the start and never leaves the process. Tokens that end a request stay what they are.
+originals do. The key is drawn at the start and never leaves the process. Tokens that end a request stay unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.core.scheduler.scheduler import Scheduler
 
 _KEY_BYTES: Final = 32
 _STATE_BYTES: Final = 16
-# Fingerprints start above every vocabulary, so that none of them is ever a token that ends a request.
+# Fingerprints start above every vocabulary, so that none ends a request.
 _FIRST_FINGERPRINT: Final = 1 << 32
 _FINGERPRINT_BYTES: Final = 6
 _NO_TEXT: Final = b""
@@ -38,24 +38,24 @@ _NO_LOGPROB: Final = PromptLogprob(logprob=0.0, rank=0)
 
 
 class Redactor:
-    """Follows the text of every live request. One a recording."""
+    """Follows the text of every live request of one recording."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = os.urandom(_KEY_BYTES) if key is None else key
-        # The hash state after each live request's text; requests themselves are the keys, because rids come again.
+        # The hash state after each live request's text, keyed by the request, because rids are used again.
         self._texts: dict[Request, bytes] = {}
         self._live: dict[str, Request] = {}
         self._emitting: dict[int, list[Request]] = {}
 
     def redact(self, events: Sequence[Event], result: StepResult | None, scheduler: Scheduler) -> tuple[Event, ...]:
-        """The events of a step that has run, redacted; ``result`` None when the scheduler died in it."""
+        """Redact the events of a completed step; ``result`` is None if it killed the scheduler."""
         redacted = tuple([self._redact(event, scheduler) for event in events])
         if result is not None:
             self._follow(result, scheduler)
         return redacted
 
     def redact_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The tree of fingerprints. It holds no token that ended a request: that one's KV is never computed."""
+        """Redact the tree. It holds no token that ended a request, because its KV is never computed."""
         tree, runs = checkpoint.tree, []
         states = {tree.root: _NO_TEXT}
         for run in tree.runs:
@@ -88,13 +88,13 @@ class Redactor:
         return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling, cache_salt=salt)
 
     def _redact_salt(self, key: int) -> str | None:
-        """Another salt for the one that has this key."""
+        """Return another salt for the salt of this key."""
         if not key:
             return None
         return hashlib.blake2b(str(key).encode(), key=self._key, digest_size=_STATE_BYTES).hexdigest()
 
     def _redact_grammar(self, grammar: Grammar) -> Grammar:
-        """Its kind, and which others it is equal to: the scheduler asks no more of it."""
+        """Keep the kind and the equality of grammars: the scheduler reads nothing else."""
         digest = hashlib.blake2b(grammar.text.encode(), key=self._key, digest_size=_STATE_BYTES)
         return Grammar(grammar.kind, digest.hexdigest())
 
@@ -102,7 +102,7 @@ class Redactor:
         requests = self._emitting.pop(completion.microbatch_id, [])
         tokens = [self._token(request, token) for request, token in zip(requests, completion.token_ids, strict=False)]
         tokens += [0] * (len(completion.token_ids) - len(tokens))
-        # How many of its prompt's logprobs a client has is part of what the scheduler knows; their values are not.
+        # The scheduler knows the number of prompt logprobs that a client has, not their values.
         parts = tuple((_NO_LOGPROB,) * len(part) for part in completion.prompt_logprobs)
         return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=(), prompt_logprobs=parts)
 
@@ -111,12 +111,12 @@ class Redactor:
         if token in request.stop_ids:
             return token
         if state is None:
-            return 0  # The request has ended: its result is dropped, whatever it is.
+            return 0  # The request has ended: its result is dropped.
         self._texts[request], fingerprint = self._next(state, token)
         return fingerprint
 
     def _follow(self, result: StepResult, scheduler: Scheduler) -> None:
-        """Note whose tokens the new microbatch will bring; forget who has ended."""
+        """Note the requests of the new microbatch; drop those that have ended."""
         if result.microbatch is not None:
             requests = scheduler.books.in_flight[-1].requests
             segments = result.microbatch.segments
@@ -130,7 +130,7 @@ class Redactor:
                     self._texts.pop(ended, None)
 
     def _text(self, state: bytes, tokens: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
-        """Tokens that continue a text: the state after them, and their fingerprints."""
+        """Return the hash state after tokens that continue a text, and their fingerprints."""
         ids = []
         for token in tokens:
             state, fingerprint = self._next(state, token)

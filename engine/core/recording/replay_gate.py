@@ -1,6 +1,6 @@
 """The replay gate: feeds the loop from a recording and compares every step with its record.
 
-No pipeline, no sockets, no clock: results and times are in the recording.
+Needs no pipeline, sockets or clock: results and times are in the recording.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from engine.core.scheduler.ports import Step, StepResult
 
 
 class ReplayDiffers(EngineError, AssertionError):
-    """A replayed step differs from the recorded one; the text names the step and the first difference."""
+    """Raised for a replayed step that differs from its record; the text names the step and the first difference."""
 
 
 class ReplayGate:
-    """``until`` is the last step to run. Raises RecordingError for a recording without its beginning."""
+    """Replays a recording up to step ``until``. Raises RecordingError for a recording without its beginning."""
 
     def __init__(self, recording: Recording, *, until: int | None = None) -> None:
         first = recording.header.first_step
@@ -42,7 +42,7 @@ class ReplayGate:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """The next recorded step; None after the last. Raises ReplayDiffers at the first step that differs."""
+        """Return the next recorded step; None after the last. Raises ReplayDiffers at the first step that differs."""
         if previous is not None:
             self._compare(self._steps[self._next - 1], previous)
         if self._next >= min(len(self._steps), self._most):
@@ -64,32 +64,32 @@ class ReplayGate:
 
 
 class NullPorts:
-    """Pipeline and outbox of a replay: both end here."""
+    """The pipeline and outbox of a replay, which drop everything."""
 
     ready = False
     takes_more = False
 
     def launch(self, microbatch: Microbatch) -> None:
-        """Its completion is in the recording."""
+        """Do nothing: the completion is in the recording."""
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """No client of the recorded run is left."""
+        """Do nothing: the clients of the recorded run are gone."""
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Nor a router."""
+        """Do nothing: there is no router."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - the protocol's
-        """None: completions come from the recording."""
+        """Return None: completions come from the recording."""
         return None
 
     def wake_sources(self) -> Sequence[Any]:
         return ()
 
     def order_grammar(self, order: GrammarOrder) -> None:
-        """Its answer is in the recording."""
+        """Do nothing: the answer is in the recording."""
 
     def order_transfer(self, order: TransferOrder) -> None:
-        """The same."""
+        """Do nothing: the answer is in the recording."""
 
     def answers(self) -> Sequence[GrammarReady]:
         return ()

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: a pure policy over prefixes and loads, deterministic and in virtual time too.
+"""Routing of requests to replicas: a pure, deterministic policy over prefixes and loads, in virtual time too.
 
-Owns what a router knows of its replicas. Never asks a replica: its caller reports loads and gives the seed.
+Owns a router's knowledge of its replicas. Never calls a replica: the caller reports loads and gives the seed.
 """

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.core.stats import EngineStats
 
-# Sums of a fleet's counts stay exact, and fit wherever a number of 64 bits does.
+# Sums of a fleet's counts stay exact and fit into 64 bits.
 MAX_COUNT: Final = 2**53
 MAX_NAME_CHARS: Final = 64
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
@@ -17,11 +17,11 @@ SleepLevel = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the answer of ``/get_load``: an engine that a router can send requests to; an engine names itself.
+    """One entry of the answer of ``/get_load``: an engine that takes a router's requests, under its own name.
 
     The first five fields are SGLang's. ``num_reqs`` have not ended, ``num_waiting_reqs`` of them are in the queue.
-    ``num_pending_tokens`` are to be launched before all of them decode, cached ones not counted; with the tokens that
-    requests hold they are ``num_tokens``. ``step`` is the scheduler's step that the numbers describe. Fields without a
+    ``num_pending_tokens`` must be launched before all of them decode, without cached ones; ``num_tokens`` adds the
+    tokens that requests hold. ``step`` is the scheduler's step that the numbers describe. Fields without a
     default decide where requests go.
     """
 

@@ -1,7 +1,7 @@
-"""Operators' acts over all engines of a router: pause, flush, weight update, sleep and wake, by all or by none.
+"""Operators' acts on all engines of a router, or on none: pause, flush, weight update, sleep and wake.
 
-A machine without sockets, threads and clocks: events go in, what is to be asked of which engine comes out. Owns what
-state each engine is to be in, and so which engines take no requests until they are in it.
+A machine without sockets, threads and clocks: it takes events and returns the asks to engines. Owns the wanted state of
+each engine; an engine in another state takes no requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An act as the operator asked for it: one of the verbs that change."""
+    """An operator's act: one of the verbs that change an engine."""
 
     verb: Verb
     argument: str = ""
@@ -66,7 +66,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an act. With ``is_refusal`` engines have refused, and none was gone or slow."""
+    """The end of an act. ``is_refusal``: engines have refused, and none was lost or slow."""
 
     is_done: bool
     words: str
@@ -84,23 +84,23 @@ class Stage(IntEnum):
     SETTLE = 5
 
 
-# The reason why an engine takes no requests while it is not known to be as acts have left it.
+# Why an engine takes no requests until it is known to be in the wanted state.
 OWED: Final = "is not yet as the operators' last call left the others"
 SLOW: Final = "has not yet answered the last call"
 Message = Ask | Outcome
-# The pause around a flush or an update: no engine has requests then, so no mode differs.
+# The pause around a flush or an update: no engine has requests, so the modes are equal.
 STOP_MODE: Final = "in_place"
-# The sleep of an engine that is put back among those that sleep. No request ends by it.
+# The sleep of an engine that returns to sleeping engines. It ends no request.
 SLEEP_MODE: Final = "retract"
-# These need engines without requests: new ones wait at the router until the act has ended.
+# These need idle engines: new requests wait at the router for the end of the act.
 _QUIET: Final = (Verb.FLUSH, Verb.UPDATE)
 
 
 @dataclass(slots=True)
 class _Engine:
-    """``known`` is its state where that is known. ``wanted`` is where acts have left it; None before the first.
+    """``known`` is its state, or None. ``wanted`` is the state after the acts so far; None before the first.
 
-    It is ``owed`` when it is not known to be as wanted. ``asked`` has not been answered.
+    An engine that is not known to be in its wanted state is ``owed``. ``asked`` is the unanswered ask.
     """
 
     asked: Ask | None = None
@@ -121,10 +121,10 @@ class _Act:
 
 
 class Operators:
-    """One act at a time. Every method is an event; what it returns is to be sent.
+    """Runs one act at a time. Every method takes an event and returns the asks to send.
 
-    ``stage`` counts the stages of all acts: a time limit is of one of them. Every ask is answered once, by ``answered``
-    or by ``unanswered``.
+    ``stage`` counts the stages of all acts; a time limit belongs to one stage. Every ask is answered once, by
+    ``answered`` or by ``unanswered``.
     """
 
     def __init__(self, engines: tuple[str, ...]) -> None:
@@ -139,21 +139,21 @@ class Operators:
 
     @property
     def is_closed(self) -> bool:
-        """No request may be sent to any engine now."""
+        """Return whether no engine takes requests now."""
         return self._act is not None and self._act.order.verb in _QUIET
 
     @property
     def is_draining(self) -> bool:
-        """Whether the act waits until every request that was sent has ended."""
+        """Return whether the act waits for the end of all sent requests."""
         return self._act is not None and self._act.stage is Stage.DRAIN
 
     @property
     def is_changing(self) -> bool:
-        """Whether the act waits for the change itself, which may take longer than the other stages."""
+        """Return whether the act waits for the change itself, which may take longer than other stages."""
         return self._act is not None and self._act.stage is Stage.CHANGE
 
     def why_not(self, name: str) -> str:
-        """Why an engine takes no requests, empty when it may."""
+        """Return why an engine takes no requests; empty if it takes them."""
         return OWED if self._engines[name].owed else ""
 
     # -- events --
@@ -206,7 +206,7 @@ class Operators:
         return self._taken()
 
     def met(self, name: str) -> list[Message]:
-        """Note that an engine is there, for the first time, again or still. One that owes a change is looked at."""
+        """Note that an engine answers. One that owes a change is asked for its state."""
         engine = self._engines[name]
         if engine.owed and engine.asked is None and (self._act is None or self._act.stage is Stage.SETTLE):
             engine.known = None
@@ -214,7 +214,7 @@ class Operators:
         return self._taken()
 
     def operated_alone(self, name: str) -> None:
-        """Note that an operator has changed one engine, which need not be as acts have left it any more."""
+        """Note that an operator has changed one engine, which may have left its wanted state."""
         engine = self._engines[name]
         if not engine.owed:
             engine.wanted = None
@@ -250,7 +250,7 @@ class Operators:
             self._decide(act)
         for name, engine in self._engines.items():
             if stage is Stage.SETTLE:
-                # Engines that are gone or slow follow after the act.
+                # Lost and slow engines follow after the act.
                 if engine.asked is None and engine.known is not None:
                     self._settle(name)
                     if engine.asked is not None:
@@ -261,7 +261,7 @@ class Operators:
         self._advance()
 
     def _ask_of(self, name: str, act: _Act) -> Ask | None:
-        """The ask to an engine in a stage; None where there is nothing to do."""
+        """Return the ask to an engine in a stage; None if it has nothing to do."""
         state, order = self._engines[name].known, act.order
         if act.stage in (Stage.LOOK, Stage.CHECK):
             return Ask(name, Verb.LOOK)
@@ -288,10 +288,10 @@ class Operators:
             self._enter(Stage.CHANGE if is_short else Stage(act.stage + 1))
 
     def _decide(self, act: _Act) -> None:
-        """Note the state that each engine is to be in now: as before, or changed."""
+        """Note the wanted state of each engine: the old or the changed one."""
         for name, engine in self._engines.items():
             if engine.before is None:
-                continue  # No engine was asked for more than a look.
+                continue  # Engines were only asked for their state.
             earlier = None if engine.wanted is None else engine.wanted.weights
             wanted = engine.before if act.has_failed else _changed(engine.before, act.order)
             engine.wanted = wanted if act.order.verb is Verb.UPDATE else replace(wanted, weights=earlier)
@@ -340,7 +340,7 @@ class Operators:
             self._ask(missing)
 
     def _missing(self, name: str) -> Ask | None:
-        """The next ask that brings an engine nearer to its wanted state."""
+        """Return the next ask towards an engine's wanted state."""
         known, wanted = self._engines[name].known, self._engines[name].wanted
         if known is None or wanted is None:
             return Ask(name, Verb.LOOK)
@@ -351,7 +351,7 @@ class Operators:
         if known.sleep_level < wanted.sleep_level:
             return Ask(name, Verb.SLEEP, SLEEP_MODE, wanted.sleep_level)
         if known.sleep_level > 1 >= wanted.sleep_level and known.weights is not None:
-            # It has none to wake with before it is told which.
+            # It has no weights to wake with before an update.
             return Ask(name, Verb.UPDATE, known.weights)
         if known.sleep_level and not wanted.sleep_level:
             return Ask(name, Verb.WAKE)
@@ -375,7 +375,7 @@ class Operators:
 
 
 def _learn(engine: _Engine, ask: Ask, seen: Seen | None) -> None:
-    """Note what an ask that was done has changed."""
+    """Note the change by a completed ask."""
     if ask.verb is Verb.LOOK:
         assert seen is not None, "a look is answered with what was seen"
         engine.known = seen.state

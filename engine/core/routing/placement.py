@@ -1,8 +1,8 @@
-"""Placement of requests on replicas: loads, prefixes, the policy over both, and one router's memory of them.
+"""Places requests on replicas: loads, prefixes, the policy over both, and one router's record of them.
 
-A machine without sockets, threads and clocks, deterministic and in virtual time too: what happened goes in, choices
-come out. Cache affinity that yields to a bound on imbalance is SGLang's router's. The bound relative to the mean is
-that of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), by which KubeAI routes.
+A deterministic machine without sockets, threads and clocks, for virtual time too: it takes events and returns choices.
+Cache affinity that yields to a bound on imbalance is SGLang's router's. The bound relative to the mean is that of
+consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), by which KubeAI routes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.core.routing.load import Load
 # The order of replicas: weight, pending prefill tokens, free pages (more is better), and how long ago it was chosen.
 Rank = tuple[int, int, int, int]
 
-# The heap is built again when it has this many entries for each replica; most of them are out of date by then.
+# The heap is rebuilt at this many entries for each replica, when most of them are stale.
 _ENTRIES_A_REPLICA = 8
 
 
@@ -44,7 +44,7 @@ class ReplicaLoad:
 class _Member:
     capacity: int
     joined_at: int
-    # Both are numbers of turns, ``joined_at`` at first.
+    # Both count turns, from ``joined_at`` on.
     report_number: int
     turn: int
     accepting: bool = True
@@ -59,15 +59,15 @@ class _Member:
 
     @property
     def open(self) -> int:
-        """The replica's requests: never fewer than this router sent there."""
+        """Return the replica's requests, at least those that this router sent there."""
         return max(self.own, self.reported + self.own - self.own_at_report)
 
 
 class Fleet:
-    """Loads by replica. ``total_weight`` and ``available`` are of the replicas that can take a request.
+    """Loads by replica. ``total_weight`` and ``available`` cover the replicas that can take a request.
 
-    A replica weighs one for each request that it has, and one for each ``tokens_a_request`` tokens that it must still
-    prefill. It can take a request while it accepts them and has fewer than its capacity.
+    A replica's weight is its number of requests, plus one for each ``tokens_a_request`` tokens that it must still
+    prefill. It can take a request while it accepts them and is below its capacity.
     """
 
     def __init__(self, tokens_a_request: int) -> None:
@@ -102,7 +102,7 @@ class Fleet:
         self._refresh(name)
 
     def sent(self, name: str, tokens: int) -> int:
-        """Count a request that was sent, with the tokens that it must prefill. Returns what ``ended`` wants back."""
+        """Count a request that was sent, with the tokens that it must prefill. Returns the argument of ``ended``."""
         member = self._members[name]
         self._turns += 1
         member.turn = self._turns
@@ -112,19 +112,19 @@ class Fleet:
         return member.report_number
 
     def ended(self, name: str, tokens: int, report_number: int) -> None:
-        """Count the end of a request that was sent, unless its replica has left since, even if it came back."""
+        """Count the end of a sent request, unless its replica has left since, even if it returned."""
         member = self._members.get(name)
         if member is None or report_number < member.joined_at:
             return
         member.own -= 1
-        # Requests that were sent before the report are in it, or were prefilled before it.
+        # The report includes requests sent before it, unless they were prefilled before it.
         if member.report_number == report_number:
             member.pending -= tokens
         self._refresh(name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All replicas, in the order in which they joined."""
+        """Return all replicas, in the order in which they joined."""
         return tuple(self._members)
 
     def is_known(self, name: str) -> bool:
@@ -141,16 +141,16 @@ class Fleet:
         return self._members[name].weight
 
     def in_flight(self, name: str) -> int:
-        """Requests that this router has sent there and not seen end."""
+        """Return the requests that this router has sent there and not seen end."""
         return self._members[name].own
 
     def rank(self, name: str) -> Rank:
-        """The order of replicas: the smaller one is preferred. No two are equal."""
+        """Return the rank of a replica: the smaller is preferred, and no two are equal."""
         member = self._members[name]
         return member.weight, member.pending, -member.free_pages, member.turn
 
     def least_loaded(self, left_out: Container[str] = ()) -> str | None:
-        """The replica of the smallest rank among those that can take a request; None when there is none."""
+        """Return the replica of the smallest rank that can take a request, or None."""
         put_back = []
         found = None
         while self._heap:
@@ -169,7 +169,7 @@ class Fleet:
         return found
 
     def longest_without(self, left_out: Container[str] = ()) -> str | None:
-        """The replica that was chosen longest ago among those that can take a request; None when there is none."""
+        """Return the replica chosen longest ago that can take a request, or None."""
         open_ones = [name for name, member in self._members.items() if member.is_counted and name not in left_out]
         return min(open_ones, key=lambda name: self._members[name].turn, default=None)
 
@@ -177,7 +177,7 @@ class Fleet:
         """Bring the sums and the order up to date with one replica."""
         member = self._members[name]
         self._uncount(member)
-        # Versions go on over the lives of one name, so that an entry of an earlier life is out of date as well.
+        # Versions continue over the lives of one name, so that entries of an earlier life are stale too.
         self._turns += 1
         member.version = self._turns
         member.weight = member.open + member.pending // self._tokens_a_request
@@ -203,10 +203,7 @@ class Fleet:
 
 
 class PrefixIndex:
-    """The chunks of each replica. The least recently used are forgotten first, the end of a prefix before the rest.
-
-    ``capacity`` is the most chunks that are kept for one replica.
-    """
+    """The chunks of each replica, at most ``capacity``. Drops the least recently used, from the end of a prefix."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -217,7 +214,7 @@ class PrefixIndex:
 
     def add(self, replica: str, chain: Sequence[int]) -> None:
         chunks = self._chunks.setdefault(replica, OrderedDict())
-        # From the end: the beginning of a prefix is then the last to be forgotten.
+        # From the end: the beginning of a prefix is dropped last.
         for chunk in reversed(chain):
             if chunk in chunks:
                 chunks.move_to_end(chunk)
@@ -229,12 +226,12 @@ class PrefixIndex:
             self._drop_holder(forgotten, replica)
 
     def forget(self, replica: str) -> None:
-        """Forget every chunk of a replica that was restarted, was flushed, or has left."""
+        """Drop every chunk of a replica that was restarted or flushed, or has left."""
         for chunk in self._chunks.pop(replica, ()):
             self._drop_holder(chunk, replica)
 
     def longest_first(self, chain: Sequence[int]) -> Iterator[tuple[int, Sequence[str]]]:
-        """The prefixes of a prompt that any replica holds, longest first: their chunks, and who holds them."""
+        """Yield the prefixes of a prompt that replicas hold, longest first: number of chunks, and holders."""
         for length in range(len(chain), 0, -1):
             holders = self._holders.get(chain[length - 1])
             if holders:
@@ -256,9 +253,9 @@ _HASH_BYTES: Final = 8
 
 
 def chunk_hashes(prompt: bytes, chunk_bytes: int, namespace: bytes = b"") -> tuple[int, ...]:
-    """The chain of a prompt. Prompts of different namespaces (a model, a LoRA) share no prefix.
+    """Return the chain of a prompt, without a partial last chunk.
 
-    The rest that is shorter than a chunk has no hash.
+    Prompts of different namespaces (a model, a LoRA) share no prefix.
     """
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
@@ -275,8 +272,8 @@ class Rules:
     """The numbers of the policy.
 
     A replica keeps its prefixes' requests while it weighs at most ``balance_percent`` of the mean, or ``balance_slack``
-    requests more than the mean, whichever is more. Of more than ``holders_seen`` holders of a prefix that many are
-    looked at. Without ``by_prefix`` replicas take turns, whatever they hold and however loaded they are.
+    requests more than the mean, whichever is more. At most ``holders_seen`` holders of a
+    prefix are compared. Without ``by_prefix`` replicas take turns, regardless of caches and loads.
     """
 
     balance_percent: int = 125
@@ -292,13 +289,13 @@ class Rules:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}; raise it")
 
     def heaviest(self, fleet: Fleet) -> int:
-        """The largest weight at which a replica is chosen for the chunks that it holds."""
+        """Return the largest weight at which a replica is chosen for its chunks."""
         mean = fleet.total_weight // fleet.available
         return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
 
 
 class Refused(Enum):
-    """Why there is no replica for a request."""
+    """The reason why no replica takes a request."""
 
     FULL = "every replica that accepts requests has as many as it takes"
     NONE = "no replica accepts requests"
@@ -314,15 +311,15 @@ def choose(
     left_out: Collection[str] = (),
     seed: int = 0,
 ) -> tuple[str, int] | Refused:
-    """The replica for a prompt with these chunk hashes, and how many of them it probably holds.
+    """Return the replica for a prompt with these chunk hashes, and the number that it probably holds.
 
-    Equal inputs, equal choices; nothing is changed.
+    Equal inputs give equal choices. Changes nothing.
 
-    ``held`` are the chunks that replicas have by their own words; the others are looked up in the index.
+    ``held`` are the chunks that replicas report; the index has the chunks of the others.
 
-    A replica that is draining, unhealthy or full is never chosen, nor one that is ``left_out``. Of replicas that hold
-    equally much, the one of the smaller rank is: weight, pending tokens, free pages, longest without a request. Where
-    none that holds anything is light enough, the least loaded replica takes the request.
+    A replica that is draining, unhealthy or full is never chosen, nor one that is ``left_out``. Among
+    equal holders the smaller rank wins: weight, pending tokens, free pages, longest without a request. If every holder
+    is too heavy, the least loaded replica takes the request.
     """
     if fleet.available and not rules.by_prefix:
         next_one = fleet.longest_without(left_out)
@@ -349,7 +346,7 @@ def choose(
 def _longest_first(
     chain: Sequence[int], index: PrefixIndex, held: Mapping[str, int]
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    """The prefixes that any replica holds, longest first, by the index and by the replicas' own words."""
+    """Yield the prefixes that replicas hold, longest first, by the index and by the replicas' reports."""
     told = sorted(((length, (name,)) for name, length in held.items() if length), reverse=True)
     if not told:
         yield from index.longest_first(chain)
@@ -360,7 +357,7 @@ def _longest_first(
 
 
 def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
-    """At most ``most`` holders of a prefix, from a place that the request draws, so that none is always first."""
+    """Return at most ``most`` holders of a prefix, from an offset that the request draws: none is always first."""
     if len(holders) <= most:
         return holders
     start = draw % len(holders)
@@ -368,7 +365,7 @@ def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
     return tuple(joined(holders[start:end], holders[: max(0, end - len(holders))]))
 
 
-# Later pages are not looked for: a common prefix of this length decides the choice anyway.
+# Later pages are not looked up: a common prefix of this length decides the choice anyway.
 MAX_PAGES: Final = 4096
 
 
@@ -376,7 +373,7 @@ MAX_PAGES: Final = 4096
 class Prompt:
     """A prompt as a router knows it: the ``chain`` of its chunks, and about how many ``tokens`` it has.
 
-    Its token ids, its LoRA and the key of its cache salt are there where a tokenizer is: then a chunk is a page.
+    With a tokenizer it has token ids, LoRA and the key of its cache salt, and a chunk is a page.
     """
 
     chain: Sequence[int] = ()
@@ -400,7 +397,7 @@ NO_PROMPT: Final = Prompt()
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request that was placed; handed back when it has ended. ``flying`` are the chunks that were counted for it."""
+    """A placed request, returned at its end. ``flying`` are the chunks counted for it."""
 
     replica: str
     held_chunks: int
@@ -411,14 +408,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """An engine that publishes KV events. ``flying`` counts the chunks of its requests, which it will have."""
+    """An engine that publishes KV events. ``flying`` counts the chunks that its live requests will bring."""
 
     cache: FollowedCache
     flying: Counter[int]
 
 
 class Placement:
-    """Places requests one by one. ``index_chunks`` bounds what is remembered of an engine that tells nothing."""
+    """Places requests. ``index_chunks`` bounds the index of an engine without KV events."""
 
     def __init__(self, rules: Rules, *, index_chunks: int, seed: int = 0) -> None:
         self._rules = rules
@@ -426,17 +423,17 @@ class Placement:
         self.fleet = Fleet(rules.tokens_a_request)
         self.index = PrefixIndex(index_chunks)
         self._followed: dict[str, _Followed] = {}
-        # What was cached at the last report of a load: pages, and the version of the weights that they are of.
+        # The cached pages at the last report of a load, and the version of their weights.
         self._cached: dict[str, tuple[int, int]] = {}
 
     def join(self, name: str, capacity: int, cache: FollowedCache | None = None) -> None:
-        """Add an engine that takes requests: with an empty cache, or with what it tells of its cache."""
+        """Add an engine that takes requests, with an empty cache or with its KV events."""
         self.fleet.join(name, capacity)
         if cache is not None:
             self.follow(name, cache)
 
     def follow(self, name: str, cache: FollowedCache) -> None:
-        """Place by what an engine tells of its cache from now on, where the ids of a prompt are known."""
+        """Place by an engine's KV events from now on, for prompts of known ids."""
         self._followed[name] = _Followed(cache, Counter())
 
     def leave(self, name: str) -> None:
@@ -447,20 +444,20 @@ class Placement:
         self._cached.pop(name, None)
 
     def lost(self, name: str) -> None:
-        """Place nothing there until its next report; what it is told to have cached may be that of an earlier life."""
+        """Place nothing there until its next report; the known cache may be of an earlier life."""
         self.fleet.report(name, ReplicaLoad(), accepting=False)
         self.index.forget(name)
         if name in self._followed:
             self._followed[name].cache.doubt()
 
     def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True, is_flushed: bool = False) -> None:
-        """Take over an engine's report. One with ``is_flushed`` says that nothing is cached there any more."""
+        """Take over an engine's report. With ``is_flushed`` its cache is empty."""
         self.fleet.report(name, load, accepting=accepting)
         if is_flushed:
             self.index.forget(name)
 
     def take_load(self, name: str, load: Load) -> None:
-        """Take over the load of an engine that takes requests: it also shows that the engine has dropped its cache."""
+        """Take over the load of an engine that takes requests, which may also show a dropped cache."""
         pages, version = cached = load.cached_pages, load.weights_version
         pages_before, version_before = self._cached.get(name, cached)
         self._cached[name] = cached
@@ -492,7 +489,7 @@ class Placement:
         return Ticket(replica, held_chunks, to_compute, report_number, () if followed is None else prompt.chain)
 
     def ended(self, ticket: Ticket) -> None:
-        """Take a request's end of any kind into account."""
+        """Count the end of a request, of any kind."""
         self.fleet.ended(ticket.replica, ticket.tokens, ticket.report_number)
         followed = self._followed.get(ticket.replica)
         if followed is None:
@@ -503,6 +500,6 @@ class Placement:
                 del followed.flying[chunk]
 
     def _held(self, followed: _Followed, prompt: Prompt) -> int:
-        """How many chunks of a prompt an engine has, by what it told, or will have when its live requests have come."""
+        """Return how many chunks of a prompt an engine has by its events, or will have by its live requests."""
         told = followed.cache.cached_pages(prompt.ids, prompt.lora, prompt.salt)
         return max(told, len([*takewhile(followed.flying.__contains__, prompt.chain)]))

@@ -1,8 +1,7 @@
-"""The prefill engines of a decode engine: which one is asked for a prompt, and how its calls end.
+"""Chooses the prefill engine of each prompt of a decode engine, and tracks the calls.
 
-A machine without sockets, threads and clocks: requests, the scheduler's wishes, answers and looks at the prefill
-engines go in; choices and messages to the scheduler come out. Owns how well each prefill engine does. Whoever asks
-them is a shell around it.
+A machine without sockets, threads and clocks: it takes requests, the scheduler's orders, answers and loads, and returns
+choices and messages to the scheduler. Owns the health of each prefill engine. A shell around it makes the calls.
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillW
 from engine.core.routing.load import Load
 from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
-# Pages of a prompt that the choice looks at, and pages that are remembered of each engine.
+# Pages of a prompt that the choice compares, and pages kept for each engine.
 CHOICE_PAGES: Final = 256
 INDEX_PAGES: Final = 32_768
-# After a failure an engine is asked again when this time is over, twice as long after each further one; then for one
-# prompt at a time, until one has come.
+# The wait after a failure, doubled by each further one; then the engine gets one prompt at a time until one succeeds.
 FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 NEWS_INTERVAL_S: Final = 60.0
-# Statuses that say nothing about other prompts.
+# Statuses that concern one prompt only.
 _OF_THE_PROMPT: Final = frozenset({400, 409, 413})
 PREFILL: Final = "prefill"
-# How a request's output ends, or goes on, whose prompt was computed.
+# Finish reasons of a request whose prompt was computed.
 _COMPUTED: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class PrefillCounts:
-    """Totals of prompts. KV of an ``answered`` prompt has come, a ``dropped`` one was of no more use. No prefill
-    engine could be asked for an ``unasked`` one.
+    """Totals of prompts. KV of an ``answered`` prompt has arrived; a ``dropped`` one was not needed any more; an
+    ``unasked`` one found no prefill engine.
     """
 
     asked: int = 0
@@ -47,7 +45,7 @@ class PrefillCounts:
 
 @dataclass(slots=True)
 class _Engine:
-    """``why_not`` is what the last look saw, empty for an engine that takes prompts."""
+    """``why_not`` is the last known reason to avoid it, empty for an engine that takes prompts."""
 
     why_not: str = "was not met yet"
     last_failure: str = ""
@@ -59,9 +57,9 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Call:
-    """A prompt that ``at`` was asked for. It ends when the engine has answered and the request has gone on.
+    """A prompt ordered from ``at``. It ends when the engine has answered and the request has continued.
 
-    The request goes on without a word of a failure when all pages have come.
+    The request continues without a failure when all pages have arrived.
     """
 
     at: str
@@ -75,8 +73,7 @@ class _Call:
 class Prefills:
     """The prefill engines of one decode engine, by their URLs. ``now`` are seconds of a clock that goes forward.
 
-    ``capacity`` is the most prompts that one of them is given at a time. With ``retry_s=0`` each is asked, whatever is
-    known of it.
+    ``capacity`` is the most prompts of one engine at a time. ``retry_s=0`` ignores the health of engines.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Prefills:
             self._engines[url] = _Engine()
             self._placement.join(url, capacity)
             self._placement.lost(url)
-        # By rid, until the request's first output.
+        # Keyed by rid, until the request's first output.
         self._tickets: dict[str, Ticket] = {}
         self._calls: dict[int, _Call] = {}
         # The newest call for each request.
@@ -115,16 +112,16 @@ class Prefills:
         return len(self._calls)
 
     def in_flight(self, url: str) -> int:
-        """Requests without an output whose prompts an engine was chosen for."""
+        """Return the requests without an output that have a prefill engine."""
         return self._placement.fleet.in_flight(url)
 
     # -- requests --
 
     def place(self, message: Generate) -> Generate:
-        """The request, with the prefill engine that is to compute its prompt, if there is one.
+        """Return the request with its prefill engine, if there is one.
 
-        Not one whose prompt is computed here anyway: it has no full page before its last token, or a LoRA, or it asks
-        for the logprobs of its prompt.
+        The decode engine computes prompts without a full page before the last token, with a LoRA, or with prompt
+        logprobs.
         """
         pages = (len(message.prompt_ids) - 1) // self._page_size
         if not pages or message.lora is not None or message.prompt_logprobs_from >= 0:
@@ -152,7 +149,7 @@ class Prefills:
     # -- calls --
 
     def wanted(self, wanted: PrefillWanted) -> PrefillFailed | None:
-        """Call for a prompt that the scheduler wants. Returns the answer where the engine is not to be asked now."""
+        """Call for a prompt that the scheduler wants. Returns the failure if the engine must not be called now."""
         self.counts.asked += 1
         engine = self._engines.get(wanted.at)
         why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
@@ -178,9 +175,9 @@ class Prefills:
         return True
 
     def answered(self, transfer: int) -> float | None:
-        """An engine says that all was sent, which is no success before the request has gone on with it.
+        """Note that an engine has sent all pages: a success once the request continues with them.
 
-        Returns how long it took, in seconds; None for what was dropped meanwhile.
+        Returns the duration in seconds; None for a dropped prompt.
         """
         call = self._calls.get(transfer)
         if call is None:
@@ -190,7 +187,7 @@ class Prefills:
         return self._now() - call.asked_at
 
     def failed(self, transfer: int, why: str, status: int | None = None) -> PrefillFailed | None:
-        """The failure that the scheduler is told: an engine answered with an error, or was lost."""
+        """Return the failure for the scheduler: an engine answered with an error, or was lost."""
         call = self._take(transfer)
         if call is None:
             return None
@@ -200,7 +197,7 @@ class Prefills:
         return PrefillFailed(transfer=transfer, error=f"{call.at} {why}")
 
     def give_up(self) -> None:
-        """Forget the calls of a scheduler that is gone."""
+        """Drop the calls of a lost scheduler."""
         self._calls.clear()
         self._transfers.clear()
         for rid in list(self._tickets):
@@ -220,7 +217,7 @@ class Prefills:
         self._placement.take_load(url, load)
 
     def busy(self, url: str) -> None:
-        """Note that an engine is there, although its scheduler has no time to report its load."""
+        """Note that an engine answers, although its scheduler is too busy to report a load."""
         engine = self._engines[url]
         if engine.why_not:
             engine.why_not = ""
@@ -232,14 +229,14 @@ class Prefills:
         self._placement.lost(url)
 
     def why_not(self, url: str) -> str:
-        """Why an engine is not asked now; empty when it is."""
+        """Return why an engine is not called now; empty if it is."""
         engine = self._engines[url]
         if not self._retry_s:
             return ""
         return engine.why_not or (engine.last_failure if self._now() < engine.retry_at else "")
 
     def news(self) -> list[tuple[str, str]]:
-        """Engines that are not asked any more, with the reason, once a minute each; an empty reason: asked again."""
+        """Return the engines whose calls stopped, with the reason, or resumed, without one; each once a minute."""
         now, told = self._now(), []
         for url, engine in self._engines.items():
             why = engine.why_not or engine.last_failure
@@ -283,7 +280,7 @@ class Prefills:
         return self._last_prompt
 
     def _left_out(self) -> list[str]:
-        """Engines that are not asked now, and failed engines that another prompt is trying."""
+        """Return the engines that are not called now, and the failed ones that another prompt is trying."""
         fleet = self._placement.fleet
         return [
             url
@@ -296,7 +293,7 @@ class Prefills:
         engine.last_failure = why
         if not self._retry_s:
             return
-        # The other prompts that failed with it are no further failures.
+        # Other prompts that failed with it do not count as further failures.
         if now >= engine.retry_at:
             engine.retry_at = now + min(self._retry_s * 2**engine.failures, LONGEST_RETRY_S)
             engine.failures = min(engine.failures + 1, 8)
