@@ -118,7 +118,9 @@ def _write_script(
     False when no test of it is right.
     """
     from scripted import api
+    from scripted.core.mutant import switched_on
     from scripted.reruns import schedule_of_recording
+    from scripted.search.windows import cut_to_window
 
     translation = schedule_of_recording(path, until=until, mutant=mutant)
     schedule = translation.schedule
@@ -129,7 +131,11 @@ def _write_script(
     )
     for note in translation.notes:
         console.print(f"not carried: {note}", soft_wrap=True)
-    shrunk = api.shrink(schedule, mutant=mutant)
+    with switched_on(schedule.adapter, mutant):
+        window = cut_to_window(schedule)
+    if len(window.placed) < len(schedule.placed):
+        console.print(f"it fails in a window of {len(window.placed)} events", soft_wrap=True)
+    shrunk = api.shrink(window, mutant=mutant)
     schedules = [schedule]
     if shrunk.runs > 1:
         small = shrunk.schedule

@@ -1,0 +1,211 @@
+"""Bugs planted in vLLM's scheduler, hit under load by chance, recorded, replayed and shrunk; and what a recorder costs.
+
+`.venv-vllm/bin/python -m benchmarks.planted_flights [--cost] [NAME ...]` prints a row for each bug of
+benchmarks/planted_flights.toml. The load is 64 clients with aborts and flushes, in process: vLLM's scheduler with a
+simulated model that checks nothing, as a server's does. `--cost` prints the time of a step with a recorder, over that
+without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.flight.hook import attach
+from scripted_vllm.machine import VllmMachine
+
+from scripted.core.adapters import adapter_named
+from scripted.core.mutant import Mutant, read_mutants
+from scripted.core.violation import Violation
+from scripted.sdk import Abort, Add, FlushCache
+from scripted.sdk.as_schedule import schedule_of
+from scripted.sdk.flight.reader import read_flight
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
+from scripted.sdk.flight.replay import replay_flight
+from scripted.sdk.flight.shown import steps_of
+from scripted.sdk.messages import Event, Share
+from scripted.sdk.pipeline import SimulatedRunner
+from scripted.search.shrinking import shrink
+from scripted.search.windows import cut_to_window
+
+PLANTED: Final = read_mutants(Path(__file__).with_suffix(".toml"))
+ADAPTER: Final[Any] = adapter_named("vllm")
+CLIENTS: Final = 64
+STEPS: Final = 400
+SEEDS: Final = 6
+SETTINGS: Final = (
+    VllmSettings(num_gpu_blocks=48, max_num_seqs=16, max_model_len=64, max_num_batched_tokens=64),
+    VllmSettings(
+        num_gpu_blocks=48, max_num_seqs=16, max_model_len=64, max_num_batched_tokens=64, async_scheduling=True
+    ),
+)
+# Empty plans in a row after which a server's recorder would see a stall.
+_STALL_PLANS: Final = 40
+_PAIRS: Final = 9
+
+
+class _Careless(SimulatedRunner):
+    """A model computes whatever its blocks hold."""
+
+    def _check_reads(self, share: Share, block_ids: Any, begin: int, end: int) -> None:
+        pass
+
+
+class Load:
+    """Clients that ask again when they are answered, hang up and sometimes have the cache flushed."""
+
+    def __init__(self, settings: VllmSettings, seed: int, clients: int = CLIENTS) -> None:
+        self.machine = VllmMachine(settings)
+        limits, can = ADAPTER.limits_of(settings)
+        self._runner = _Careless(limits, can)
+        self._chance = random.Random(seed)  # noqa: S311 - a load that can be repeated
+        self._free = clients
+        self._live: list[str] = []
+        self._requests = 0
+        self.empty = 0
+
+    @property
+    def stands(self) -> bool:
+        return self.empty >= _STALL_PLANS and bool(self._live)
+
+    def step(self, *, arrivals: bool = True) -> None:
+        """One turn of an engine's loop. Raises what the scheduler raises."""
+        events: list[Event] = []
+        result = self._runner.next_completion(None)
+        if result is not None:
+            events.append(result)
+        events += self._clients(arrivals)
+        stepped = self.machine.step(events, 0.0)
+        self._runner.follow(events, stepped)
+        for reply in stepped.replies:
+            if getattr(reply, "finish_reason", None) is not None and reply.rid in self._live:
+                self._live.remove(reply.rid)
+                self._free += 1
+        if stepped.microbatch is not None:
+            self._runner.launch(stepped.microbatch)
+        self.empty = 0 if stepped.microbatch is not None or result is not None else self.empty + 1
+
+    def _clients(self, arrivals: bool) -> Iterator[Event]:
+        chance = self._chance
+        while arrivals and self._free and chance.random() < 0.5:
+            self._free -= 1
+            self._requests += 1
+            # Prompts of the same parts in any order, as templates and documents make them.
+            parts = [range(40 + 9 * one, 48 + 9 * one) for one in chance.choices(range(6), k=chance.randrange(4))]
+            prompt = [token for part in parts for token in part]
+            prompt += [chance.randrange(33, 126) for _ in range(chance.randrange(1, 12))]
+            request = Add(rid=f"r{self._requests}", prompt_ids=tuple(prompt), max_new_tokens=chance.randrange(1, 20))
+            self._live.append(request.rid)
+            self._runner.begin(request)
+            yield request
+        if self._live and chance.random() < 0.06:
+            yield Abort(rid=chance.choice(self._live))
+        if chance.random() < 0.02:
+            yield FlushCache(call_id=f"flush-{self._requests}-{chance.random()}")
+
+
+def recorded(settings: VllmSettings, seed: int, folder: Path) -> Path | None:
+    """Run a load with a recorder, to a crash, a stall or its end; return what the recorder left."""
+    load = Load(settings, seed)
+    recorder = _attached(load, folder)
+    try:
+        for turn in range(2 * STEPS):
+            load.step(arrivals=turn < STEPS)
+            if load.stands:
+                return recorder.leave("stall")
+    except Exception:  # noqa: BLE001 - the recorder has written what the scheduler died of
+        return recorder.written[-1] if recorder.written else recorder.leave("call")
+    finally:
+        recorder.close()
+    return recorder.leave("call")
+
+
+def _attached(load: Load, folder: Path) -> FlightRecorder:
+    os.environ |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=100000 stall_s=0"}
+    recorder = attach(load.machine.scheduler)
+    del os.environ[FOLDER_VARIABLE], os.environ[OPTIONS_VARIABLE]
+    assert recorder is not None, "the environment asks for one"
+    return recorder
+
+
+def row_of(mutant: Mutant, folder: Path) -> str:
+    """Plant a bug, record, replay and shrink: a row of the table."""
+    runs = [(settings, seed) for seed in range(SEEDS) for settings in SETTINGS]
+    with mutant.switched_on():
+        for number, (settings, seed) in enumerate(runs, 1):
+            path = recorded(settings, seed, folder)
+            if path is None:
+                continue
+            flight, begun = read_flight(path), time.process_time()
+            outcome = replay_flight(ADAPTER, flight)
+            path.unlink()
+            if outcome.breaks is None:
+                continue
+            replayed_s, begun = time.process_time() - begun, time.process_time()
+            as_recorded = "yes" if outcome.differs is None else f"to step {outcome.differs.plan}"
+            schedule = schedule_of(ADAPTER, settings, steps_of(outcome)).schedule
+            small = shrink(cut_to_window(schedule))
+            shrunk_s = time.process_time() - begun
+            events = f"{len(small.schedule.placed)}" if small.fails else "not as a schedule"
+            why = "" if flight.end is None else flight.end.why
+            return (
+                f"| `{mutant.name}`: {mutant.bug} | {number} | {why} | {as_recorded} | {_short(outcome.breaks)} | "
+                f"{len(schedule.placed)} | {replayed_s:.1f} | {events} | {shrunk_s:.1f} |"
+            )
+    return f"| `{mutant.name}`: {mutant.bug} | - | not hit in {len(runs)} loads | | | | | | |"
+
+
+def _short(text: str) -> str:
+    return text.split("; ")[0].replace("|", "/")[:140]
+
+
+def cost() -> str:
+    """Return the time of a step with a recorder, over that without: the median of pairs that take turns."""
+    ratios = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(_PAIRS):
+            times = []
+            for is_on in (False, True):
+                load = Load(SETTINGS[seed % 2], seed)
+                recorder = _attached(load, Path(folder)) if is_on else None
+                begun = time.process_time()
+                for _ in range(STEPS):
+                    load.step()
+                times.append(time.process_time() - begun)
+                if recorder is not None:
+                    recorder.close()
+            ratios.append(times[1] / times[0])
+    median = statistics.median(ratios)
+    return f"a step with a recorder takes {median:.3f} times as long: the median of {_PAIRS} pairs of {STEPS} steps"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
+    parser.add_argument("--cost", action="store_true", help="print what a recorder costs instead")
+    options = parser.parse_args()
+    if options.cost:
+        sys.stdout.write(cost() + "\n")
+        return
+    sys.stdout.write("| bug | loads | written at | replayed | the promise | events | s | shrunk to | s |" + "\n")
+    sys.stdout.write("| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |" + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        for mutant in PLANTED:
+            if not options.names or mutant.name in options.names:
+                try:
+                    sys.stdout.write(row_of(mutant, Path(folder)) + "\n")
+                except Violation as exc:
+                    sys.stdout.write(f"| `{mutant.name}` | | | | {exc} | | | | |" + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Flights of vLLM's scheduler: recorded by the hooks that a server's plugin sets, replayed in one process.
+
+Goal: a hang or crash of somebody's vLLM is a stepped reproduction. Method: workloads of the search on a scheduler with
+a recorder; every plan of the replay is compared, also from a ring that lost its beginning. Origin: issue 49. Mutant:
+those of benchmarks/planted_flights.toml.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted_vllm.flight.hook import attach
+from scripted_vllm.machine import VllmMachine
+
+from benchmarks.planted_flights import PLANTED, row_of
+from scripted.core.adapters import adapter_named
+from scripted.core.schedule import Schedule
+from scripted.sdk.flight.reader import Flight, read_flight
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
+from scripted.sdk.flight.replay import FlightOutcome, replay_flight
+from scripted.search.execution import execute
+
+register_cpu_ci(est_time=20, suite="vllm-cpu")
+
+ADAPTER: Any = adapter_named("vllm")
+# What a scheduler of another release does in all of them is compared too.
+WORKLOADS = (
+    *(
+        "growing",
+        "priority-async",
+        "chunks",
+        "async-tight",
+        "stages-async",
+        "guesses",
+        "guesses-async",
+        "loads-failing",
+    ),
+    *("loads-async", "windows-async", "grammars-async", "grammars-guesses", "loras", "saves"),
+)
+IN_THE_MIDDLE = ("growing", "growing-first-runner", "chunks", "priority-async", "async-tight", "windows-async", "loras")
+
+
+@pytest.fixture
+def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FlightRecorder]:
+    """The recorder of each machine that is made, with the options of the environment."""
+    made: list[FlightRecorder] = []
+    own = VllmMachine.__init__
+
+    def recorded(self: VllmMachine, settings: Any) -> None:
+        own(self, settings)
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / str(len(made))))
+        recorder = attach(self.scheduler)
+        monkeypatch.delenv(FOLDER_VARIABLE)
+        assert recorder is not None
+        made.append(recorder)
+
+    monkeypatch.setattr(VllmMachine, "__init__", recorded)
+    return made
+
+
+def flights_of(line: str, recorders: list[FlightRecorder], why: str = "call") -> list[Flight]:
+    """The flights of a schedule's machines."""
+    execute(Schedule.parse(ADAPTER.workloads.get(f"vllm-{line}", line), of="vllm"))
+    paths = [recorder.leave(why) for recorder in recorders]
+    for recorder in recorders:
+        recorder.close()
+    flights = [read_flight(path) for path in paths if path is not None]
+    return [flight for flight in flights if flight.plans > 2]
+
+
+def replayed(flight: Flight, monkeypatch: pytest.MonkeyPatch) -> FlightOutcome:
+    monkeypatch.undo()
+    return replay_flight(ADAPTER, flight)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_plan_is_as_recorded(
+    workload: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (flight,) = flights_of(workload, recorders)
+    outcome = replayed(flight, monkeypatch)
+    assert (outcome.differs, outcome.breaks, flight.damage) == (None, None, "")
+
+
+@pytest.mark.parametrize("workload", IN_THE_MIDDLE)
+def test_a_ring_that_lost_its_beginning_is_replayed(
+    workload: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, "steps=8")
+    (flight,) = flights_of(workload, recorders)
+    assert flight.start is not None
+    outcome = replayed(flight, monkeypatch)
+    assert (outcome.differs, outcome.breaks, flight.damage) == (None, None, "")
+
+
+def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, "redact=true")
+    (flight,) = flights_of("async-tight", recorders)
+    assert flight.header.redacted
+    assert replayed(flight, monkeypatch).differs is None
+
+
+def test_a_request_that_waits_for_a_load_says_so(
+    recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads are held, as by a peer that died: what waits behind them names them."""
+    line = "kv_connector=async kv_offered_tokens=8 num_gpu_blocks=9; 1 hold-transfers; 1 start a prompt=12 new=2"
+    flights: list[Flight] = []
+    step = VllmMachine.step
+
+    def watched(self: VllmMachine, *given: Any) -> Any:
+        stepped = step(self, *given)
+        if self.scheduler.requests and len(flights) < 1 and recorders[-1]._parts[-1].plans > 2:
+            path = recorders[-1].leave("stall")
+            assert path is not None
+            flights.append(read_flight(path))
+        return stepped
+
+    monkeypatch.setattr(VllmMachine, "step", watched)
+    flights_of(line, recorders)
+    (stand,) = replayed(flights[0], monkeypatch).stands
+    assert (stand.kind, stand.root) == ("load", "a_1 waits for the load of its prefix from outside")
+
+
+def test_what_is_not_recorded_ends_the_recording_and_not_the_engine(recorders: list[FlightRecorder]) -> None:
+    execute(Schedule.parse(ADAPTER.workloads["vllm-sessions"], of="vllm"))
+    assert recorders[-1].failure == "NotImplementedError: streaming sessions are not recorded"
+
+
+def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:
+    """An abort that leaves its request among the running ones kills the engine: two events are left of 64 clients."""
+    planted = next(mutant for mutant in PLANTED if mutant.name == "lost-abort")
+    row = row_of(planted, tmp_path)
+    assert "| crash | yes | the scheduler dies of KeyError" in row
+    assert row.split(" | ")[-2] == "2", row
