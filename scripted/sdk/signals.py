@@ -46,8 +46,8 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def is_known(cls, config: msgspec.Struct) -> bool:
-        """Whether machines of this configuration have its target."""
-        return not cls.needs or bool(msgspec.structs.asdict(config)[cls.needs])
+        """Whether machines of this configuration have its target. ``needs`` may name a property."""
+        return not cls.needs or bool(getattr(config, cls.needs))
 
     def reaches(self, run: RunLike) -> bool:
         return self.is_known(run.config)

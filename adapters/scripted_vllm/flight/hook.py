@@ -86,6 +86,7 @@ class _Hooks:
         # Plans whose results are not in, by identity, which holds while the engine has them.
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
+        self._ended: set[str] = set()
         self._is_inside = False
 
     def record(self, recorder: FlightRecorder) -> None:
@@ -269,7 +270,10 @@ class _Hooks:
         self._plans += 1
         self._flights[id(plan)] = self._plans, plan
         frame = planned_of(plan, self._plans, self.recorder.now, self._ids)
-        for name in plan.finished_req_ids:
+        # The blocks of some are kept until a transfer is over, which later results name.
+        self._ended |= plan.finished_req_ids
+        for name in [name for name in self._ended if name not in self._scheduler.requests]:
+            self._ended.discard(name)
             self._arrived.pop(name, None)
             self._ids.pop(name, None)
         self.recorder.planned(frame, self._scheduler.get_num_unfinished_requests())
