@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 
@@ -9,6 +10,10 @@ def install() -> None:
     """Record this process's scheduler if LOCKSTEP_RECORD names a folder; else import nothing."""
     if not os.environ.get("LOCKSTEP_RECORD"):
         return
-    from scripted_vllm.flight.hook import hook_scheduler
+    try:
+        from scripted_vllm.flight.hook import hook_scheduler
 
-    hook_scheduler()
+        hook_scheduler()
+    except Exception:
+        # A server starts without its recorder rather than not at all.
+        logging.getLogger(__name__).exception("nothing is recorded")

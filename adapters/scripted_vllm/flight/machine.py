@@ -254,9 +254,8 @@ class VllmOfFlight:
     # -- results and plans --
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
-        plan = self._plans.pop(result.plan, None)
-        if plan is None:
-            return
+        # Of many empty plans in a row a few are made.
+        plan = self._plans.pop(result.plan, None) or SchedulerOutput.make_empty()
         said = {self._names[one]: ids for one, ids in tokens.items()}
         for one in (*result.received, *result.failed):
             self._loaded[self._names[one]] = self._plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -31,6 +32,7 @@ _FORMAT_WITHIN_BYTES: Final = 200
 _LONGEST_LINE_BYTES: Final = 1 << 26
 _LARGEST_FILE_BYTES: Final = 1 << 31
 _MOST_TIMES: Final = 1 << 40
+_EMPTY_SPANS: Final = 64
 
 _decode = msgspec.json.Decoder(AnyFrame).decode
 
@@ -117,6 +119,8 @@ class _Known:
         self.line = 1
         self._requests: set[int] = set()
         self._shares: dict[int, int] = {}
+        # The last empty plans: their results may say something of transfers.
+        self._empty: deque[range] = deque(maxlen=_EMPTY_SPANS)
         self._plan = 0
         self._ended = False
 
@@ -142,7 +146,10 @@ class _Known:
                 if frame.plan != self._plan + 1 or not 1 <= frame.times <= (1 if frame.shares else _MOST_TIMES):
                     raise ValueError(f"plan {frame.plan}, {frame.times} times, follows plan {self._plan}")
                 self._plan += frame.times
-                self._shares[frame.plan] = len(frame.shares)
+                if frame.shares:
+                    self._shares[frame.plan] = len(frame.shares)
+                else:
+                    self._empty.append(range(frame.plan, frame.plan + frame.times))
             case Result():
                 self._result(frame)
             case End():
@@ -173,7 +180,8 @@ class _Known:
 
     def _result(self, frame: Result) -> None:
         self._name(*frame.sent, *frame.received, *frame.failed)
-        shares = self._shares.pop(frame.plan, None)
+        is_empty = any(frame.plan in plans for plans in self._empty)
+        shares = self._shares.pop(frame.plan, 0 if is_empty else None)
         if shares is None:
             raise ValueError(f"the result of plan {frame.plan}, which is not in flight")
         if len(frame.token_ids) not in (0, shares):

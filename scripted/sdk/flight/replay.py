@@ -171,7 +171,7 @@ class _Said:
             if isinstance(frame, Planned):
                 shares[frame.plan] = frame.shares
             elif isinstance(frame, Result):
-                pairs = zip(shares.pop(frame.plan), frame.token_ids, strict=False)
+                pairs = zip(shares.pop(frame.plan, ()), frame.token_ids, strict=False)
                 self.of_plan[frame.plan] = said = {request: tokens for (request, _), tokens in pairs}
                 for request, tokens in said.items():
                     self._streams.setdefault(request, deque()).extend(tokens)

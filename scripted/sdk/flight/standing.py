@@ -205,7 +205,7 @@ class Watch:
         life, size = self.lives[rid], self._limits.block_size
         running = [one for one, other in self.lives.items() if other.computed is not None]
         if len(running) >= self._limits.batch_requests:
-            return Hint("seat", f"a seat: {_names(running)} have all {self._limits.batch_requests}", tuple(running))
+            return Hint("seat", f"a seat, of {self._limits.batch_requests} held by {_names(running)}", tuple(running))
         needs = -(-min(life.prompt + life.said, self._limits.batch_tokens) // size)
         if free is not None and free < needs:
             return self._blocks(rid, needs, free)
@@ -221,14 +221,14 @@ class Watch:
         if free == 0 and life.blocks * size <= computed:
             return self._blocks(rid, 1, 0)
         if self._batch_tokens >= self._limits.batch_tokens and rid not in self._batch:
-            return Hint("budget", f"the budget, all of which {_names(self._batch)} use", self._batch)
+            return Hint("budget", f"the budget, used by {_names(self._batch)}", self._batch)
         return Hint("nothing", f"nothing: it has computed {computed} positions, and no result of it is out")
 
     def _blocks(self, rid: str, needs: int, free: int) -> Hint:
         holders = [one for one, other in self.lives.items() if other.blocks and one != rid]
         held = sum([self.lives[one].blocks for one in holders])
-        have = f"{_names(holders)} hold {held}" if holders else "no live request holds the others"
-        return Hint("blocks", f"{plural(needs, 'block')}: {free} are free, {have}", tuple(holders))
+        have = f"{held} held by {_names(holders)}" if holders else "and no live request holds the others"
+        return Hint("blocks", f"{plural(needs, 'block')}: {free} free, {have}", tuple(holders))
 
 
 # Pauses in which nothing at all is launched.

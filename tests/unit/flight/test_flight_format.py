@@ -85,6 +85,13 @@ def test_a_frame_that_cannot_follow_ends_the_reading(why: str, tmp_path: Path) -
     assert flight.frames == (ARRIVED, PLANNED)
 
 
+def test_the_result_of_an_empty_plan_may_be_of_any_in_a_row(tmp_path: Path) -> None:
+    """An engine that waits for a transfer plans nothing many times, and one of the results says that it is over."""
+    empty = Planned(plan=1, now=0.0, shape=0, times=9)
+    frames = (ARRIVED, empty, Result(plan=7, received=(1,)), Planned(plan=10, now=0.0, shape=7, shares=((1, 2),)))
+    assert read_flight(written(tmp_path / "empty.flight", *frames)).frames == frames
+
+
 def test_a_hostile_file_is_refused_or_read_up_to_its_first_wrong_line(tmp_path: Path) -> None:
     """Nests, numbers, types and bytes that no recorder writes: nothing is raised but a refusal of the header."""
     header = line_of(FlightHeader(adapter="x"))

@@ -29,11 +29,11 @@ def test_each_kind_of_wait_is_said() -> None:
     seen = watch(("a", 8), ("b", 8), ("c", 8))
     launch(seen, 2, 1, a=8)
     assert stand(seen, "a").text == "the result of batch 1, launched in step 2"
-    assert stand(seen, "b", free=1).text == "2 blocks: 1 are free, a hold 3"
+    assert stand(seen, "b", free=1).text == "2 blocks: 1 free, 3 held by a"
     assert stand(seen, "c", free=8).text == "its turn behind b"
     assert stand(seen, "b", free=8).kind == "nothing"
     launch(seen, 3, 2, b=8)
-    assert stand(seen, "c", free=8).text == "a seat: a, b have all 2"
+    assert stand(seen, "c", free=8).text == "a seat, of 2 held by a, b"
     seen.land(1)
     seen.land(2)
     assert stand(seen, "a").kind == "nothing"
