@@ -87,6 +87,8 @@ class _Hooks:
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
         self._ended: set[str] = set()
+        # The result that the scheduler is taking, with the number of its tokens.
+        self._landing: tuple[Result, int] | None = None
         self._is_inside = False
 
     def record(self, recorder: FlightRecorder) -> None:
@@ -102,11 +104,12 @@ class _Hooks:
         after: dict[str, Callable[..., None]] = {
             "finish_requests": self._abort,
             "schedule": self._plan,
+            "update_from_output": self._landed,
             "reset_prefix_cache": self._flush,
             "update_draft_token_ids": self._draft,
             "update_draft_token_ids_in_output": self._draft_late,
         }
-        for name in (*before, *after):
+        for name in before | after:
             own = getattr(scheduler, name)
             setattr(scheduler, name, self._wrapped(own, before=before.get(name), after=after.get(name)))
         if scheduler.connector is not None:
@@ -131,6 +134,7 @@ class _Hooks:
                 returned = own(*args, **kwargs)
                 self._note(after, returned, *args, **kwargs)
             except Exception as exc:
+                self._note(self._landed)
                 self.recorder.leave("crash", f"{type(exc).__name__}: {exc}")
                 raise
             else:
@@ -185,7 +189,13 @@ class _Hooks:
         frame = self._result(number, plan, model_runner_output)
         said = sum(map(len, frame.token_ids))
         if plan.num_scheduled_tokens or frame.sent or frame.received or frame.failed or frame.lost:
-            self.recorder.event(frame, len(frame.token_ids) + said, moves=bool(plan.num_scheduled_tokens))
+            self._landing = frame, len(frame.token_ids) + said
+
+    def _landed(self, *_: Any) -> None:
+        """Write a result behind what a connector answered while it was taken: a replay needs the answers first."""
+        if self._landing is not None:
+            (frame, tokens), self._landing = self._landing, None
+            self.recorder.event(frame, tokens, moves=bool(frame.token_ids))
 
     def _result(self, number: int, plan: Any, output: Any) -> Result:
         sampled, places = output.sampled_token_ids, output.req_id_to_index

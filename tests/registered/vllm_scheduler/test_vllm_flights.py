@@ -119,7 +119,7 @@ def test_a_request_that_waits_for_a_load_says_so(
 
     def watched(self: VllmMachine, *given: Any) -> Any:
         stepped = step(self, *given)
-        if self.scheduler.requests and not flights and self._steps > 5:
+        if self.scheduler.requests and not flights and self._steps == 3:
             path = recorders[-1].leave("stall")
             assert path is not None
             flights.append(read_flight(path))
