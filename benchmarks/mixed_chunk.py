@@ -1,4 +1,4 @@
-"""Streams beside a long prompt, with and without ``mixed_chunk``: the engine in one process, in its CPU time.
+"""Streams beside a long prompt, by ``mixed_chunk`` and ``max_gap_ms``: the engine in one process, in its CPU time.
 
 Time is the CPU time that each stage takes for each microbatch, so that a busy machine changes little: a stage begins
 with a microbatch when it is launched, the stage before is done with it, and its own last one is done. Run:
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--chunk", type=int, nargs="+", default=[512], help="values of chunked_prefill_size")
+    parser.add_argument("--max-gap-ms", type=int, nargs="+", default=[50], help="values of max_gap_ms, beside none")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -139,21 +140,23 @@ def main() -> None:
         if arguments.shape != "embedded":
             make_checkpoint(Path(name), "float32", arguments.shape)
             model["model"] = name
-        ways = [(n, chunk, mixed) for n in arguments.stages for chunk in arguments.chunk for mixed in (False, True)]
+        mixing: list[dict[str, Any]] = [{"mixed_chunk": False}, {"mixed_chunk": True}]
+        mixing += [{"mixed_chunk": True, "max_gap_ms": gap} for gap in arguments.max_gap_ms]
+        ways = [(n, chunk, m) for n in arguments.stages for chunk in arguments.chunk for m in range(len(mixing))]
         seen = {way: Seen() for way in ways}
         for number in range(arguments.rounds):
             for way in in_turn(ways, number):
                 stages, chunk, mixed = way
-                config = EngineConfig(
-                    **(model | {"pp_size": stages, "chunked_prefill_size": chunk, "mixed_chunk": mixed})
-                )
+                config = EngineConfig(**(model | {"pp_size": stages, "chunked_prefill_size": chunk} | mixing[mixed]))
                 play(config, arguments, number, seen[way])
     heads = ("gap p50", "p99", "longest", "first token of the prompt", "tokens a CPU second")
-    table = Table("stages", "parts of", "mixed_chunk", *heads)
+    table = Table("stages", "parts of", "mixed_chunk", "max_gap_ms", *heads)
     for (stages, chunk, mixed), one in seen.items():
         gaps = [f"{gap:,.0f} ms" for gap in np.percentile(one.gaps, (50, 99, 100))]
         rest = (f"{np.median(one.first):,.0f} ms", f"{np.median(one.rates):,.0f}")
-        table.add_row(str(stages), str(chunk), "on" if mixed else "off", *gaps, *rest)
+        setting = mixing[mixed]
+        is_mixed, gap = "on" if setting["mixed_chunk"] else "off", str(setting.get("max_gap_ms", "-"))
+        table.add_row(str(stages), str(chunk), is_mixed, gap, *gaps, *rest)
     print_with_machine(table)
 
 
