@@ -1,1 +1,1 @@
-"""What other engines load as their plugin: light modules that do nothing unless a variable asks for a recording."""
+"""Plugins that other engines load: light modules that do nothing unless a variable asks for a recording."""

@@ -1,7 +1,7 @@
-"""Runs a schedule: the gate that feeds its actions to a machine's loop, in virtual time, and has every step judged.
+"""Runs a schedule: the gate that feeds its actions to a machine's loop, in virtual time, and judges every step.
 
-One process, no sockets. After the last action, the gate settles what is still open: it releases held results, ends
-pauses, lets deadlines pass. It knows no scheduler: the adapter of the schedule makes the parts.
+One process, no sockets. After the last action, the gate settles the run: it releases held results, ends pauses, lets
+deadlines pass. It knows no scheduler: the adapter of the schedule makes the parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-# Far more steps than any workload takes: a schedule that is not settled by then never will be.
+# Far more steps than any workload takes: a schedule not settled by then never is.
 STEPS_LIMIT: Final = 4_000
 # Consecutive steps without events that do nothing and ask for another step. A scheduler may do bookkeeping without a
 # visible effect, one block a step at the slowest, and workloads have a few dozen blocks; healthy ones take none.
@@ -43,10 +43,9 @@ EMPTY_STEPS_LIMIT: Final = 256
 # Consecutive launches at most half full while a request waits that fits. A healthy scheduler needs fewer: as many as an
 # equal prompt, which is computed first so that its prefix can be hit, takes through the deepest pipeline.
 WAITING_LIMIT: Final = 8
-# Wake-ups by a timer in a row that were given nothing and did nothing.
+# Consecutive wake-ups by a timer without events and effects.
 POLLS_LIMIT: Final = 64
-# A run that is still busy so many steps after the last action may be so for ever, because of an obstacle that only the
-# run can undo.
+# A run busy this many steps after the last action may stay busy, because of an obstacle that only the run can undo.
 PATIENCE_STEPS: Final = 1_000
 # The number of waiting requests that a message names.
 _NAMED: Final = 3
@@ -64,7 +63,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Phase(Enum):
-    """Whose code runs, and so whom an exception accuses."""
+    """The owner of the running code, whom an exception accuses."""
 
     HARNESS = "composing a step"
     ADAPTER = "in a step"
@@ -73,7 +72,7 @@ class Phase(Enum):
 
 # The kind of the cells that say that a window was open.
 WINDOW: Final = "window"
-# Windows are looked for after each so many steps: to ask in every step costs a tenth of a run.
+# Windows are checked once in this many steps: in every step they would cost a tenth of a run.
 WINDOW_STEPS: Final = 4
 
 # Constants: looking up an enum's member costs four times as much, and every step sets three.
@@ -85,7 +84,7 @@ _ORACLE: Final = Phase.ORACLE
 class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
     """One run of one schedule, with its machine, device and oracle.
 
-    ``implied``: actions that the run added to settle what the schedule left open. ``unreached``: placed actions that
+    ``implied``: actions that the run added to settle the schedule. ``unreached``: placed actions that
     had nothing to act on. ``watch`` is called before each step is composed: the point where a run can be forked.
     """
 
@@ -123,7 +122,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._passed = 0
         self._liveness = Liveness()
         self._emptiness = EmptySteps()
-        # Asked once: to ask an object for a protocol takes longer than most checks.
+        # Once: an isinstance check of a protocol takes longer than most checks.
         self._lists_requests = isinstance(self.machine, ListsRequests)
         self._has_queries = isinstance(self.machine, HasQueries)
         # The declared windows that were not open yet.
@@ -293,7 +292,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.phase = _HARNESS
 
     def _would_go_on(self) -> bool:
-        """Take a step without any event, of a run that has failed, and see whether it does something."""
+        """Return whether a step without events, of a failed run, does something."""
         adapter = self.adapter
         if not isinstance(adapter, BaseAdapter):
             return False
@@ -322,14 +321,14 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             )
 
     def _check_waste(self) -> None:
-        """Judge losses for nothing, unless something is in the way that only the run undoes. Raises Violation."""
+        """Judge needless losses, unless an obstacle remains that only the run undoes. Raises Violation."""
         preemptions = self.oracle.account.preemptions
         wasted, preemptions.wasted = preemptions.wasted, ""
         if self.obstacle is None:
             raise Violation(wasted)
 
     def _check_liveness(self) -> None:
-        """Judge that all which is open ends in time, unless something blocks it that only the run undoes."""
+        """Judge that open requests end in time, unless an obstacle remains that only the run undoes."""
 
         def busy() -> list[str]:
             return [] if self.obstacle is not None else self._named(self.oracle.could_go_on)

@@ -1,4 +1,4 @@
-"""One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
+"""Runs one schedule to its verdict, and many schedules with a common beginning from copies of one run.
 
 A failure is a broken promise, or an exception of the adapter in a step; other exceptions are defects of the harness.
 """
@@ -30,25 +30,25 @@ from scripted.script import watchdog as watching
 from scripted.search.strategies import Drawn
 
 _SIGNATURE_LENGTH: Final = 60
-# A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
+# A run takes milliseconds; a longer one is in an endless loop, or waits for ever.
 RUN_TIMEOUT_S: Final = 10.0
-# What was no effect of such events so often is not looked for again.
+# Events that had no effect this often are not compared again.
 _LOOKS_IN_VAIN: Final = 3
-# A run to which more was added hardly ever becomes its target again.
+# A run with more additions hardly ever becomes its base again.
 _REJOINING_EVENTS: Final = 3
-# To copy a run costs as much as to go so many steps.
+# A copy of a run costs as much as this many steps.
 _WALKED_STEPS: Final = 16
-# After its last action the median workload goes on for so long.
+# The median workload runs this many steps after its last action.
 _USUAL_REST_STEPS: Final = 8
 _NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
 OVERDUE: Final = "does not return from {name}: it was there after {:g} s"
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a run failed: the exception's type and text, and the step that it came out of.
+    """The failure of a run: the exception's type and text, and its step.
 
-    ``place`` is the file and line of a scheduler that raised, in its step or when a check looked at it, and empty for a
-    promise that was broken.
+    ``place`` is the file and line of a scheduler that raised, in its step or in a check, and empty for a broken
+    promise.
     ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
     """
 
@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
         rids = sorted(set(gate.oracle.names), key=len, reverse=True)
         names = "".join(rf"|(?<![\w-]){re.escape(rid)}(?![\w-])" for rid in rids)
         text = text_of(exc)
-        # A word of one letter is always left out: requests are called so, and the article is one.
+        # Words of one letter are left out: they are names of requests, or the article.
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
@@ -74,9 +74,9 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_hang(cls, exc: Overdue, gate: Run | None) -> Failure | None:
-        """Of a run that does not end in the scheduler's code; None for one that is in the harness's.
+        """Describe a run that does not return from the scheduler's code; None if it is in the harness's.
 
-        Its signature names no function: which of those of a loop it is in is an accident.
+        The signature names no function: a loop is interrupted in any of its functions.
         """
         at = [one for one in traceback.walk_tb(exc.__traceback__) if one[0].f_code.co_filename != watching.__file__]
         at.reverse()
@@ -91,7 +91,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def hangs(self) -> bool:
-        """The run did not end, and others of its kind would not either."""
+        """Return whether the run did not end, as others of its kind."""
         return self.type == Overdue.__name__
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def _is_of_scheduler(exc: Exception, gate: Run) -> bool:
 
 
 def _of_scheduler(frames: Iterable[FrameType]) -> FrameType | None:
-    """The innermost frame, which comes first, that is in no library of Python's; None where it is the harness's."""
+    """Return the innermost frame outside of Python's library; None if it is the harness's."""
     for frame in frames:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in sys.stdlib_module_names:
@@ -122,7 +122,7 @@ def _doing(gate: Run | None) -> str:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended; ``failure`` None means that every check held."""
+    """The end of a run; without ``failure`` every check held."""
 
     failure: Failure | None
     steps: int
@@ -132,11 +132,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Left(Exception):
-    """A watcher leaves a run: what follows is known, or somebody goes on with it."""
+    """Raised by a watcher to leave a run: its rest is known, or another run continues it."""
 
 
 def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bool = False) -> Outcome:
-    """Run a schedule from its beginning; ``leave_out`` what not all runs of a search are checked for.
+    """Run a schedule from its beginning, without the checks ``leave_out``, which only some runs of a search make.
 
     Raises HarnessError.
     """
@@ -156,7 +156,7 @@ def record(
     timeout_s: float | None = None,
     watch: Callable[[Run], None] | None = None,
 ) -> tuple[Outcome, list[Any]]:
-    """Run a schedule and keep every step, the one that it dies in included; judge what only records show.
+    """Run a schedule and keep every step, the fatal one included; make the checks that need records too.
 
     Raises HarnessError.
     """
@@ -173,15 +173,15 @@ def record(
 
 
 def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
-    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised by the scheduler.
+    """Run a gate to its end. Raises HarnessError for exceptions other than violations and the scheduler's.
 
-    Code of the scheduler that does not return in time is a failure as well, whoever called it.
+    Code of the scheduler that does not return in time is a failure too.
     """
     return _finish(lambda: gate, timeout_s)[0]
 
 
 def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome, Run | None]:
-    """Make or copy a run, and run it to its end; no run where the scheduler does not let it be made."""
+    """Make or copy a run, and run it to its end; returns no run if the scheduler raises while it is made."""
     gate: Run | None = None
 
     def is_owner(frame: FrameType | None) -> bool:
@@ -219,7 +219,7 @@ def _harness_error(exc: Exception, gate: Run | None) -> HarnessError:
 
 
 def _check_ended(gate: Run) -> None:
-    """The loop ran until the gate had judged the end. Raises Violation."""
+    """Check that the loop ran until the gate had judged the end. Raises Violation."""
     if gate.phase is not Phase.ORACLE:
         raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
@@ -227,19 +227,19 @@ def _check_ended(gate: Run) -> None:
 def execute_recorded(
     schedule: Schedule, *, timeout_s: float | None = None, watch: Callable[[Run], None] | None = None
 ) -> Outcome:
-    """The same with what only records show, which the runs of a search do not keep."""
+    """Run a schedule with the checks that need records, which the runs of a search do not keep."""
     return record(schedule, timeout_s=timeout_s, watch=watch)[0]
 
 
 class Prefixes:
-    """A base schedule and copies of it before some of its steps: what only adds to it starts at the last such copy.
+    """A base schedule and copies of its run before some steps: a schedule with additions starts at the last such copy.
 
-    A copy is made where runs have walked as far as it costs. A run ends where it is the base again: when its whole
-    state equals the base's before the same step, and nothing that was added is left. ``rejoined`` counts those.
-    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
-    Where a run cannot be copied, or is not to be, every schedule starts at the beginning. ``is_thorough``: the base is
-    judged by its records, and must take the same steps again. One that is neither is run by itself when its ``outcome``
-    is asked for; what ``is_restored`` is restored from a checkpoint in the others. Raises HarnessError.
+    A copy is made where runs have walked as far as it costs. A run that rejoins the base ends: its whole state equals
+    the base's before the same step, and no addition is left; ``rejoined`` counts those runs. ``steps`` ends with the
+    first step in which the base had to be settled, because later additions would come before it. If runs cannot be
+    copied, every schedule starts at the beginning. ``is_thorough``: the base is judged by its records, and must repeat
+    its steps. Otherwise it runs when its ``outcome`` is read. ``is_restored``: the other runs are restored from a
+    checkpoint. Raises HarnessError.
     """
 
     def __init__(
@@ -251,12 +251,12 @@ class Prefixes:
         adapter = base.adapter
         self._copies_runs = adapter if isinstance(adapter, CopiesRuns) else None
         self._is_readable = is_copied and self._copies_runs is not None
-        # By the step that comes next; there is always one before the first, if there are any.
+        # By the next step; if there are any, one is before the first step.
         self._copies: dict[int, Freezer] = {}
         self._walked: Counter[int] = Counter()
-        # Before each step: what can be seen of it at once, and how much was noted of the base by then.
+        # Before each step: the outline of the state, and the number of the base's records.
         self._passed: list[tuple[object, int, int]] = []
-        # Runs that looked like the base before each step; and looks by what was added that showed another state.
+        # Runs with the base's outline before each step; and comparisons in vain, by additions.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
@@ -270,7 +270,7 @@ class Prefixes:
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
         with contextlib.suppress(Left):
-            # It is left unless the machine does not let itself be copied.
+            # The run is left, unless the machine cannot be copied.
             if is_copied:
                 self._outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
                 return
@@ -278,7 +278,7 @@ class Prefixes:
             self._check_determinism()
 
     def _unrecorded(self, watch: Callable[[Run], None] | None = None) -> Run:
-        """The base with all checks but those of the records, which are not kept."""
+        """Run the base with all checks but those of records, which are not kept."""
         gate = Run(self.base, record=True, watch=watch)
         gate.records = None
         return gate
@@ -298,18 +298,18 @@ class Prefixes:
 
     @property
     def outcome(self) -> Outcome:
-        """How the base ends by itself."""
+        """Return the end of the base without additions."""
         if self._outcome is None:
             self._outcome, _ = _finish(self._begun, None)
         return self._outcome
 
     @property
     def steps(self) -> int:
-        """As many as the base takes; where it was not run, those that it mostly takes."""
+        """Return the steps of the base, estimated if it was not run."""
         return len(self._passed) or self.base.last_step + _USUAL_REST_STEPS
 
     def execute(self, *extra: Placed) -> Outcome:
-        """Run the base schedule with these actions more. Raises HarnessError."""
+        """Run the base schedule with these additions. Raises HarnessError."""
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
         if first > self.steps or not self._copies:
@@ -343,7 +343,7 @@ class Prefixes:
             return self._rejoined(gate)
 
     def execute_drawn(self, drawn: Drawn) -> Outcome:
-        """Run the base schedule and choose, when a step of an addition has come, what it is. Raises HarnessError."""
+        """Run the base schedule and choose each addition in its step. Raises HarnessError."""
         first, last = (drawn.steps[0], drawn.steps[-1]) if drawn.steps else (1, 0)
 
         def watch(run: Run) -> None:
@@ -361,7 +361,7 @@ class Prefixes:
         return _finish(begin, None)[0]
 
     def _copied(self, step: int, name: str) -> Run:
-        """A run of this name, at this step or some before it. A copy is made where earlier runs walked far."""
+        """Return a run of this name, at this step or earlier. Makes a copy where earlier runs walked far."""
         near, walked = self._near(step), self._walked[step]
         self._walked[step] += step - near
         if walked > _WALKED_STEPS:
@@ -408,7 +408,7 @@ class Prefixes:
         self._passed.append((outline, len(gate.cells), len(gate.unreached)))
 
     def _leave_copied(self, gate: Run) -> None:
-        """The copy before the first step is of a run that is not recorded, as those that start from it are not."""
+        """Leave the copy before the first step, of a run without records, as are the runs that start from it."""
         gate.watch = None
         frozen = self._frozen(gate)
         if frozen is not None:
@@ -416,12 +416,12 @@ class Prefixes:
         raise Left
 
     def _compare(self, gate: Run, kinds: tuple[str, ...]) -> None:
-        """Leave a run that is the base again after its last event. A look costs as much as two steps."""
+        """Leave a run that is the base again after its last event. A comparison costs as much as two steps."""
         if gate.was_settled or gate.step >= self.steps or _outline(gate) != self._passed[gate.step][0]:
             return
         if self._in_vain[kinds] >= _LOOKS_IN_VAIN:
             return
-        # To read the base's own state there it is run up to there: not for the first run that looks like it.
+        # The base's state costs a run up to there: not for the first run with its outline.
         here = gate.step + 1
         self._alike[here] += 1
         if self._alike[here] == 1 and here - self._near(here) > _WALKED_STEPS:
@@ -442,7 +442,7 @@ class Prefixes:
         return self._digests[step]
 
     def _rejoined(self, gate: Run) -> Outcome:
-        """Return the outcome that the rest of the run would have."""
+        """Return the outcome of the rest of the run."""
         _, cells, unreached = self._passed[gate.step]
         base = self.outcome
         return Outcome(
@@ -455,7 +455,7 @@ class Prefixes:
 
 
 def _outline(gate: Run) -> object:
-    """Return a key that equal states share and most others do not; reading all of a state takes long."""
+    """Return a key that equal states share and most others do not; reading a whole state takes long."""
     live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
     deadline = None if gate.previous is None else gate.previous.deadline
     busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.obstacle

@@ -1,4 +1,4 @@
-"""Strategies of search: each decides what is added to a base workload, of what its adapter's actions say can be added.
+"""Strategies of search: each chooses additions to a base workload among the extras of its adapter's actions.
 
 They run nothing.
 """
@@ -19,26 +19,26 @@ from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 
-# Events aim at no more requests of a workload than this; the others of a larger one are alike.
+# Events aim at this many requests of a workload at most; the others are alike.
 _TARGETS_LIMIT: Final = 4
-# Nothing happens after what ends a whole run: one run in so many may have something like that.
+# Nothing happens after an event that ends a run: one run in this many may have such an event.
 _FATAL_EVERY_RUNS: Final = 8
-# Random events may come so long after the end of the workload; half of the runs have no more than a few.
+# Random events may come this long after the end of the workload; half of the runs have at most a few.
 _LATE_STEPS: Final = 10
 _FEW_EVENTS: Final = 3
-# In half of the runs the events come one close after the other: what one has begun, the next one meets.
+# In half of the runs the events are close together, so that one meets the effects of another.
 _GAPS: Final = (0, 0, 1, 1, 2, 4)
 # The share of events that are drawn until one has something to act on, and how often at most.
 _ACTING: Final = 0.8
 _TRIES: Final = 30
-# Actors are everybody who does something to a scheduler, and the pipeline, which returns results one by one.
+# Actors act on a scheduler: clients, operators, and the pipeline, which returns results one by one.
 _PIPELINE: Final = -1
 _MOST_ACTORS: Final = 4
 _MOST_ACTIONS: Final = 3
 
 
 def extras_of(schedule: Schedule) -> tuple[Action, ...]:
-    """Everything that can be added to a workload, in a fixed order."""
+    """Return all possible additions to a workload, in a fixed order."""
     actions = [placed.action for placed in schedule.placed]
     starts = [action for action in actions if action.is_start]
     adapter = schedule.adapter
@@ -51,15 +51,15 @@ def extras_of(schedule: Schedule) -> tuple[Action, ...]:
     return tuple(extra for action in adapter.actions for extra in action.extras(base))
 
 
-# What an action would meet in a run as it is now; None where it has nothing to act on.
+# What an action would meet in the run now; None if it has nothing to act on.
 Meets = Callable[[Action], Cell | None]
 
 
 class Drawn:
-    """Additions of which the steps are known before a run, and each action when its step has come.
+    """Additions whose steps are drawn before a run, and whose actions are drawn in their steps.
 
-    So it is one that has something to act on then, whatever the ones before it did. ``placed`` are those so far;
-    ``name`` tells a run from others.
+    So each has something to act on, whatever the earlier ones did. ``placed`` are the additions so far; ``name``
+    identifies the run.
     """
 
     def __init__(self, name: str, steps: Sequence[int], choose: Callable[[Meets], Action]) -> None:

@@ -112,7 +112,7 @@ def logprob_of(token: int, place: int) -> TokenLogprob:
 
 
 class _Told(NamedTuple):
-    """What a client is told of one choice."""
+    """The answer to a client for one choice."""
 
     ids: list[int]
     text: str
@@ -316,7 +316,7 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
 
 
 def model_tokens(add: Add, number: int) -> list[int]:
-    """What the model says to the request of this number: to the first what it says alone, to others that, rotated."""
+    """Return the model's tokens for the request of this number: the first gets its own, others get them rotated."""
     said = add.alone(add.max_new_tokens)
     start = number % len(said)
     return [*said[start:], *said[:start]]

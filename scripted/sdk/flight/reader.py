@@ -113,7 +113,7 @@ def _frames(file: BinaryIO) -> Iterator[AnyFrame]:
 
 
 class _Known:
-    """What earlier frames have named: later ones refer to nothing else."""
+    """The names in earlier frames, to which later frames may refer."""
 
     def __init__(self) -> None:
         self.line = 1

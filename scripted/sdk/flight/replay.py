@@ -234,7 +234,7 @@ class _Oracle(SdkOracle):
 
 
 class _NoMachine:
-    """What the oracle asks a machine at the end of a run, which a flight has not."""
+    """Stands for the machine of a flight, for the oracle's questions at the end of a run."""
 
     depth = 1
     is_idle = False

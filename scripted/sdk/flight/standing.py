@@ -24,7 +24,7 @@ _LONGEST_CHAIN: Final = 16
 
 
 class Hint(NamedTuple):
-    """What a request waits for, as its scheduler says it; ``holders`` are requests that have it."""
+    """The resource that a request waits for, in its scheduler's words; ``holders`` are the requests that have it."""
 
     kind: Kind
     text: str
