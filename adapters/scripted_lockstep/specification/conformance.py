@@ -230,8 +230,9 @@ class Conformance:
             raise Nonconformance("Refuse", f"the refusal of {message.rid} must say {says!r}, but is {refusal}")
 
     def check_cache(self, scheduler: Scheduler) -> None:
-        """Compare the whole cache: prefixes, their hits, and the order of their last uses."""
+        """Compare the whole cache, prefixes, their hits and the order of their last uses, and the statistics."""
         memory, size = self.specification.memory, scheduler.limits.page_size
+        _compare_stats(self.specification.stats(), scheduler.stats())
         _compare_cache(memory.cache, scheduler.memory.tree, size)
         if memory.host is not None and scheduler.memory.host is not None:
             _compare_host(memory.host, scheduler.memory.host, size)
