@@ -21,9 +21,12 @@ def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
                 said.clear()
 
 
-def not_cached(pool: Any, said: Iterable[tuple[int, Any]] = ()) -> set[tuple[int, Any]]:
-    """Return the blocks announced as cached, in ``said`` or in events on their way, that are not in the cache."""
+def not_cached(coordinator: Any, said: Iterable[tuple[int, Any]] = ()) -> set[tuple[int, Any]]:
+    """Return the blocks announced as cached, in ``said`` or in events on their way, that are in no pool's cache."""
     there = set(said)
-    take_events(there, pool.kv_event_queue)
-    cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - it has no other way to be listed
-    return there - {(get_group_id(key), maybe_convert_block_hash(get_block_hash(key))) for key in cached}
+    take_events(there, coordinator.block_pool.kv_event_queue)
+    # A group may have a pool with a cache of its own, as HiSparse's pages in host memory do.
+    for pool in (coordinator.block_pool, *(one.block_pool for one in coordinator.single_type_managers)):
+        cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - it has no other way to be listed
+        there -= {(get_group_id(key), maybe_convert_block_hash(get_block_hash(key))) for key in cached}
+    return there

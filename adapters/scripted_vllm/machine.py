@@ -88,9 +88,9 @@ class Subscriber(NullEventPublisher):
     def publish(self, events: Any) -> None:
         take_events(self.said, events.events)
 
-    def check(self, pool: Any) -> None:
+    def check(self, coordinator: Any) -> None:
         """Raise Violation for a block that is announced as cached and is not."""
-        missing = not_cached(pool, self.said)
+        missing = not_cached(coordinator, self.said)
         if missing:
             groups = sorted({group for group, _ in missing})
             raise Violation(
@@ -204,7 +204,7 @@ class VllmMachine:
         self._clear_when_idle()
         preempted = tuple(sorted(map(rid_of, self._flushed | planned)))
         if self._settings.enable_kv_cache_events:
-            self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
+            self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.coordinator)
         moved = batch is not None or preempted or self._transfers.ended
         self._empty = 0 if moved else self._empty + 1
         outside = self.scheduler.ec_connector

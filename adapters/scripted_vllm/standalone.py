@@ -101,9 +101,9 @@ class VllmStandalone(Standalone):
         plans = calls.named(self.launch)
         if encoded.missing_in([calls.results[name][0] for name in plans]):
             return f"not missing_in([{', '.join(plans)}])"
-        pool = machine.scheduler.kv_cache_manager.block_pool
-        is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(pool)
-        return "not not_cached(scheduler.kv_cache_manager.block_pool)" if is_wrong else ""
+        coordinator = machine.scheduler.kv_cache_manager.coordinator
+        is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
+        return "not not_cached(scheduler.kv_cache_manager.coordinator)" if is_wrong else ""
 
     def remark(self, plan: Any) -> str:
         shown = [

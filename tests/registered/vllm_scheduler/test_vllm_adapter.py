@@ -177,13 +177,22 @@ def test_events_that_say_too_much_are_found() -> None:
     """A block leaves the cache, and nobody is told."""
     machine = VllmMachine(VllmSettings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
     scheduler = machine.scheduler
-    pool, subscriber = scheduler.kv_cache_manager.block_pool, scheduler.kv_event_publisher
-    subscriber.check(pool)
+    coordinator, subscriber = scheduler.kv_cache_manager.coordinator, scheduler.kv_event_publisher
+    subscriber.check(coordinator)
     subscriber.said.add((1, b"gone"))
     with pytest.raises(Violation, match="1 blocks of group 1 are in the prefix cache, which are not"):
-        subscriber.check(pool)
+        subscriber.check(coordinator)
 
 
 def test_a_window_needs_room_for_its_group() -> None:
     with pytest.raises(ValueError, match="with several groups, num_gpu_blocks is more than one request may need"):
         VllmSettings(sliding_window=6)
+
+
+def test_pages_in_a_pool_of_their_own_are_cached_there() -> None:
+    """HiSparse's pages in host memory are announced with those of the device, and cached apart from them."""
+    events = WORKLOADS["vllm-host-pages"].replace(
+        "hisparse_host_blocks", "enable_kv_cache_events=True hisparse_host_blocks"
+    )
+    outcome = execute(Schedule.parse(events, of="vllm"))
+    assert outcome.failure is None
