@@ -39,6 +39,7 @@ from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.config import SglangSettings
 from scripted_sglang.live.launch import launch
 from scripted_sglang.machine import PAUSE_MODES, SglangMachine, check_loops
+from scripted_sglang.server import SglangServer
 from scripted_sglang.standalone import SglangStandalone
 
 check_loops()
@@ -140,6 +141,7 @@ def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[st
         can=_capabilities,
         may_grow=(*_NEVER_EMPTY, *may_grow),
         packages=("sglang",),
+        server=SglangServer(),
         copier=COPIER,
         **more,
     )

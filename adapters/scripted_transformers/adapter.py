@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.workloads import read_workloads
 from scripted_transformers.machine import TransformersMachine, TransformersSettings
+from scripted_transformers.server import TransformersServer
 from scripted_transformers.standalone import TransformersStandalone
 
 
@@ -39,5 +40,6 @@ ADAPTER: Final = SchedulerAdapter(
     may_grow=("machine._in_flight", "machine._results"),
     packages=("transformers",),
     standalone=TransformersStandalone(),
+    server=TransformersServer(),
     copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
 )

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.action import Action, Culprit, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_ids
 from scripted.sdk import Add
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.signals import SignalAction
+from scripted_vllm.config import VllmSettings
 
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
@@ -34,8 +35,23 @@ UNKNOWN: Final = -1
 class _OfConnector(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need a connector."""
 
-    needs: ClassVar = "has_connector"
     needed: ClassVar = "a connector: kv_connector must be 'sync' or 'async', got 'none'"
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.CONNECTOR
+
+    @classmethod
+    def is_known(cls, config: VllmSettings) -> bool:
+        return config.has_connector
+
+
+class _OfTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of actions on transfers; HiSparse has some, too."""
+
+    @classmethod
+    def is_known(cls, config: VllmSettings) -> bool:
+        return config.has_transfers
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
@@ -76,13 +92,11 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
         return [cls(tokens=size) for size in sizes] if cls.is_known(base.config) else ()
 
 
-class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
+class HoldConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
     """Keeps asynchronous loads and saves from ending."""
 
     examples: ClassVar = ("hold-transfers",)
     is_extra: ClassVar = True
-    # HiSparse has transfers too.
-    needs: ClassVar = "has_transfers"
 
     @staticmethod
     @verb
@@ -91,12 +105,11 @@ class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
         HoldConnector().tell(t)
 
 
-class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
+class ReleaseConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
     """Lets loads and saves end again."""
 
     examples: ClassVar = ("release-transfers",)
     added_beside: ClassVar = "hold-transfers"
-    needs: ClassVar = "has_transfers"
 
     @staticmethod
     @verb

@@ -50,6 +50,7 @@ def replay(
     if bisect:
         raise typer.Exit(_bisected(what, adapter, until))
     from scripted import api
+    from scripted.cli.reach import server_lines
     from scripted.core.schedule import Schedule
     from scripted.report.trace import is_trace, read_trace, write_trace
     from scripted.reruns import is_recording
@@ -74,6 +75,9 @@ def replay(
         raise
     seconds = time.monotonic() - begun
     _show(console, run)
+    if run.schedule and not recorded:
+        for line in server_lines(Schedule.parse(run.schedule)):
+            console.print(line, soft_wrap=True)
     if run.recorded_s:
         speed = run.recorded_s / seconds
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")

@@ -21,7 +21,9 @@ from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, FAILURES_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.mutant_search import find
+from scripted.cli.reach import reach, server_lines
 from scripted.cli.replay import replay
+from scripted.cli.report import report
 from scripted.cli.stuck import stuck
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.defects import DEFAULT_KNOWN, defects_of
@@ -104,6 +106,8 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
     app.command()(replay)
     app.command()(stuck)
     app.command()(bound)
+    app.command()(reach)
+    app.command()(report)
     gallery.command("find")(find)
 
 
@@ -278,6 +282,8 @@ class _Shown:
         events, flag = len(kind.schedule.placed), f" --mutant {finding.mutant}" if finding.mutant else ""
         self._print(f"  shrunk to {events} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):")
         self._print(f"  scripted replay '{kind.schedule}'{flag}")
+        for line in server_lines(kind.schedule):
+            self._print(f"  {line}")
         if kind.decision:
             self._print(f"  decided wrongly at {kind.decision}")
         if kind.number:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
@@ -183,6 +183,16 @@ class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
         return tuple(dict.fromkeys([*given, *of_all]))
 
 
+class Culprit(StrEnum):
+    """Who can make an action happen to a server, and with it a defect."""
+
+    CLIENT = "any client"
+    NAMED_CLIENT = "a client that chooses ids"
+    OPERATOR = "an operator"
+    CONNECTOR = "a connector"
+    HARDWARE = "hardware"
+
+
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base class of actions. In the text of a clause, the tag comes first and the fields follow.
 
@@ -213,6 +223,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     def kind(self) -> str:
         """The kind in one word: the tag, in some classes with the field that distinguishes kinds."""
         return str(type(self).__struct_config__.tag)
+
+    @property
+    def culprit(self) -> Culprit:
+        """Who can make it happen to a server."""
+        return Culprit.CLIENT
 
     @property
     def target_rid(self) -> str | None:

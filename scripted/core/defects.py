@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from scripted.core.action import Culprit
 from scripted.core.installed import installed_adapters
 from scripted.core.refusals import ScriptDefinitionError
 
 DEFAULT_KNOWN: Final = Path("scripted-known.toml")
 _TABLE: Final = "defects.toml"
 _SIZE_LIMIT_BYTES: Final = 4 << 20
-
-
-class Culprit(StrEnum):
-    """Who can cause a defect on a server."""
-
-    CLIENT = "any client"
-    NAMED_CLIENT = "a client that chooses ids"
-    OPERATOR = "an operator"
-    CONNECTOR = "a connector"
-    HARDWARE = "hardware"
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

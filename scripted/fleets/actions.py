@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.core.action import Action, Culprit, RunLike, SearchBase
 from scripted.core.placed_action import Placed, parse_action
 from scripted.fleets.machine import FleetConfig, fleet_adapter
 
@@ -26,6 +26,10 @@ def clause_of(action: Action) -> str:
 
 class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
     """Something happens, so machines that went round in circles may get further."""
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
 
     def apply(self, run: RunLike) -> None:
         run.machine.stir()
@@ -51,6 +55,10 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
     def inner(self) -> Action:
         """The action of one machine. Raises ScriptDefinitionError."""
         return _read(self.of, self.do)
+
+    @property
+    def culprit(self) -> Culprit:
+        return self.inner.culprit
 
     @property
     def kind(self) -> str:
@@ -244,6 +252,10 @@ class DrainEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     examples: ClassVar = ("drain-engine on=p0",)
 
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.OPERATOR
+
     def act(self, run: RunLike) -> None:
         run.machine.engine(self.on).is_draining = True
 
@@ -255,6 +267,10 @@ class JoinEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="
     """A machine that has left or died is there again, as a new one."""
 
     examples: ClassVar = ("join-engine on=p0",)
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.OPERATOR
 
     def act(self, run: RunLike) -> None:
         if self.reaches(run):

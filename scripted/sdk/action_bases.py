@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 
-from scripted.core.action import Action, RunLike, Spoken, smaller_requests
+from scripted.core.action import Action, Culprit, RunLike, Spoken, smaller_requests
 from scripted.core.errors import BadCall
 from scripted.core.prompts import Recipe, prompt_ids, prompt_of
 from scripted.core.verb import Code, Verb, variable_of
@@ -130,6 +130,10 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
     route: ClassVar[str]
 
     @property
+    def culprit(self) -> Culprit:
+        return Culprit.OPERATOR
+
+    @property
     def path(self) -> str:
         """The route with its query."""
         return self.route
@@ -188,6 +192,10 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"fail": "fail_next_step"}
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
 
 
 # -- arguments of start_req --

@@ -26,6 +26,7 @@ from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTe
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule, settings_in
+from scripted.core.server_settings import ServerSettings
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
@@ -125,7 +126,8 @@ class SchedulerAdapter(
     scheduler's: an exception that their code raises is a finding, also where the machine was only looked at.
     ``windows`` are situations that a search should reach, by name, besides those of every scheduler (``WINDOWS``).
     ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
-    server tier of scripts. ``api`` is the version of this interface that the adapter is written for.
+    server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the
+    version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -158,6 +160,7 @@ class SchedulerAdapter(
         windows: Mapping[str, Callable[[RunLike], bool]] | None = None,
         standalone: Standalone | None = None,
         live: Launcher | None = None,
+        server: ServerSettings[_SettingsT] | None = None,
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
@@ -186,6 +189,7 @@ class SchedulerAdapter(
         self.windows: Mapping[str, Callable[[RunLike], bool]] = {**WINDOWS, **(windows or {})}
         self.standalone = standalone
         self.live = live
+        self.server: ServerSettings[_SettingsT] = server or ServerSettings()
         self._config = config
         self._machine = machine
         self._limits = limits
@@ -257,11 +261,14 @@ class SchedulerAdapter(
         return True
 
     def smaller_configs(self, config: _SettingsT) -> Iterator[_SettingsT]:
-        """Yield configurations with one setting at its default, where that goes with the others."""
+        """Yield configurations with one setting at the server's default, or at the adapter's if it is a size."""
+        for _, usual in self.server.usual_configs(config):
+            yield usual
         default = msgspec.structs.asdict(self._config())
-        for name in self.config_words(config):
-            with suppress(ValueError):
-                yield msgspec.structs.replace(config, **{name: default[name]})
+        for name in self.server.sizes:
+            if name in self.config_words(config):
+                with suppress(ValueError):
+                    yield msgspec.structs.replace(config, **{name: default[name]})
 
     def limits_of(self, config: _SettingsT) -> tuple[Limits, Capabilities]:
         return self._limits(config), self._can(config)

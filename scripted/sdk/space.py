@@ -149,6 +149,11 @@ class SchedulerSpace(Generic[_SettingsT]):
         config = self._with(self._values(row, rng))
         if config is None or not self._is_possible(config):
             raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
+        schedule = self.workload(config, row, rng)
+        return schedule.with_placed(list(drawn_events(row, rng, schedule)))
+
+    def workload(self, config: _SettingsT, row: Row, rng: random.Random) -> Schedule:
+        """Draw the requests of a row for this configuration, without events."""
         limits, can = self._adapter.limits_of(config)
         fits = max(1, min(limits.pool_tokens, limits.context_tokens) - 2)
         if not can.chunked:
@@ -173,8 +178,7 @@ class SchedulerSpace(Generic[_SettingsT]):
             if "images" in row and can.images:
                 fields["images"] = rng.choice(_IMAGES)
             placed.append(Placed(step, SubmitRequest(**fields)))
-        schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
-        return schedule.with_placed(list(drawn_events(row, rng, schedule)))
+        return Schedule(config, (), self._adapter.name).with_placed(placed)
 
     def _values(self, row: Row, rng: random.Random) -> dict[str, object]:
         drawn = {name: rng.choice(values) for name, values in self._settings.items() if name in row}

@@ -1,7 +1,8 @@
 """Shrinking: from a schedule that fails to the few events that matter, while the same invariant is what fails.
 
-Delta debugging over events, then smaller numbers, earlier steps, fewer settings, plain names. Every candidate is really
-run. What is left is one-minimal: no single one of these steps leads to a schedule that fails in the same way.
+The server's default settings first, then delta debugging over events, smaller numbers, earlier steps, plain names.
+Every candidate is really run. What is left is one-minimal: no single one of these steps leads to a schedule that fails
+in the same way.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class _Search:
     def improve(self) -> bool:
         """Try every kind of smaller schedule once; True when one of them became the best."""
         before = self.best
+        # A finding in settings that people use is worth more than one of few events.
+        self._take_first_of(_fewer_settings)
         self._drop_events()
         for kind in (_earlier, _smaller_numbers, _fewer_settings, _plain_names):
             self._take_first_of(kind)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from engine.core.messages import ClientMessage, Generate, Grammar, OperatorEvent
-from scripted.core.action import Action, RunLike
+from scripted.core.action import Action, Culprit, RunLike
 from scripted.core.prompts import Recipe
 from scripted.sdk import action_bases
 
@@ -77,6 +77,10 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
 
     event: ClassVar[Any]
     is_control: ClassVar[bool] = True
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.OPERATOR
 
     def operator_event(self) -> OperatorEvent:
         """Return the action's event, with the same fields."""

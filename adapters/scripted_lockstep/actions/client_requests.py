@@ -19,7 +19,7 @@ from engine.core.messages import (
 )
 from engine.core.scheduler import Scheduler
 from engine.frontend.sessions.requests import rids_of, sampling_of
-from scripted.core.action import Action, RunLike, SearchBase, Spoken, verb
+from scripted.core.action import Action, Culprit, RunLike, SearchBase, Spoken, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.verb import Code, Verb, variable_of
@@ -77,6 +77,10 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
     examples: ClassVar = ("abort a",)
     event: ClassVar = Abort
     route: ClassVar = "/abort_request"
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.CLIENT
 
     @staticmethod
     @verb

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from engine.core.messages import Completion, PipelineFailed
-from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.action import Action, Culprit, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
@@ -66,6 +66,10 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"kill": "kill_stage"}
 
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
+
     @staticmethod
     @verb
     def kill_stage(t: BaseContext, i: int) -> None:
@@ -108,6 +112,10 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
     needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"stall": "stall_stage"}
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
 
     @staticmethod
     @verb

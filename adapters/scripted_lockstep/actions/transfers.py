@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.core.messages import PrefillFailed
-from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.action import Action, Culprit, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted_lockstep.actions.action import EngineAction, EventReader
@@ -34,6 +34,10 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
     examples: ClassVar = ("hold-transfers",)
     needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
 
     @staticmethod
     @verb
@@ -78,6 +82,10 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     examples: ClassVar = ("fail-transfer", "fail-transfer pages=1")
     event: ClassVar = PrefillFailed
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.HARDWARE
 
     @staticmethod
     @verb

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from scripted.core.account import Account, Life
-from scripted.core.action import verb
+from scripted.core.action import Culprit, verb
 from scripted.core.errors import BadCall
 from scripted.sdk.messages import Add, Event, Signal
 from scripted.sdk.signals import SignalAction
@@ -24,6 +24,10 @@ class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True,
     version: int
 
     examples: ClassVar = ("weights version=1",)
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit.OPERATOR
 
     @staticmethod
     @verb

@@ -1,0 +1,44 @@
+"""SGLang's server of the adapter's settings: its command line, and what is not its default."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from typing import ClassVar
+
+from sglang.srt.server_args import ServerArgs
+
+from scripted.core.server_settings import ServerCommand, ServerSettings
+from scripted_sglang.config import SglangSettings
+
+
+class SglangServer(ServerSettings[SglangSettings]):
+    """``sglang.launch_server`` with the settings of one scheduler."""
+
+    sizes: ClassVar = (
+        *("page_size", "max_total_tokens", "chunked_prefill_size", "max_running_requests", "context_length"),
+        *("num_reserved_decode_tokens", "client_rids", "router_tells_both"),
+    )
+    token_counts: ClassVar = ("page_size", "max_total_tokens", "chunked_prefill_size", "context_length")
+    block_size: ClassVar = "page_size"
+    switches: ClassVar = ("disable_overlap_schedule",)
+    issue_form: ClassVar = (
+        ("Describe the bug", ("what happens", "what should happen", "cause", "who is affected")),
+        ("Related issues", ("what is known upstream",)),
+        ("Reproduction", ("flags", "script")),
+        ("Environment", ("environment",)),
+    )
+
+    def command(self, config: SglangSettings) -> ServerCommand:
+        defaults = {field.name: field.default for field in dataclasses.fields(ServerArgs)}
+        given = {name: value for name, value in config.of_server.items() if value != defaults[name]}
+        words = ["python", "-m", "sglang.launch_server", "--model-path", "MODEL"]
+        for name, value in given.items():
+            words += [f"--{name.replace('_', '-')}", *(() if value is True else (shlex.quote(_text(value)),))]
+        changed = tuple(f"{name}={_text(value)} (default {defaults[name]})" for name, value in given.items())
+        return ServerCommand(" ".join(words), changed)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

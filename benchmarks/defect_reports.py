@@ -1,0 +1,148 @@
+"""Runs the scripts of docs/reports: red on the installed release, green with the mend that the report proposes.
+
+`python -m benchmarks.defect_reports --adapter vllm --python PYTHON` runs each report of that engine with that Python,
+where nothing of this project can be imported, and prints one row for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lockstep.interruption import interruptible
+from scripted.sdk import SchedulerAdapter
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_REPORTS: Final = _ROOT / "docs" / "reports"
+_ADAPTERS: Final = ("vllm", "sglang", "transformers")
+_LIMIT_S: Final = 300
+# Where a project keeps its package.
+_SOURCES: Final = ("python/", "src/")
+# Imports each mended module from its new text.
+_RUN: Final = """
+import importlib.util, json, runpy, sys
+files = json.loads(sys.argv[2])
+class Mended:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, files[name]) if name in files else None
+sys.meta_path.insert(0, Mended)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A page of docs/reports: its script, what this prints, and the mend as hunks by file."""
+
+    name: str
+    script: str
+    printed: str
+    hunks: Mapping[str, Sequence[tuple[str, str]]]
+
+
+def read_report(page: Path) -> Report:
+    """Read a page. Raises ValueError for one without a script, its output or a mend."""
+    text = page.read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^```(python|text|diff)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[::-1])
+    missing = [kind for kind in ("python", "text", "diff") if kind not in blocks]
+    if missing:
+        raise ValueError(
+            f"{page} has no block of {' and '.join(missing)}; a report has a script, its output and a mend"
+        )
+    return Report(page.stem, blocks["python"], blocks["text"].strip().splitlines()[-1], _hunks_of(blocks["diff"]))
+
+
+def _hunks_of(diff: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the old and the new text of each hunk, by the path of its file in the package."""
+    hunks: dict[str, list[tuple[str, str]]] = {}
+    for part in re.split(r"^--- a/", diff, flags=re.MULTILINE)[1:]:
+        path, _, rest = part.partition("\n")
+        for source in _SOURCES:
+            path = path.removeprefix(source)
+        bodies = [body.splitlines()[1:] for body in re.split(r"^@@", rest, flags=re.MULTILINE)[1:]]
+        hunks[path] = [(_side(body, "+"), _side(body, "-")) for body in bodies]
+    return hunks
+
+
+def _side(body: Sequence[str], other: str) -> str:
+    """Return the text of a hunk without the lines of the other side."""
+    return "\n".join(line[1:] for line in body if line[:1] != other)
+
+
+def mended(report: Report, python: str, folder: Path) -> dict[str, str]:
+    """Write the mended modules of the installed engine; returns their files by module.
+
+    Raises ValueError for a mend that does not fit the installed version.
+    """
+    files = {}
+    for number, (path, hunks) in enumerate(report.hunks.items()):
+        package, name = path.partition("/")[0], path.removesuffix(".py").replace("/", ".")
+        code = f"import importlib.util; print(importlib.util.find_spec({package!r}).origin)"
+        origin = Path(_output([python, "-c", code], folder)[1].split()[-1])
+        text = (origin.parents[1] / path).read_text(encoding="utf-8")
+        for old, new in hunks:
+            if text.count(old) != 1:
+                raise ValueError(f"the mend of {report.name} fits {path} {text.count(old)} times; it must fit once")
+            text = text.replace(old, new)
+        files[name] = str(folder / f"mended_{number}.py")
+        Path(files[name]).write_text(text, encoding="utf-8")
+    return files
+
+
+def _output(command: Sequence[str], folder: Path) -> tuple[int, str]:
+    done = subprocess.run(  # noqa: S603 - files of ours
+        command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def row_of(report: Report, python: str, prepare: str = "") -> str:
+    """Run a report's script without and with its mend."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = folder / "script.py"
+        script.write_text(report.script, encoding="utf-8")
+        command = [python, "-c", f"{prepare}\n{_RUN}", str(script)]
+        red, said = _output([*command, "{}"], folder)
+        shows = red == 1 and report.printed in said
+        green, after = _output([*command, json.dumps(mended(report, python, folder))], folder)
+    lines = len(report.script.splitlines())
+    mend = sum(
+        max(len(old.splitlines()), len(new.splitlines())) for hunks in report.hunks.values() for old, new in hunks
+    )
+    words = "red" if shows else f"NOT RED ({red}): {said.strip()[-400:]}"
+    words += ", green with the mend" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
+    return f"| {report.name} | {lines} | {mend} | {words} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all reports of an engine; the exit status is 1 if one is not red and then green."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.defect_reports", description=__doc__)
+    parser.add_argument("--adapter", choices=_ADAPTERS, required=True, help="whose reports")
+    parser.add_argument("--python", default=sys.executable, help="runs the scripts (default: this one)")
+    parser.add_argument("--only", default="", help="the report of this name alone")
+    asked = parser.parse_args(arguments)
+    from scripted.core.adapters import adapter_named
+
+    adapter = adapter_named(asked.adapter)
+    prepare = adapter.standalone.prepare if isinstance(adapter, SchedulerAdapter) and adapter.standalone else ""
+    rows = []
+    for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only}*.md")):
+        rows.append(row_of(read_report(page), asked.python, prepare))
+        sys.stdout.write(f"{rows[-1]}\n")
+        sys.stdout.flush()
+    return int(any("NOT" in row for row in rows))
+
+
+if __name__ == "__main__":
+    with interruptible("benchmarks.defect_reports"):
+        sys.exit(main())

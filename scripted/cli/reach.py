@@ -1,0 +1,57 @@
+"""``scripted reach``: with which settings a schedule fails, how often random work does, and who can cause it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from scripted.cli.console import ADAPTER_OPTION, plain_console
+from scripted.core.adapters import DEFAULT_ADAPTER
+
+if TYPE_CHECKING:
+    from scripted.core.schedule import Schedule
+    from scripted.search.reach import Reach
+
+_WORKLOADS = 200
+
+
+def reach(
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a schedule's line that fails")],
+    workloads: Annotated[int, typer.Option(min=0, help="random workloads with these settings")] = _WORKLOADS,
+    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
+) -> None:
+    """Tell how unusual the settings are with which a schedule fails, how often it happens, and who can cause it."""
+    from scripted.core.schedule import Schedule
+    from scripted.search.reach import reach_of
+
+    console = plain_console()
+    show_reach(console, reach_of(Schedule.parse(schedule, of=adapter), workloads=workloads))
+
+
+def show_reach(console: Console, found: Reach) -> None:
+    for line in lines_of(found):
+        console.print(line, soft_wrap=True)
+
+
+def lines_of(found: Reach) -> list[str]:
+    """Say a reach in lines of text."""
+    unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items()) or "none"
+    lines = [f"scripted replay '{found.schedule}'", *server_lines(found.schedule), f"unusual settings: {unusual}"]
+    lines += [f"  {neighbour}" for neighbour in found.neighbours]
+    if found.workloads:
+        lines.append(f"of {found.workloads} random workloads with these settings {found.failed} fail")
+    return [*lines, f"who can cause it: {found.who}"]
+
+
+def server_lines(schedule: Schedule) -> list[str]:
+    """Return the command line of a server with a schedule's settings, and what differs from its defaults."""
+    from scripted.search.reach import server_of
+
+    command = server_of(schedule).command(schedule.config)
+    if command is None:
+        return []
+    lines = [f"a server with these settings: {command.line}"]
+    lines += [f"  not the default: {', '.join(command.changed)}"] if command.changed else []
+    return lines + ([f"  no flag: {', '.join(command.beside)}"] if command.beside else [])

@@ -1,0 +1,91 @@
+"""The server of an adapter: which command line its settings are there, which are defaults, which are sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, Protocol, runtime_checkable
+
+import msgspec
+from typing_extensions import TypeVar
+
+from scripted.core.protocol import ConfigValue
+
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
+
+
+class ServerCommand(msgspec.Struct, frozen=True):
+    """The command line of a server with some settings.
+
+    ``changed`` are its flags whose values are not the default, each with the default. ``beside`` says the settings that
+    no flag sets: properties of the model, of a connector, of the simulated device.
+    """
+
+    line: str
+    changed: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+class ServerSettings(Generic[_SettingsT]):
+    """A description of the server whose scheduler an adapter drives; by itself, of an adapter without a server.
+
+    ``defaults`` are the settings whose default at a server is not the adapter's. ``sizes`` are numbers that a
+    simulation has small, so that no value of them is unusual; ``token_counts`` are those in tokens. ``block_size``
+    names the size of a block, ``switches`` the settings that make an engine asynchronous. ``issue_form`` are the
+    headings of the project's form of bug reports, each with the parts of a report that it asks for
+    (``scripted.report.issue.Part``).
+    """
+
+    defaults: ClassVar[Mapping[str, ConfigValue]] = {}
+    sizes: ClassVar[Sequence[str]] = ()
+    token_counts: ClassVar[Sequence[str]] = ()
+    block_size: ClassVar[str] = ""
+    switches: ClassVar[Sequence[str]] = ()
+    issue_form: ClassVar[Sequence[tuple[str, Sequence[str]]]] = ()
+
+    def command(self, config: _SettingsT) -> ServerCommand | None:
+        """Return the command line of a server with these settings; None where there is no such server."""
+        del config
+        return None
+
+    def unusual(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
+        """Return the settings that are not a server's default, without sizes."""
+        given, usual = msgspec.structs.asdict(config), self._usual(config)
+        return {name: value for name, value in given.items() if name not in self.sizes and value != usual[name]}
+
+    def usual_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
+        """Yield configurations with one of these settings at the server's default, each with that setting's words."""
+        usual = self._usual(config)
+        for name in self.unusual(config):
+            with suppress(ValueError):
+                yield f"{name}={usual[name]} (the default)", msgspec.structs.replace(config, **{name: usual[name]})
+
+    def scaled(self, config: _SettingsT, factor: int) -> _SettingsT | None:
+        """Return the configuration with every number of tokens this many times as large; None if it is refused."""
+        given = msgspec.structs.asdict(config)
+        with suppress(ValueError):
+            if self.token_counts:
+                return msgspec.structs.replace(config, **{name: given[name] * factor for name in self.token_counts})
+        return None
+
+    def other_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
+        """Yield configurations with another block size, or asynchronous instead of synchronous, each with its words."""
+        given = msgspec.structs.asdict(config)
+        others: list[tuple[str, ConfigValue]] = [(name, not given[name]) for name in self.switches]
+        if self.block_size:
+            size = given[self.block_size]
+            others += [(self.block_size, value) for value in (size // 2, 2 * size) if value]
+        for name, value in others:
+            with suppress(ValueError):
+                yield f"{name}={value}", msgspec.structs.replace(config, **{name: value})
+
+    def _usual(self, config: _SettingsT) -> dict[str, ConfigValue]:
+        return {**msgspec.structs.asdict(type(config)()), **self.defaults}
+
+
+@runtime_checkable
+class DescribesServer(Protocol):
+    """An adapter that knows what its configurations are at a server."""
+
+    @property
+    def server(self) -> ServerSettings: ...

@@ -1,0 +1,85 @@
+"""The reach of a failure: who causes it, with which settings, how often; and the bug report that is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from scripted.cli.report import issue_of
+from scripted.core.action import Culprit
+from scripted.core.schedule import Schedule
+from scripted.core.server_settings import ServerSettings
+from scripted.search.reach import reach_of
+from scripted.search.shrinking import shrink
+
+BROKEN = str(Path(__file__).parents[3] / "examples/your_scheduler/adapter.py")
+FLUSH = f"adapter={BROKEN}; 1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1"
+CANCEL = "adapter=transformers use_async_batching=True; 1 start a prompt=4; 1 start b prompt=1 new=1; 2 abort a"
+
+
+class Config(msgspec.Struct, frozen=True):
+    block_size: int = 2
+    budget: int = 8
+    is_async: bool = False
+    policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        if self.policy == "priority" and self.is_async:
+            raise ValueError("priority is synchronous")
+
+
+class Server(ServerSettings[Config]):
+    defaults: ClassVar = {"is_async": True}
+    sizes: ClassVar = ("block_size", "budget")
+    token_counts: ClassVar = ("block_size", "budget")
+    block_size: ClassVar = "block_size"
+    switches: ClassVar = ("is_async",)
+
+
+def test_settings_are_compared_with_those_of_a_server() -> None:
+    """Sizes are never unusual, and settings that do not go together are left out."""
+    server, config = Server(), Config(block_size=4, policy="priority")
+    assert server.unusual(config) == {"is_async": False, "policy": "priority"}
+    assert [words for words, _ in server.usual_configs(config)] == ["policy=fcfs (the default)"]
+    assert server.scaled(config, 4) == Config(block_size=16, budget=32, policy="priority")
+    assert [words for words, _ in server.other_configs(config)] == ["block_size=2", "block_size=8"]
+
+
+def test_an_operators_call_is_what_it_takes() -> None:
+    found = reach_of(Schedule.parse(FLUSH), workloads=20)
+    assert set(found.culprits) == {Culprit.CLIENT, Culprit.OPERATOR}
+    assert (found.who, found.ends_engine, found.workloads) == ("an operator", False, 20)
+
+
+def test_a_client_that_ends_the_engine_is_a_remote_crash() -> None:
+    """It needs no setting that a server has not by default, and no name that a client chooses."""
+    found = reach_of(Schedule.parse(CANCEL), workloads=20)
+    assert found.who == "any client (remote crash)"
+    assert not found.unusual
+    assert 0 < found.failed <= found.workloads
+    words = {neighbour.words: neighbour.fails for neighbour in found.neighbours}
+    assert words["use_async_batching=False"] is False
+    assert words["all sizes 8 times as large"] is True
+
+
+def test_settings_are_shrunk_to_those_of_a_server() -> None:
+    """The least unusual settings are kept, not the adapter's own."""
+    longer = CANCEL.replace("use_async_batching=True", "use_async_batching=True scheduler_type=prefill_first")
+    assert str(shrink(Schedule.parse(longer)).schedule).startswith("adapter=transformers use_async_batching=True; 1 ")
+
+
+def test_a_report_has_the_sections_of_the_projects_form() -> None:
+    found = reach_of(Schedule.parse(CANCEL), workloads=5)
+    text = issue_of(found).text(found.schedule.adapter.server.issue_form)
+    assert text.startswith("# KeyError")
+    for part in (
+        "## System Info",
+        "transformers 5.",
+        "transformers serve MODEL",
+        "## Expected behavior",
+        "remote crash",
+    ):
+        assert part in text
+    assert "update_batch" in text
