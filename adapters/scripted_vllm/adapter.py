@@ -47,6 +47,7 @@ from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
 from scripted_vllm.machine import PAUSE_MODES, new_machine
+from scripted_vllm.server import VllmServer
 from scripted_vllm.standalone import VllmStandalone
 from scripted_vllm.versions import installed_version
 
@@ -230,7 +231,6 @@ ADAPTER: Final = VllmAdapter(
         "hisparse_hot_blocks": {"hisparse_host_blocks": (10, 14, 24)},
         "swa_bounded_replay": {"sliding_window": (3, 5, 6)},
         "speculative_method": {"num_speculative_tokens": (1, 2, 3)},
-        "disable_lookahead_block_hashes": {"speculative_method": ("eagle",)},
         "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},
         "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},
         "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28)},
@@ -252,6 +252,7 @@ ADAPTER: Final = VllmAdapter(
     packages=("vllm",),
     standalone=VllmStandalone(installed_version),
     live=launch,
+    server=VllmServer(),
     # Events are published with the next result, and there is none after the last flush.
     # Encoded images are kept until their room is needed.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),

@@ -63,8 +63,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     async_scheduling: bool = False
     pipeline_parallel_size: int = 1
     num_speculative_tokens: int = 0
-    speculative_method: Literal["ngram", "eagle"] = "ngram"
-    disable_lookahead_block_hashes: bool = False
+    speculative_method: Literal["ngram_gpu", "ngram", "eagle"] = "ngram_gpu"
     model_runner: Literal[1, 2] = 2
     sliding_window: int = 0
     attention_chunk_size: int = 0
@@ -83,7 +82,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_report_mode: Literal["incremental", "full"] = "incremental"
     kv_connector: Literal["none", "sync", "async"] = "none"
     kv_role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
-    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     kv_offered_tokens: int = 8
     kv_transfer_steps: int = 2
     kv_saves: bool = False

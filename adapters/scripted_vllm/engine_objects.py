@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
+import dataclasses
 import functools
 import importlib
 import math
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, Final
+from unittest import mock
 
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    ECTransferConfig,
-    KVEventsConfig,
-    KVTransferConfig,
-    LoRAConfig,
-    SchedulerConfig,
-    SpeculativeConfig,
-    VllmConfig,
-)
+from transformers.models.llama.configuration_llama import LlamaConfig
+from vllm import ModelRegistry
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.platforms.interface import Platform, PlatformEnum
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface
@@ -50,6 +52,7 @@ from scripted_vllm.encoder_cache import OutsideImages
 from scripted_vllm.grammar import Compiler
 
 _HASH_BYTES: Final = 8
+_MOST_CONTEXT_TOKENS: Final = 1 << 24
 _WINDOW: Final = ("sliding_window", SlidingWindowSpec)
 
 
@@ -161,88 +164,161 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
     )
 
 
+def arguments_of(settings: Any) -> dict[str, Any]:
+    """Return the arguments of ``vllm serve`` for these settings, by their names in ``EngineArgs``, without defaults."""
+    same = (
+        *(
+            "block_size",
+            "max_model_len",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "enable_prefix_caching",
+            "watermark",
+        ),
+        *("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"),
+        *("scheduler_reserve_full_isl", "disable_chunked_mm_input", "prefill_schedule_interval", "async_scheduling"),
+        *("pipeline_parallel_size", "decode_context_parallel_size"),
+    )
+    given = {name: getattr(settings, name) for name in same}
+    given |= {"num_gpu_blocks_override": settings.num_gpu_blocks, "scheduling_policy": settings.policy}
+    # The ranks of a context are those of tensor parallelism.
+    given["tensor_parallel_size"] = settings.decode_context_parallel_size
+    if settings.has_mamba:
+        given |= {
+            "mamba_cache_mode": settings.mamba_cache_mode,
+            "prefix_match_unit": settings.prefix_match_unit or None,
+        }
+        given["enable_mamba_shared_prefix_checkpoint"] = settings.enable_mamba_shared_prefix_checkpoint
+    if settings.log_stats:
+        given |= {"kv_cache_metrics": True, "kv_cache_metrics_sample": 1.0, "enable_logging_iteration_details": True}
+        given["per_request_spec_decode_metrics"] = "detailed" if settings.num_speculative_tokens else "none"
+    if settings.max_loras:
+        given |= {"enable_lora": True, "max_loras": settings.max_loras}
+    given |= {name: value for name, value in _documents(settings).items() if value}
+    defaults = default_arguments()
+    # A server states nothing, and has both.
+    usual = {**defaults, "enable_prefix_caching": True, "enable_chunked_prefill": True, "async_scheduling": True}
+    return {name: value for name, value in given.items() if value != usual[name]}
+
+
+@functools.cache
+def default_arguments() -> dict[str, Any]:
+    return {one.name: getattr(EngineArgs, one.name, None) for one in dataclasses.fields(EngineArgs)}
+
+
+def _documents(settings: Any) -> dict[str, dict[str, Any]]:
+    """Return the arguments that are JSON documents; empty ones are left out."""
+    guesses: dict[str, Any] = {}
+    if settings.num_speculative_tokens:
+        guesses = {"method": settings.speculative_method, "num_speculative_tokens": settings.num_speculative_tokens}
+        is_drafted = settings.speculative_method == "eagle"
+        guesses |= {"model": _model_folder()} if is_drafted else {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    return {
+        "speculative_config": guesses,
+        "kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}
+        if settings.enable_kv_cache_events
+        else {},
+        "kv_transfer_config": _transfers(settings),
+        "ec_transfer_config": _images_outside(settings),
+    }
+
+
+def _transfers(settings: Any) -> dict[str, Any]:
+    if not settings.has_connector:
+        return {}
+    return {
+        "kv_connector": "ScheduledConnector",
+        "kv_connector_module_path": ScheduledConnector.__module__,
+        "kv_role": settings.kv_role,
+        "kv_load_failure_policy": settings.kv_load_failure_policy,
+        "kv_connector_extra_config": {
+            "offered": settings.kv_offered_tokens,
+            "is_async": settings.kv_connector == "async",
+            "saves": settings.kv_saves,
+            "state_tokens": math.lcm(*settings.states) if settings.has_mamba else 0,
+        },
+    }
+
+
+def _images_outside(settings: Any) -> dict[str, Any]:
+    if not settings.ec_connector:
+        return {}
+    return {
+        "ec_connector": "OutsideImages",
+        "ec_connector_module_path": OutsideImages.__module__,
+        "ec_role": "ec_both",
+        "ec_connector_extra_config": {"steps": settings.ec_transfer_steps},
+    }
+
+
+class Model(torch.nn.Module):
+    """Stands for a text-generating model: vLLM asks its class what it supports, and makes none."""
+
+    supports_pp = supports_lora = supports_eagle3 = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        del vllm_config, prefix
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return input_ids
+
+    def forward(self, input_ids: Any, positions: Any, intermediate_tensors: Any = None) -> None: ...
+
+    def compute_logits(self, hidden_states: Any) -> None: ...
+
+    def make_empty_intermediate_tensors(self, batch_size: int, dtype: torch.dtype, device: Any) -> None: ...
+
+
+@functools.cache
+def _model_folder() -> str:
+    """Make a folder with the configuration of the model, which goes with the process."""
+    folder = tempfile.mkdtemp(prefix="scripted-vllm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("", "Eagle"):
+        ModelRegistry.register_model(f"{name}ScriptedForCausalLM", Model)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 1}
+    shape["max_position_embeddings"] = _MOST_CONTEXT_TOKENS
+    model = LlamaConfig(architectures=["ScriptedForCausalLM"], num_hidden_layers=8, dtype="float16", **shape)
+    model.save_pretrained(folder)
+    return folder
+
+
+class _AnyPlatform(Platform):
+    """A device that decides nothing: a configuration is that of a server on a graphics card."""
+
+    _enum = PlatformEnum.UNSPECIFIED
+    device_name = device_type = "cpu"
+
+
+@functools.cache
+def _platform_modules() -> list[ModuleType]:
+    vllm = [module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"]
+    return [module for module in vllm if isinstance(vars(module).get("current_platform"), Platform)]
+
+
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
-    config = VllmConfig(
-        scheduler_config=_scheduler_config(settings),
-        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
-        # A released vLLM finds no device on a machine without a graphics card.
-        device_config=DeviceConfig(device="cpu"),
-    )
-    # Decided by the platform otherwise, which would load a model for it.
-    config.scheduler_config.async_scheduling = settings.async_scheduling
-    config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
-    config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
-    config.parallel_config.decode_context_parallel_size = settings.decode_context_parallel_size
+    """Make the configuration of a server with these arguments. Raises what vLLM raises for those that it refuses."""
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1)}
+    given = {"load_format": "dummy", "skip_tokenizer_init": True, **arguments_of(settings)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, runner))
+        for module in _platform_modules():
+            stack.enter_context(mock.patch.object(module, "current_platform", _AnyPlatform()))
+        # Its model runner is a device's: none is made here.
+        stack.enter_context(mock.patch.object(sys.modules["vllm.config.vllm"], "HAS_TRITON", new=True))
+        config = EngineArgs(model=_model_folder(), **given).create_engine_config()
+    if settings.hisparse_host_blocks:
+        # vLLM takes it with a graphics card alone, and finds it by the model.
+        config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
+    # The profile of the model decides it otherwise.
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
-    config.model_config = ModelConfig(max_model_len=settings.max_model_len)
+    config.cache_config.block_size = settings.block_size
     if settings.has_mamba:
         config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
         config.cache_config.mamba_block_size = settings.states[0]
-        config.cache_config.enable_mamba_shared_prefix_checkpoint = settings.enable_mamba_shared_prefix_checkpoint
-    if settings.log_stats:
-        config.observability_config.kv_cache_metrics = True
-        config.observability_config.kv_cache_metrics_sample = 1.0
-        config.observability_config.enable_logging_iteration_details = True
-        config.observability_config.per_request_spec_decode_metrics = "detailed"
-    if settings.num_speculative_tokens:
-        config.speculative_config = SpeculativeConfig(
-            method="ngram",
-            num_speculative_tokens=settings.num_speculative_tokens,
-            prompt_lookup_max=2,
-            prompt_lookup_min=1,
-        )
-        # A draft model would have to be loaded.
-        config.speculative_config.method = settings.speculative_method
-        config.speculative_config.disable_lookahead_block_hashes = settings.disable_lookahead_block_hashes
-    if settings.max_loras:
-        config.lora_config = LoRAConfig(max_loras=settings.max_loras, lora_dtype="float16")
-    if settings.enable_kv_cache_events:
-        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    _connect(config, settings)
     return config
-
-
-def _scheduler_config(settings: Any) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_model_len=settings.max_model_len,
-        is_encoder_decoder=False,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        policy=settings.policy,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
-        scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
-        watermark=settings.watermark,
-        disable_chunked_mm_input=settings.disable_chunked_mm_input,
-        prefill_schedule_interval=settings.prefill_schedule_interval,
-    )
-
-
-def _connect(config: VllmConfig, settings: Any) -> None:
-    """Configure the connectors to outside KV and outside images."""
-    if settings.hisparse_host_blocks:
-        config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
-    if settings.has_connector:
-        config.kv_transfer_config = KVTransferConfig(
-            kv_connector="ScheduledConnector",
-            kv_connector_module_path=ScheduledConnector.__module__,
-            kv_role=settings.kv_role,
-            kv_load_failure_policy=settings.kv_load_failure_policy,
-            kv_connector_extra_config={
-                "offered": settings.kv_offered_tokens,
-                "is_async": settings.kv_connector == "async",
-                "saves": settings.kv_saves,
-                "state_tokens": math.lcm(*settings.states) if settings.has_mamba else 0,
-            },
-        )
-    if settings.ec_connector:
-        config.ec_transfer_config = ECTransferConfig(
-            ec_connector="OutsideImages",
-            ec_connector_module_path=OutsideImages.__module__,
-            ec_role="ec_both",
-            ec_connector_extra_config={"steps": settings.ec_transfer_steps},
-        )
 
 
 @functools.cache
@@ -298,17 +374,3 @@ def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]
         KVCacheGroupSpec(["resident"], kv_cache_interface.HiSparseResidentSpec(**sizes), enable_kv_transfer=False),
         KVCacheGroupSpec(["hot"], hot, enable_kv_transfer=False),
     ]
-
-
-class ModelConfig(SimpleNamespace):
-    """The attributes of a text-generating model that the scheduler reads."""
-
-    uses_mrope = False
-    is_encoder_decoder = False
-    is_diffusion = False
-    return_sampling_mask = False
-    supports_multimodal_inputs = False
-    is_multimodal_model = False
-    multimodal_config = None
-    skip_tokenizer_init = True
-    runner_type = "generate"

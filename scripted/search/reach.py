@@ -12,7 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from scripted.core.action import Action, Culprit, rid_of
-from scripted.core.machine import ConfigT
+from scripted.core.machine import ConfigIn
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import ConfigValue
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
@@ -45,10 +45,10 @@ _TOKENS: Final = ("prompt", "shared", "tokens")
 
 
 @runtime_checkable
-class DrawsWork(Protocol[ConfigT]):
+class DrawsWork(Protocol[ConfigIn]):
     """A space that draws requests for a given configuration."""
 
-    def workload(self, config: ConfigT, row: Row, rng: random.Random) -> Schedule: ...
+    def workload(self, config: ConfigIn, row: Row, rng: random.Random) -> Schedule: ...
 
 
 class Neighbour(msgspec.Struct, frozen=True):

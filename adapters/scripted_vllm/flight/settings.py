@@ -74,7 +74,8 @@ def _guesses_of(config: Any) -> _Part:
     guesses = config.speculative_config
     if guesses is None:
         return {}, []
-    method = "eagle" if guesses.use_eagle() else "ngram"
+    # Scheduling takes guesses that are not a draft model's alike; vLLM refuses some beside batches in flight.
+    method = "eagle" if guesses.use_eagle() else "ngram_gpu"
     words: dict[str, Scalar] = {"num_speculative_tokens": guesses.num_speculative_tokens, "speculative_method": method}
     return words, []
 

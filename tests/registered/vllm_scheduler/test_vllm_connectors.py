@@ -32,8 +32,8 @@ from scripted.search.units import SearchPlan
 register_cpu_ci(est_time=150, suite="vllm-cpu")
 
 PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
-LOADS = "kv_connector=async"
-LOADS_NOW = "kv_connector=sync"
+LOADS = "kv_connector=async kv_load_failure_policy=recompute"
+LOADS_NOW = "kv_connector=sync kv_load_failure_policy=recompute"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
     [
         (
             (
-                "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_offered_tokens=16; 1 start a prompt=16 new=1; "
-                "1 fail-load"
+                "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute "
+                "kv_offered_tokens=16; 1 start a prompt=16 new=1; 1 fail-load"
             ),
             "something waits for ever: a",
         ),
@@ -111,7 +111,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             "a reads KV that is not its own",
         ),
         (
-            "async_scheduling=True kv_connector=sync; 1 start a prompt=9 new=3; 1 fail-load",
+            f"async_scheduling=True {LOADS_NOW}; 1 start a prompt=9 new=3; 1 fail-load",
             "but has 9 tokens, those in flight included",
         ),
         (
@@ -125,7 +125,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
         ("kv_connector=async; 1 start a prompt=1 new=1", "a server would spin"),
         (
             (
-                "pipeline_parallel_size=2 max_num_batched_tokens=4 kv_connector=sync kv_offered_tokens=4; "
+                f"pipeline_parallel_size=2 max_num_batched_tokens=4 {LOADS_NOW} kv_offered_tokens=4; "
                 "1 start a prompt=10 new=1; 1 fail-load"
             ),
             "but alone it says",
@@ -137,7 +137,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             ),
             "AssertionError",
         ),
-        ("kv_connector=sync; 1 start a prompt=5 new=1; 1 start b prompt=6 new=1; 1 fail-load; 2 abort a", "b says"),
+        (f"{LOADS_NOW}; 1 start a prompt=5 new=1; 1 start b prompt=6 new=1; 1 fail-load; 2 abort a", "b says"),
         (
             (
                 "mamba_cache_mode=align prefix_match_unit=2 enable_kv_cache_events=True kv_cache_report_mode=full; "
