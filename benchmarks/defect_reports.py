@@ -134,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from scripted.core.adapters import adapter_named
 
     adapter = adapter_named(asked.adapter)
-    prepare = adapter.standalone.prepare if isinstance(adapter, SchedulerAdapter) and adapter.standalone else ""
+    prepare = ""
+    if isinstance(adapter, SchedulerAdapter) and adapter.standalone:
+        prepare = "\n".join([*adapter.standalone.first, adapter.standalone.prepare])
     rows = []
     for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only}*.md")):
         rows.append(row_of(read_report(page), asked.python, prepare))

@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from transformers.models.llama.configuration_llama import LlamaConfig
-from vllm import ModelRegistry
+from vllm import ModelRegistry, platforms
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
@@ -166,20 +166,23 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
 
 def arguments_of(settings: Any) -> dict[str, Any]:
     """Return the arguments of ``vllm serve`` for these settings, by their names in ``EngineArgs``, without defaults."""
-    same = (
-        *(
-            "block_size",
-            "max_model_len",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "enable_prefix_caching",
-            "watermark",
-        ),
-        *("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"),
-        *("scheduler_reserve_full_isl", "disable_chunked_mm_input", "prefill_schedule_interval", "async_scheduling"),
-        *("pipeline_parallel_size", "decode_context_parallel_size"),
-    )
-    given = {name: getattr(settings, name) for name in same}
+    given: dict[str, Any] = {
+        "block_size": settings.block_size,
+        "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "watermark": settings.watermark,
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "long_prefill_token_threshold": settings.long_prefill_token_threshold,
+        "long_prefill_token_threshold_adaptive": settings.long_prefill_token_threshold_adaptive,
+        "scheduler_reserve_full_isl": settings.scheduler_reserve_full_isl,
+        "disable_chunked_mm_input": settings.disable_chunked_mm_input,
+        "prefill_schedule_interval": settings.prefill_schedule_interval,
+        "async_scheduling": settings.async_scheduling,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "decode_context_parallel_size": settings.decode_context_parallel_size,
+    }
     given |= {"num_gpu_blocks_override": settings.num_gpu_blocks, "scheduling_policy": settings.policy}
     # The ranks of a context are those of tensor parallelism.
     given["tensor_parallel_size"] = settings.decode_context_parallel_size
@@ -294,14 +297,20 @@ class _AnyPlatform(Platform):
 @functools.cache
 def _platform_modules() -> list[ModuleType]:
     vllm = [module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"]
-    return [module for module in vllm if isinstance(vars(module).get("current_platform"), Platform)]
+    return [platforms, *(one for one in vllm if isinstance(vars(one).get("current_platform"), Platform))]
 
 
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
     """Make the configuration of a server with these arguments. Raises what vLLM raises for those that it refuses."""
     runner = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1)}
-    given = {"load_format": "dummy", "skip_tokenizer_init": True, **arguments_of(settings)}
+    # What vLLM decides by the device and the model is stated.
+    stated = {
+        "async_scheduling": settings.async_scheduling,
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+    }
+    given = {"load_format": "dummy", "skip_tokenizer_init": True, **arguments_of(settings), **stated}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, runner))
         for module in _platform_modules():
@@ -309,6 +318,10 @@ def _config_of(settings: Any) -> VllmConfig:
         # Its model runner is a device's: none is made here.
         stack.enter_context(mock.patch.object(sys.modules["vllm.config.vllm"], "HAS_TRITON", new=True))
         config = EngineArgs(model=_model_folder(), **given).create_engine_config()
+    decided = {**stated, "enable_prefix_caching": config.cache_config.enable_prefix_caching}
+    decided |= {name: getattr(config.scheduler_config, name) for name in ("async_scheduling", "enable_chunked_prefill")}
+    if decided != stated:
+        raise ValueError(f"vLLM makes {decided} of {stated}")
     if settings.hisparse_host_blocks:
         # vLLM takes it with a graphics card alone, and finds it by the model.
         config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
