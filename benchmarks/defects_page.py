@@ -52,7 +52,7 @@ def _row(defect: Defect) -> str:
     anchor = re.sub(r"[^a-z0-9 -]", "", defect.title.lower()).replace(" ", "-")
     reach = defect.reach
     often = f"{reach.failing} of {reach.workloads}" if reach.workloads else ""
-    cells = [f"[{defect.title}](#{anchor})", ", ".join(defect.versions), defect.found, reach.who or "", often]
+    cells = [f"[{defect.title}](#{anchor})", ", ".join(defect.versions), defect.found, reach.who, often]
     cells.append(", ".join(map(str, defect.upstream)) or "no report found")
     cells.append(f"[{Path(defect.file).stem}](../../{defect.file})" if defect.file else "")
     return f"| {' | '.join(cells)} |"

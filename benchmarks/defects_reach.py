@@ -29,11 +29,10 @@ def line_of(found: Reach) -> str:
     """Return the line of the table."""
     unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items())
     command = server_of(found.schedule).command(found.schedule.config)
-    words = {"who": found.who.partition(" (")[0], "settings": unusual or "the defaults"}
+    words = {"who": found.who, "settings": unusual or "the defaults"}
     words |= {"command": command.line} if command else {}
     fields = [f"{name} = {msgspec.json.encode(text).decode()}" for name, text in words.items()]
     fields += [f"failing = {found.failed}", f"workloads = {found.workloads}"] if found.workloads else []
-    fields += ["ends_engine = true"] if found.ends_engine else []
     return f"reach = {{ {', '.join(fields)} }}"
 
 
@@ -52,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.defects_reach", description=__doc__)
     parser.add_argument("--adapter", choices=("vllm", "sglang", "transformers"), required=True, help="whose defects")
     parser.add_argument("--only", default="", help="the defect of this id alone")
+    parser.add_argument("--workloads", type=int, default=_WORKLOADS, help="random ones of each defect")
     asked = parser.parse_args(arguments)
     file = _ROOT / f"adapters/scripted_{asked.adapter}/defects.toml"
     for defect in read_defects(file).defect:
         if asked.only not in ("", defect.id) or not defect.schedules:
             continue
         try:
-            found = reach_of(Schedule.parse(defect.schedules[0]), workloads=_WORKLOADS)
+            found = reach_of(Schedule.parse(defect.schedules[0]), workloads=asked.workloads)
         except ScriptDefinitionError as exc:
             sys.stdout.write(f"{defect.id}: {exc}\n")
             continue

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from typing import ClassVar
 
+import msgspec
 from sglang.srt.server_args import ServerArgs
 
 from scripted.core.server_settings import ServerCommand, ServerSettings
@@ -31,7 +31,7 @@ class SglangServer(ServerSettings[SglangSettings]):
     )
 
     def command(self, config: SglangSettings) -> ServerCommand:
-        defaults = {field.name: field.default for field in dataclasses.fields(ServerArgs)}
+        defaults = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
         given = {name: value for name, value in config.of_server.items() if value != defaults[name]}
         words = ["python", "-m", "sglang.launch_server", "--model-path", "MODEL"]
         for name, value in given.items():

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.action import Culprit
 from scripted.core.installed import installed_adapters
 from scripted.core.refusals import ScriptDefinitionError
 
@@ -37,7 +36,7 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and how many random workloads of ``workloads`` fail.
     """
 
-    who: Culprit | None = None
+    who: str = ""
     settings: str = ""
     command: str = ""
     failing: int | None = None

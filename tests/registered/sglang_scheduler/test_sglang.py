@@ -23,7 +23,7 @@ from ci.register import register_cpu_ci
 if find_spec("sglang") is None:
     pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
 
-from scripted_sglang.adapter import COPIER, MUTANTS
+from scripted_sglang.adapter import ADAPTER, COPIER, MUTANTS
 from scripted_sglang.config import SglangSettings
 from scripted_sglang.host import HOST, MHATokenToKVPoolHost
 from scripted_sglang.machine import Scheduler, SglangMachine, check_loops
@@ -272,3 +272,11 @@ def test_a_replay_leaves_no_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
     assert set(shared.glob("sglang_*")) == before
+
+
+def test_the_command_of_a_server_has_what_is_not_its_default() -> None:
+    command = ADAPTER.server.command(SglangSettings(page_size=4, enable_mixed_chunk=True))
+    assert command is not None
+    assert command.line.startswith("python -m sglang.launch_server --model-path MODEL --page-size 4 ")
+    assert command.line.endswith(" --enable-mixed-chunk")
+    assert "enable_mixed_chunk=True (default False)" in command.changed

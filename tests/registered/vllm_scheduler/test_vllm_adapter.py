@@ -19,7 +19,7 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted_vllm.adapter import TRIED_VERSIONS
+from scripted_vllm.adapter import ADAPTER, TRIED_VERSIONS
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import new_scheduler
 from scripted_vllm.machine import VllmMachine
@@ -95,6 +95,24 @@ def test_as_many_batches_are_in_flight_as_vllm_has(
     scheduler = new_scheduler(settings)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(settings.model_runner - 1))
     assert settings.depth == scheduler.vllm_config.max_concurrent_batches == depth
+
+
+def test_what_vllm_refuses_is_no_target() -> None:
+    """The configuration is made by the constructor that ``vllm serve`` uses."""
+    text = "async_scheduling=True num_speculative_tokens=1 speculative_method=ngram; 1 start a prompt=1 new=1"
+    with pytest.raises(ScriptDefinitionError, match="async scheduling is only supported"):
+        execute(Schedule.parse(text, of="vllm"))
+
+
+def test_the_command_of_a_server_has_what_is_not_its_default() -> None:
+    settings = VllmSettings(policy="priority", async_scheduling=True, kv_connector="async")
+    command = ADAPTER.server.command(settings)
+    assert command is not None
+    assert command.line.startswith("vllm serve MODEL --block-size 4 ")
+    assert "--scheduling-policy priority" in command.line
+    assert "async-scheduling" not in command.line
+    assert "scheduling_policy=priority (default fcfs)" in command.changed
+    assert '"kv_load_failure_policy": "fail"' in command.line
 
 
 def plan(**more: Any) -> Any:
