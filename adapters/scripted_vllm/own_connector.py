@@ -22,7 +22,6 @@ from vllm.v1.outputs import KVConnectorOutput
 from scripted.core.tokens import links_of, root_of
 from scripted.sdk import Load, Signal, Violation
 from scripted_vllm.config import VllmSettings
-from scripted_vllm.engine_objects import ModelConfig
 from scripted_vllm.ids import rid_of
 
 _LAYER: Final = "layer"
@@ -243,17 +242,6 @@ def _fingerprints(request: Any, end: int) -> list[int]:
     return links_of(root_of(lora), tuple(request.all_token_ids[:end]))[1:]
 
 
-class _ConnectedModel(ModelConfig):
-    """The attributes that connectors read besides."""
-
-    use_mla = False
-    dtype = torch.float16
-    model = "model"
-
-    def get_total_num_kv_heads(self) -> int:
-        return 1
-
-
 class Connected:
     """The files, the memory and the worker's side of one machine's connector."""
 
@@ -268,7 +256,8 @@ class Connected:
         # With one group of layers it makes no difference, and few connectors know several.
         own.scheduler_config = copy.copy(config.scheduler_config)
         own.scheduler_config.disable_hybrid_kv_cache_manager = True
-        own.model_config = _ConnectedModel(**vars(config.model_config))
+        own.model_config = copy.copy(config.model_config)
+        own.model_config.model = "model"  # a folder of this process, which names no files
         own.kv_transfer_config = transfer_config(self._settings, self._folder.name)
         return own
 
