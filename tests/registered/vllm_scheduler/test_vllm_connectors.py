@@ -184,7 +184,7 @@ def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_a
 
 def test_a_load_of_several_groups_that_fails_is_written() -> None:
     """vLLM is told the name of its request, not its blocks."""
-    text = "num_gpu_blocks=20 sliding_window=6 kv_connector=async; 1 start a prompt=5 new=1; 1 fail-load"
+    text = f"num_gpu_blocks=20 sliding_window=6 {LOADS}; 1 start a prompt=5 new=1; 1 fail-load"
     schedule = Schedule.parse(f"{text}; 1 start b prompt=21 new=1", of="vllm")
     written, _ = text_of(ADAPTER.standalone, schedule, "export")
     assert written is not None
