@@ -2,7 +2,7 @@
 
 A failure is of a kind if it has the kind's parts, settings and events, still fails with these alone, and no longer
 fails in its way without one of them. What no kind explains is shrunk, and then shrunk further while it fails in any
-way: it is of the kind that comes down to the same simplest failure, and needs some of the same code of the scheduler.
+way: it is of the kind that has the same wrong decision, or comes down to the same simplest failure in the same code.
 """
 
 from __future__ import annotations
@@ -260,15 +260,19 @@ class Sorter:
         return None, None
 
     def _same(self, found: Kind) -> Kind | None:
-        """The kind that a failure which none explains is of, all the same."""
+        """The kind that a failure which none explains is of, all the same: the one with most code in common."""
         self._examine(found)
+        alike: list[tuple[float, Kind]] = []
         for kind in self.kinds:
             if kind.failure.signature in found.signatures or set(kind.settings) <= set(found.settings):
                 self._examine(kind)
-            has_common = bool(kind.needed & found.needed) or not kind.needed or not found.needed
-            if kind.root == found.root != "" and has_common:
+            if kind.decision and kind.decision == found.decision:
                 return kind
-        return None
+            if kind.root == found.root != "":
+                common, every = kind.needed & found.needed, kind.needed | found.needed
+                if common or not kind.needed or not found.needed:
+                    alike.append((len(common) / len(every) if every else 1.0, kind))
+        return max(alike, key=lambda one: one[0])[1] if alike else None
 
     def _examine(self, kind: Kind) -> None:
         """Look once for a kind's simplest failure, its wrong decision, and the code that it needs.
