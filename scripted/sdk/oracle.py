@@ -45,8 +45,9 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             context_tokens=limits.context_tokens,
             late_launches=can.late_launches,
             block_size=limits.block_size,
-            # A request that cannot grow may begin again in each step, until another one needs a block.
-            most_in_vain=1 if can.whole_leases else limits.block_size + limits.depth + 1,
+            # While those that could give way are in flight; or a request that cannot grow begins again in each step,
+            # until another one needs a block.
+            most_in_vain=limits.depth if can.whole_leases else limits.block_size + limits.depth + 1,
         )
         self._limits = limits
         self._can = can

@@ -67,6 +67,8 @@ class EngineOracle(Oracle):
             batch_requests=limits.most_requests,
             batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
             block_size=limits.page_size,
+            # While those that could give way are in flight.
+            most_in_vain=limits.depth,
         )
         self._retractions = 0
         self.conformance: Conformance | None = Conformance(limits)
