@@ -12,7 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 from scripted.core.adapters import adapter_for, adapter_named
 from scripted.core.protocol import Adapter
@@ -118,10 +130,10 @@ class ScriptedSim(Harness[ConfigT, OutcomeT]):
         options = options or ScriptOptions(timeout_s=timeout_s)
         name = adapter_for(self.config)
         test = ScriptedTest(config=self.config, adapter=name, tiers=("sim",), options=options, script=script)
-        outcome: Any = outcome_isolated(
+        outcome = outcome_isolated(
             test, options, lambda: self.run(script, *args, options=options, **kwargs), self.outcome_type
         )
-        return outcome
+        return cast("OutcomeT", outcome)
 
     @classmethod
     def start(
