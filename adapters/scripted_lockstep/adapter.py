@@ -55,7 +55,7 @@ from scripted_lockstep.configs import config_values, limits_of, smaller_configs
 from scripted_lockstep.gallery_page import write_gallery
 from scripted_lockstep.machine import EngineMachine, place_of
 from scripted_lockstep.mutants import CONTRACTS, KEPT_NUMBERS, MUTANTS, PAIRS
-from scripted_lockstep.mutants.fresh import fresh_sample
+from scripted_lockstep.mutants.fresh import edits_met, fresh_sample
 from scripted_lockstep.mutants.gallery import mutant_named, switched_on
 from scripted_lockstep.oracle.digests import check_digests
 from scripted_lockstep.oracle.step_checks import EngineOracle
@@ -282,6 +282,10 @@ class LockstepAdapter(
     def bugs_met(self, codes: Container[int]) -> list[str]:
         """The mutants and contracts that break code with one of these ids."""
         return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
+
+    def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
+        """Names of fresh mutants of code that ran, the same for the same code."""
+        return edits_met(codes, count)
 
     def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
         """Single edits of the scheduler and its memory, equal for equal seeds, each with its description."""

@@ -10,9 +10,10 @@ import ast
 import contextlib
 import dis
 import functools
+import itertools
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -41,6 +42,8 @@ _TIMEOUT_S: Final = 2.0
 _LONGER: Final = 3
 _MARGIN_STEPS: Final = 64
 _MOST_NAMED: Final = 6
+# Edits of the code that ran, where no mutant was noticed.
+_MOST_EDITS: Final = 120
 # A child is killed after this many times the seconds of CPU that it may take, and a margin.
 _MARGIN_S: Final = 20.0
 _LONGEST_S: Final = 3600.0
@@ -52,6 +55,15 @@ class KnowsModes(Protocol):
     """An adapter that knows which modes the microbatches of a configuration never have."""
 
     def absent_modes(self, config: Any) -> frozenset[str]: ...
+
+
+@runtime_checkable
+class EditsWhatRan(Protocol):
+    """An adapter that draws single edits of the code that a run called."""
+
+    def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
+        """Return the names of at most so many edits, the same for the same code."""
+        ...
 
 
 class OutOfTimeError(Exception):
@@ -165,6 +177,8 @@ class Vetting:
                 own.append(bug)
             if self.is_brief and own and not absent:
                 break
+        if met and not own and measured.assertions:
+            own += run.first_edit_noticed()
         return Findings(
             name=name,
             assertions=measured.assertions,
@@ -195,13 +209,15 @@ class _Runs:
     differs: bool = False
     # The assertions of the last run.
     last: Measured | None = None
+    # The ids of the code that the first run called.
+    codes: set[int] = field(default_factory=set)
     # The prompt of each request, and the number of tokens it got.
     requests: list[tuple[object, int]] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
         """Run without a mutant; return its assertions and the mutants of code that it ran. May raise ScriptError."""
         count_assertions(self.test.script, turnable=True)
-        codes = set[int]()
+        codes = self.codes
         self.longest = self.test.options.max_steps
         first = self._run(None, codes)
         measured = self.last
@@ -250,6 +266,24 @@ class _Runs:
         except (ScriptError, ScriptDefinitionError) as exc:
             return exc
         return None
+
+    def first_edit_noticed(self) -> list[str]:
+        """Look for an edit of the code that ran which an assertion of the script notices, and its requests do not.
+
+        No mutant may be about what the script is about.
+        """
+        adapter = adapter_named(self.test.adapter)
+        edits = adapter.edits_met(self.codes, _MOST_EDITS) if isinstance(adapter, EditsWhatRan) else ()
+        return list(itertools.islice(filter(self._notices, edits), 1))
+
+    def _notices(self, edit: str) -> bool:
+        try:
+            failure = self.failure_with(edit)
+            return failure is not None and self.is_by_the_script(failure) and self.baseline_passes(edit)
+        except OutOfTimeError:
+            raise
+        except Exception:  # noqa: BLE001 - with some edits no engine can be made
+            return False
 
     def is_by_the_script(self, failure: Exception) -> bool:
         """Return whether an assertion of the script, or a window of must_reach, failed in the last run."""

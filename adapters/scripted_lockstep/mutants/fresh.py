@@ -12,7 +12,7 @@ import functools
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -75,6 +75,17 @@ def fresh_sample(count: int, seed: int) -> dict[str, str]:
         with contextlib.suppress(MutantDoesNotFit), mutant.switched_on():
             sample[mutant.name] = mutant.bug
     return sample
+
+
+def edits_met(codes: Container[int], count: int) -> list[str]:
+    """Draw names from the edits of functions that were called, given by the ids of their code."""
+    met: list[str] = []
+    for module in _modules():
+        for _, mutants in _mutants_of(module):
+            if mutants and mutants[0].is_met(codes):
+                met += [mutant.name for mutant in mutants]
+    random.Random(0).shuffle(met)  # noqa: S311 - the same for the same code
+    return met[:count]
 
 
 def _modules() -> Iterator[str]:
