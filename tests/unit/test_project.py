@@ -277,7 +277,8 @@ def test_mutants_in_the_readme_exist():
 
 
 def command_lines(text: str) -> list[str]:
-    """The lines of indented and fenced blocks that are a command of ours."""
+    """The lines of indented and fenced blocks that are a command of ours, continued lines as one."""
+    text = re.sub(r"\\\n\s*", "", text)
     fenced = re.findall(r"^```(?:console|sh)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     blocks = [
         *re.findall(r"^    (.*)$", text, re.MULTILINE),

@@ -38,7 +38,7 @@ def _baton() -> Baton:
     return _entered[-1]
 
 
-class Thread:
+class CooperativeThread:
     """``threading.Thread``."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Thread:
         return None if self._worker is None else id(self._worker)
 
 
-class Lock:
+class CooperativeLock:
     """``threading.Lock``."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Lock:
         self.release()
 
 
-class RLock(Lock):
+class CooperativeRLock(CooperativeLock):
     """``threading.RLock``: its holder may take it again."""
 
     def __init__(self) -> None:
@@ -128,12 +128,12 @@ class RLock(Lock):
             super().release()
 
 
-class Condition:
+class CooperativeCondition:
     """``threading.Condition``."""
 
-    def __init__(self, lock: Lock | None = None) -> None:
+    def __init__(self, lock: CooperativeLock | None = None) -> None:
         self._baton = _baton()
-        self._lock = RLock() if lock is None else lock
+        self._lock = CooperativeRLock() if lock is None else lock
         # A list for each waiter, empty until it is notified.
         self._waiters: deque[list[bool]] = deque()
         self.acquire, self.release = self._lock.acquire, self._lock.release
@@ -174,7 +174,7 @@ class Condition:
         self.notify(len(self._waiters))
 
 
-class Event:
+class CooperativeEvent:
     """``threading.Event``."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Event:
         return self._baton.wait("an event", lambda: self._is_set, timeout)
 
 
-class Semaphore:
+class CooperativeSemaphore:
     """``threading.Semaphore`` and ``threading.BoundedSemaphore``, whose bound is not checked."""
 
     def __init__(self, value: int = 1) -> None:
@@ -218,7 +218,7 @@ class Semaphore:
         self.release()
 
 
-class Queue:
+class CooperativeQueue:
     """``queue.Queue`` and ``queue.SimpleQueue``."""
 
     def __init__(self, maxsize: int = 0) -> None:
@@ -273,14 +273,14 @@ class Queue:
         return self._items.pop(0)
 
 
-class LifoQueue(Queue):
+class CooperativeLifoQueue(CooperativeQueue):
     """``queue.LifoQueue``."""
 
     def _take(self) -> Any:
         return self._items.pop()
 
 
-class PriorityQueue(Queue):
+class CooperativePriorityQueue(CooperativeQueue):
     """``queue.PriorityQueue``."""
 
     def _add(self, item: Any) -> None:
@@ -334,23 +334,23 @@ def _limit(blocking: bool, timeout: float) -> float | None:
 
 
 _THREADING: Final[Mapping[str, object]] = {
-    "Thread": Thread,
-    "Lock": Lock,
-    "RLock": RLock,
-    "Condition": Condition,
-    "Event": Event,
-    "Semaphore": Semaphore,
-    "BoundedSemaphore": Semaphore,
+    "Thread": CooperativeThread,
+    "Lock": CooperativeLock,
+    "RLock": CooperativeRLock,
+    "Condition": CooperativeCondition,
+    "Event": CooperativeEvent,
+    "Semaphore": CooperativeSemaphore,
+    "BoundedSemaphore": CooperativeSemaphore,
     "current_thread": _current,
     "get_ident": _ident,
     "Timer": _refused("threading.Timer"),
     "Barrier": _refused("threading.Barrier"),
 }
 _QUEUE: Final[Mapping[str, object]] = {
-    "Queue": Queue,
-    "SimpleQueue": Queue,
-    "LifoQueue": LifoQueue,
-    "PriorityQueue": PriorityQueue,
+    "Queue": CooperativeQueue,
+    "SimpleQueue": CooperativeQueue,
+    "LifoQueue": CooperativeLifoQueue,
+    "PriorityQueue": CooperativePriorityQueue,
 }
 _TIME: Final[Mapping[str, object]] = {
     "sleep": _sleep,

@@ -9,7 +9,7 @@ from typing import Self
 
 from scripted.core.machine import HasToBeClosed
 from scripted.sdk.cooperative.baton import Baton
-from scripted.sdk.cooperative.primitives import STAND_INS, Queue, entered
+from scripted.sdk.cooperative.primitives import STAND_INS, CooperativeQueue, entered
 
 
 class Threads(Baton, HasToBeClosed):
@@ -39,9 +39,9 @@ class Threads(Baton, HasToBeClosed):
     ) -> None:
         self._open.close()
 
-    def queue(self, maxsize: int = 0) -> Queue:
+    def queue(self, maxsize: int = 0) -> CooperativeQueue:
         with entered(self):
-            return Queue(maxsize)
+            return CooperativeQueue(maxsize)
 
     def close(self) -> None:
         """End all threads. Raises HarnessError for one that does not end."""
