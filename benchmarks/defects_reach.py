@@ -19,13 +19,13 @@ from lockstep.interruption import interruptible
 from scripted.core.defects import read_defects
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.reach import Reach, reach_of, server_of
+from scripted.search.reach import MeasuredReach, reach_of, server_of
 
 _ROOT: Final = Path(__file__).parents[1]
 _WORKLOADS: Final = 200
 
 
-def line_of(found: Reach) -> str:
+def line_of(found: MeasuredReach) -> str:
     """Return the line of the table."""
     unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items())
     command = server_of(found.schedule).command(found.schedule.config)

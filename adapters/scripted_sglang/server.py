@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 from sglang.srt.server_args import ServerArgs
 
-from scripted.core.server_settings import ServerCommand, ServerSettings
+from scripted.core.server_settings import ServeLine, ServerSettings
 from scripted_sglang.config import SglangSettings
 
 
@@ -30,14 +30,14 @@ class SglangServer(ServerSettings[SglangSettings]):
         ("Environment", ("environment",)),
     )
 
-    def command(self, config: SglangSettings) -> ServerCommand:
+    def command(self, config: SglangSettings) -> ServeLine:
         defaults = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
         given = {name: value for name, value in config.of_server.items() if value != defaults[name]}
         words = ["python", "-m", "sglang.launch_server", "--model-path", "MODEL"]
         for name, value in given.items():
             words += [f"--{name.replace('_', '-')}", *(() if value is True else (shlex.quote(_text(value)),))]
         changed = tuple(f"{name}={_text(value)} (default {defaults[name]})" for name, value in given.items())
-        return ServerCommand(" ".join(words), changed)
+        return ServeLine(" ".join(words), changed)
 
 
 def _text(value: object) -> str:

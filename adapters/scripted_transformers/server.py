@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from scripted.core.server_settings import ServerCommand, ServerSettings
+from scripted.core.server_settings import ServeLine, ServerSettings
 from scripted_transformers.machine import TransformersSettings
 
 _FLAGS: Final = {
@@ -30,9 +30,9 @@ class TransformersServer(ServerSettings[TransformersSettings]):
         ("Expected behavior", ("what should happen",)),
     )
 
-    def command(self, config: TransformersSettings) -> ServerCommand:
+    def command(self, config: TransformersSettings) -> ServeLine:
         given = msgspec.structs.asdict(config)
         words = [f"{flag} {given[name]}" for name, flag in _FLAGS.items()]
         changed = tuple(f"{name}={value}" for name, value in self.unusual(config).items())
         others = tuple(f"ContinuousBatchingConfig({one})" for one in changed)
-        return ServerCommand(f"transformers serve MODEL --continuous-batching {' '.join(words)}", (), others)
+        return ServeLine(f"transformers serve MODEL --continuous-batching {' '.join(words)}", (), others)

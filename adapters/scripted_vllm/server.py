@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from scripted.core.server_settings import ServerCommand, ServerSettings
+from scripted.core.server_settings import ServeLine, ServerSettings
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import arguments_of, default_arguments
 
@@ -53,14 +53,14 @@ class VllmServer(ServerSettings[VllmSettings]):
         ),
     )
 
-    def command(self, config: VllmSettings) -> ServerCommand:
+    def command(self, config: VllmSettings) -> ServeLine:
         given = {name: _as_typed(value) for name, value in arguments_of(config).items()}
         defaults = default_arguments()
         words = ["vllm", "serve", "MODEL"]
         for name, value in given.items():
             words += _flag(name, value)
         changed = tuple(f"{name}={_text(value)} (default {_text(defaults[name])})" for name, value in given.items())
-        return ServerCommand(" ".join(words), changed, tuple(_beside(config)))
+        return ServeLine(" ".join(words), changed, tuple(_beside(config)))
 
 
 def _as_typed(value: object) -> object:

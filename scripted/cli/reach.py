@@ -12,7 +12,7 @@ from scripted.core.adapters import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
-    from scripted.search.reach import Reach
+    from scripted.search.reach import MeasuredReach
 
 _WORKLOADS = 200
 
@@ -22,7 +22,7 @@ def reach(
     workloads: Annotated[int, typer.Option(min=0, help="random workloads with these settings")] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Tell how unusual the settings are with which a schedule fails, how often it happens, and who can cause it."""
+    """Measure how common a failure is, and who can cause it."""
     from scripted.core.schedule import Schedule
     from scripted.search.reach import reach_of
 
@@ -30,12 +30,12 @@ def reach(
     show_reach(console, reach_of(Schedule.parse(schedule, of=adapter), workloads=workloads))
 
 
-def show_reach(console: Console, found: Reach) -> None:
+def show_reach(console: Console, found: MeasuredReach) -> None:
     for line in lines_of(found):
         console.print(line, soft_wrap=True)
 
 
-def lines_of(found: Reach) -> list[str]:
+def lines_of(found: MeasuredReach) -> list[str]:
     """Say a reach in lines of text."""
     unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items()) or "none"
     lines = [f"scripted replay '{found.schedule}'", *server_lines(found.schedule), f"unusual settings: {unusual}"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
     from scripted.report.issue import Issue
     from scripted.report.rerun import Rerun
-    from scripted.search.reach import Reach
+    from scripted.search.reach import MeasuredReach
 
 _SHOWN_STEPS = 12
 _WIDTH_COLUMNS = 110
@@ -30,7 +30,7 @@ def report(
     workloads: Annotated[int, typer.Option(min=0, help="random workloads with these settings")] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Write a failing schedule as the bug report that the scheduler's project asks for. A person sends it."""
+    """Write a failing schedule as a bug report for its project."""
     from scripted.core.schedule import Schedule
     from scripted.report.issue import PLAIN_FORM
     from scripted.search.reach import reach_of, server_of
@@ -45,23 +45,25 @@ def report(
         write_output(markdown, text)
 
 
-def issue_of(found: Reach) -> Issue:
+def issue_of(found: MeasuredReach) -> Issue:
     """Make the report of a failing schedule from its reach, its steps and its standalone test."""
     from scripted import api
-    from scripted.report.issue import Issue, Part, environment_of
+    from scripted.report.issue import Issue, IssuePart, environment_of
 
     run = api.replay(found.schedule)
     assert run.error is not None, "a schedule with a reach fails"
     return Issue(
         title=run.error.partition("\n")[0],
         parts={
-            Part.ENVIRONMENT: environment_of(found.schedule.adapter.packages),
-            Part.FLAGS: "\n".join(server_lines(found.schedule)),
-            Part.HAPPENS: _steps_of(run),
-            Part.EXPECTED: _expected(found),
-            Part.CAUSE: f"The exception is raised at {run.where}." if run.where else "",
-            Part.SCRIPT: _script_of(found.schedule),
-            Part.AFFECTED: "\n".join(f"- {line.strip()}" for line in lines_of(found) if line.startswith(_AFFECTED)),
+            IssuePart.ENVIRONMENT: environment_of(found.schedule.adapter.packages),
+            IssuePart.FLAGS: "\n".join(server_lines(found.schedule)),
+            IssuePart.HAPPENS: _steps_of(run),
+            IssuePart.EXPECTED: _expected(found),
+            IssuePart.CAUSE: f"The exception is raised at {run.where}." if run.where else "",
+            IssuePart.SCRIPT: _script_of(found.schedule),
+            IssuePart.AFFECTED: "\n".join(
+                f"- {line.strip()}" for line in lines_of(found) if line.startswith(_AFFECTED)
+            ),
         },
     )
 
@@ -70,7 +72,7 @@ def issue_of(found: Reach) -> Issue:
 _AFFECTED = ("unusual", "  ", "of ", "who ")
 
 
-def _expected(found: Reach) -> str:
+def _expected(found: MeasuredReach) -> str:
     if found.ends_engine:
         return "The scheduler plans these requests, or refuses one of them, and goes on: no step raises an exception."
     return "The opposite of the line above, whatever the order of these events."

@@ -14,7 +14,7 @@ from scripted.core.protocol import ConfigValue
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 
 
-class ServerCommand(msgspec.Struct, frozen=True):
+class ServeLine(msgspec.Struct, frozen=True):
     """The command line of a server with some settings.
 
     ``changed`` are its flags whose values are not the default, each with the default. ``beside`` says the settings that
@@ -33,7 +33,7 @@ class ServerSettings(Generic[_SettingsT]):
     simulation has small, so that no value of them is unusual; ``token_counts`` are those in tokens. ``block_size``
     names the size of a block, ``switches`` the settings that make an engine asynchronous. ``issue_form`` are the
     headings of the project's form of bug reports, each with the parts of a report that it asks for
-    (``scripted.report.issue.Part``).
+    (``scripted.report.issue.IssuePart``).
     """
 
     defaults: ClassVar[Mapping[str, ConfigValue]] = {}
@@ -43,7 +43,7 @@ class ServerSettings(Generic[_SettingsT]):
     switches: ClassVar[Sequence[str]] = ()
     issue_form: ClassVar[Sequence[tuple[str, Sequence[str]]]] = ()
 
-    def command(self, config: _SettingsT) -> ServerCommand | None:
+    def command(self, config: _SettingsT) -> ServeLine | None:
         """Return the command line of a server with these settings; None where there is no such server."""
         del config
         return None

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 
-class Part(StrEnum):
+class IssuePart(StrEnum):
     """A part of a report, which a project's form puts under one of its headings."""
 
     ENVIRONMENT = "environment"
@@ -29,20 +29,20 @@ class Part(StrEnum):
 
 # The headings of a project's form, each with its parts by name.
 IssueForm: TypeAlias = Sequence[tuple[str, Sequence[str]]]
-PLAIN_FORM: Final[IssueForm] = tuple((part.capitalize(), (part,)) for part in Part)
+PLAIN_FORM: Final[IssueForm] = tuple((part.capitalize(), (part,)) for part in IssuePart)
 
 
 class Issue(msgspec.Struct, frozen=True):
     """A report: its title, and the text of each part in Markdown."""
 
     title: str
-    parts: Mapping[Part, str]
+    parts: Mapping[IssuePart, str]
 
     def text(self, form: IssueForm) -> str:
         """Lay the report out in a project's form; a heading without any text is left out."""
         lines = [f"# {self.title}"]
         for heading, parts in form:
-            told = [(Part(name), self.parts[Part(name)]) for name in parts if self.parts.get(Part(name))]
+            told = [(IssuePart(name), self.parts[IssuePart(name)]) for name in parts if self.parts.get(IssuePart(name))]
             lines += [f"## {heading}"] if told else []
             for part, text in told:
                 lines += [f"**{part.capitalize()}**", text] if len(parts) > 1 else [text]

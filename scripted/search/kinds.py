@@ -41,7 +41,7 @@ _SLIP_S: Final = 1.5
 _LAYERS: Final = 3
 
 
-class Part(NamedTuple):
+class SchedulePart(NamedTuple):
     """A setting that is not at its default, a kind of event, or a field of one that is not at its default."""
 
     event: str = ""
@@ -304,34 +304,34 @@ def _shows(kind: Kind, schedule: Schedule | None) -> bool:
     return failure is not None and failure.signature in kind.signatures
 
 
-def parts_of(schedule: Schedule) -> frozenset[Part]:
+def parts_of(schedule: Schedule) -> frozenset[SchedulePart]:
     """Return the parts of a schedule, whatever the numbers in it."""
-    found = {Part(name=name) for name in schedule.adapter.config_words(schedule.config)}
+    found = {SchedulePart(name=name) for name in schedule.adapter.config_words(schedule.config)}
     for one in schedule.placed:
-        found.add(Part(one.action.kind))
-        found.update(Part(one.action.kind, name) for name in _set_fields(one))
+        found.add(SchedulePart(one.action.kind))
+        found.update(SchedulePart(one.action.kind, name) for name in _set_fields(one))
     return frozenset(found)
 
 
-def restricted(schedule: Schedule, parts: frozenset[Part]) -> Schedule | None:
+def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule | None:
     """Return the schedule with these parts alone: other settings and fields at their defaults, other events left out.
 
     None where the adapter refuses that.
     """
     words = schedule.adapter.config_words(schedule.config)
-    kept = {name: str(value) for name, value in words.items() if Part(name=name) in parts}
+    kept = {name: str(value) for name, value in words.items() if SchedulePart(name=name) in parts}
     try:
-        placed = [_plain(one, parts) for one in schedule.placed if Part(one.action.kind) in parts]
+        placed = [_plain(one, parts) for one in schedule.placed if SchedulePart(one.action.kind) in parts]
         return schedule.with_config(schedule.adapter.read_config(kept)).of_placed(placed)
     except (ScriptDefinitionError, ValueError):
         return None
 
 
-def _plain(placed: Placed, parts: frozenset[Part]) -> Placed:
+def _plain(placed: Placed, parts: frozenset[SchedulePart]) -> Placed:
     """The event with these fields alone; others at their defaults."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(placed.action)}
     kind = placed.action.kind
-    plain = {name: defaults[name] for name in _set_fields(placed) if Part(kind, name) not in parts}
+    plain = {name: defaults[name] for name in _set_fields(placed) if SchedulePart(kind, name) not in parts}
     return Placed(placed.step, msgspec.structs.replace(placed.action, **plain))
 
 
@@ -347,7 +347,7 @@ def _has_starts(schedule: Schedule | None) -> TypeGuard[Schedule]:
     return schedule is not None and any(one.action.is_start for one in schedule.placed)
 
 
-def _without(schedule: Schedule, part: Part) -> Schedule | None:
+def _without(schedule: Schedule, part: SchedulePart) -> Schedule | None:
     return restricted(schedule, parts_of(schedule) - {part})
 
 
@@ -372,7 +372,7 @@ def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
     return kind
 
 
-def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[Part]:
+def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[SchedulePart]:
     """The parts that a failing schedule needs; one that was written by hand may have more."""
     for part in sorted(parts_of(schedule)):
         smaller = _without(schedule, part)

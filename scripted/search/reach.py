@@ -67,7 +67,7 @@ class Neighbour(msgspec.Struct, frozen=True):
         return f"{self.words}: passes, and so do {self.workloads} random workloads"
 
 
-class Reach(msgspec.Struct, frozen=True):
+class MeasuredReach(msgspec.Struct, frozen=True):
     """``schedule`` has the least unusual settings that still fail, and ``unusual`` names what is left of them.
 
     With these settings ``failed`` of ``workloads`` random ones fail in the same way. ``needs_names``: only with request
@@ -100,14 +100,14 @@ def server_of(schedule: Schedule) -> ServerSettings:
     return adapter.server if isinstance(adapter, DescribesServer) else ServerSettings()
 
 
-def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> Reach:
+def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> MeasuredReach:
     """Find the reach of a schedule that fails. Raises ScriptDefinitionError for one that does not."""
     _, failure = way_to_fail(schedule, signature)
     if failure is None:
         raise ScriptDefinitionError(f"{str(schedule)!r} does not fail, so nothing can be said of its reach")
     least = _least_unusual(schedule, failure.signature)
     failed, drawn = _rate(least, failure.signature, workloads)
-    return Reach(
+    return MeasuredReach(
         schedule=least,
         unusual=server_of(least).unusual(least.config),
         neighbours=tuple(_neighbours(least, failure.signature)),

@@ -13,7 +13,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.decisions import Decisions
 from scripted.search.execution import execute
-from scripted.search.kinds import Kind, Part, Sorter, parts_of, restricted
+from scripted.search.kinds import Kind, SchedulePart, Sorter, parts_of, restricted
 from scripted.search.units import Finding
 
 FLUSH = "flush-ignores-in-flight"
@@ -76,8 +76,13 @@ def test_the_wrong_decision_is_the_branch_that_mends() -> None:
 def test_parts_are_settings_events_and_fields() -> None:
     schedule = Schedule.parse("pp_size=2; 1 start a prompt=40 priority=1; 3 flush")
     parts = parts_of(schedule)
-    assert parts == {Part("", "pp_size"), Part("start"), Part("start", "priority"), Part("flush")}
-    assert str(restricted(schedule, frozenset({Part("start")}))) == "default; 1 start a prompt=40"
+    assert parts == {
+        SchedulePart("", "pp_size"),
+        SchedulePart("start"),
+        SchedulePart("start", "priority"),
+        SchedulePart("flush"),
+    }
+    assert str(restricted(schedule, frozenset({SchedulePart("start")}))) == "default; 1 start a prompt=40"
     assert restricted(schedule, parts) == schedule
 
 
