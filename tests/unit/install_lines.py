@@ -16,6 +16,9 @@ PAGES = (
 _LINE = re.compile(r"^ *(?:\$ )?(pip install [^#\n]*[^#\s])", re.MULTILINE)
 _SPAN = re.compile(r"`(pip install [^`]*)`")
 
+# Stands on the pages for the reader's own package.
+_READERS_PACKAGE = "my-scheduler"
+
 
 def install_lines() -> Iterator[tuple[str, str]]:
     """Each line with its page, once."""
@@ -24,6 +27,6 @@ def install_lines() -> Iterator[tuple[str, str]]:
         text = page.read_text(encoding="utf-8")
         for line in (*_LINE.findall(text), *_SPAN.findall(text)):
             found = (page.name, " ".join(line.split()))
-            if found not in seen:
+            if found not in seen and _READERS_PACKAGE not in line:
                 seen.add(found)
                 yield found
