@@ -15,7 +15,6 @@ from scripted.core.prompts import prompt_ids
 from scripted.sdk import Add
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.signals import SignalAction
-from scripted_vllm.config import VllmSettings
 
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
@@ -35,23 +34,18 @@ UNKNOWN: Final = -1
 class _OfConnector(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need a connector."""
 
+    needs: ClassVar = "has_connector"
     needed: ClassVar = "a connector: kv_connector must be 'sync' or 'async', got 'none'"
 
     @property
     def culprit(self) -> Culprit:
         return Culprit.CONNECTOR
 
-    @classmethod
-    def is_known(cls, config: VllmSettings) -> bool:
-        return config.has_connector
-
 
 class _OfTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True):
     """Base of actions on transfers; HiSparse has some, too."""
 
-    @classmethod
-    def is_known(cls, config: VllmSettings) -> bool:
-        return config.has_transfers
+    needs: ClassVar = "has_transfers"
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
