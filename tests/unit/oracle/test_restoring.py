@@ -53,6 +53,11 @@ def _become_nothing(window: SlidingWindowPool, window_pages: Sequence[tuple[int,
 _become = RadixTree.become
 
 
+def _become_with_the_newest_first(tree: RadixTree, *args: Any, **more: Any) -> None:
+    _become(tree, *args, **more)
+    tree._heap.sort(reverse=True)
+
+
 def _become_of_another_tick(tree: RadixTree, *args: Any, tick: int, **more: Any) -> None:
     _become(tree, *args, tick=tick + 1, **more)
 
@@ -60,7 +65,8 @@ def _become_of_another_tick(tree: RadixTree, *args: Any, tick: int, **more: Any)
 @pytest.mark.parametrize(
     ("owner", "replacement", "text", "said"),
     [
-        (RadixTree, _become_without_offers, PLAIN, "but is not evicted"),
+        (RadixTree, _become_without_offers, PLAIN, "but it is not offered for eviction"),
+        (RadixTree, _become_with_the_newest_first, PLAIN, "but is not evicted"),
         (RadixTree, _become_of_another_tick, PLAIN, "is restored to what has the checkpoint"),
         (SlidingWindowPool, _become_nothing, WINDOWED, "is restored to what has the checkpoint"),
     ],
