@@ -93,9 +93,9 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         return () if self.paused.stops_running else [life for life in lives if life.computed is not None]
 
     @property
-    def fit_together(self) -> bool:
-        """Whether all open requests fit into memory at once, to the end of their output; False if unknown."""
-        return False
+    def fit_together(self) -> bool | None:
+        """Whether all open requests fit into memory at once, to the end of their output; None if it is never known."""
+        return None
 
     def waits_for_deadline(self, stepped: OutputT) -> bool:  # noqa: ARG002
         """Return whether open requests wait for the deadline of a step; without a timer it only ends requests."""

@@ -172,7 +172,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         last = self._previous
         said = None if last is None else (last.again, last.deadline, last.microbatch is None)
         waits = any(life.computed is None for life in self.oracle.account.live.values())
-        passed = self._passed if waits else 0
+        # Where it is unknown what fits, nothing depends on the launches without those that wait.
+        passed = self._passed if waits and self.oracle.fit_together is not None else 0
         own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived, passed
         return *own, self.clock.now(), said
 
@@ -228,7 +229,9 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if (undo := self.obstacle) is not None:
                 self._imply(undo)
         self._check_progress(previous)
-        if self.step > self._last_step and not self._turn and self._liveness.is_late(self.step):
+        # Empty steps in a row have a limit of their own, which names what is wrong.
+        is_watched = self.step > self._last_step and not self._turn and not self._empty_steps
+        if is_watched and self._liveness.is_late(self.step):
             self._check_liveness()
         self.phase = _ADAPTER
         self._stepped_at = self.clock.now()
@@ -344,20 +347,23 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
 
     def _check_progress(self, previous: OutputT | None) -> None:
         """Judge that steps which do nothing but ask for another step come to an end."""
-        if previous is not None and previous.microbatch is not None:
-            self._emptiness.launched += 1
-        elif previous is not None and previous.again and not self._events and not previous.replies:
-            self._emptiness.count()
-        is_early = bool(self._events) or self.step <= self._last_step
-        if is_early or previous is None or previous.microbatch is not None or previous.replies:
-            self._empty_steps = self._polls = 0
+        if previous is None:
             return
-        self._empty_steps += previous.again
+        is_empty = previous.microbatch is None and not (previous.replies or self._events)
+        if is_empty and self.step > self._last_step:
+            self._empty_steps += previous.again
+        else:
+            self._empty_steps = self._polls = 0
         if self._empty_steps > EMPTY_STEPS_LIMIT:
             raise Violation(
                 f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and "
                 f"each of them says again: a server would spin; {self.adapter.what_is_busy(self)}"
             )
+        # After those in a row, which say more.
+        if previous.microbatch is not None:
+            self._emptiness.launched += 1
+        elif is_empty and previous.again:
+            self._emptiness.count()
 
     def _check_end(self) -> None:
         self.phase = _ORACLE
