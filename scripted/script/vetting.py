@@ -207,6 +207,8 @@ class _Runs:
     longest: int = _MARGIN_STEPS
     # Whether a second run without a mutant had another digest than the first.
     differs: bool = False
+    # Whether the oracle judges each step of a run, not only its end.
+    is_judged: bool = False
     # The assertions of the last run.
     last: Measured | None = None
     # The ids of the code that the first run called.
@@ -279,7 +281,9 @@ class _Runs:
     def _notices(self, edit: str) -> bool:
         try:
             failure = self.failure_with(edit)
-            return failure is not None and self.is_by_the_script(failure) and self.baseline_passes(edit)
+            return (
+                failure is not None and self.is_by_the_script(failure) and self.baseline_passes(edit, every_step=True)
+            )
         except OutOfTimeError:
             raise
         except Exception:  # noqa: BLE001 - with some edits no engine can be made
@@ -294,11 +298,18 @@ class _Runs:
             return False
         return bool(self.last and self.last.failing) or str(cause).startswith(NEVER_REACHED)
 
-    def baseline_passes(self, bug: str) -> bool:
-        """Return whether the script's requests alone, judged by the oracle, pass with this mutant."""
+    def baseline_passes(self, bug: str, *, every_step: bool = False) -> bool:
+        """Return whether the script's requests alone, judged by the oracle, pass with this mutant.
+
+        With ``every_step`` the oracle judges each step, as in a plain run of any script.
+        """
         options = msgspec.structs.replace(self.test.options, must_reach=())
         test = msgspec.structs.replace(self.test, script=_only_requests, options=options)
-        return self._failure_of(test, {"requests": self.requests}, bug) is None
+        self.is_judged = every_step
+        try:
+            return self._failure_of(test, {"requests": self.requests}, bug) is None
+        finally:
+            self.is_judged = False
 
     def _run(
         self,
@@ -314,7 +325,7 @@ class _Runs:
         self.last = measured = Measured(test.script)
         script = test.script if codes is None else self._noting_requests
         options = msgspec.structs.replace(
-            test.options, max_steps=self.longest, check_every_step=False, must_assert=False
+            test.options, max_steps=self.longest, check_every_step=self.is_judged, must_assert=False
         )
         if codes is None:
             options = msgspec.structs.replace(options, timeout_s=_TIMEOUT_S)
