@@ -77,6 +77,7 @@ DAMAGES: Final = {
     "EngineConfig.__eq__ = lambda one, other: True": "EngineConfig.__eq__, which is new",
     "FinishReason.LENGTH._value_ = 'long'": "engine.core.messages.*length._value_",
     "policy._POLICIES.clear()": "engine.core.scheduler.policy._POLICIES",
+    "policy._POLICIES.pop('lpm')": "engine.core.scheduler.policy._POLICIES",
     "vars(sys.modules['engine.core.memory.kv']).clear()": r"engine.core.memory.kv \(.*deleted\)",
     "msgspec.structs.force_setattr(t.scheduler.limits, t.scheduler.limits.__struct_fields__[-1], 'changed')": (
         r"the engine's limits \(t.scheduler.limits\)"
@@ -147,7 +148,7 @@ IN_SERVERS: Final = {
     if damage.startswith(
         (
             *("del sys.modules", "time.monotonic", "Books.", "signal.signal", "threading.Thread(", "sys.meta_path"),
-            *("os.close(", "leave_a_process", "policy.", "os.environ"),
+            *("os.close(", "leave_a_process", "policy._POLICIES.pop", "os.environ"),
         )
     )
 } | {

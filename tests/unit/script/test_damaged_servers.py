@@ -46,6 +46,15 @@ def test_a_changed_server_is_replaced_and_the_next_script_finds_nothing(damage: 
         other.run(finds_a_whole_engine, options=OPTIONS)
 
 
+def test_a_server_in_which_no_engine_can_be_made_any_more_is_replaced(pool: EngineServers) -> None:
+    """At the end of each script an engine is restored from a checkpoint, so this one fails by what it has done."""
+    with pytest.raises(ScriptError, match="KeyError: 'fcfs'"), pool.lend(EngineConfig()) as server:
+        server.run(damages, "policy._POLICIES.clear()", options=OPTIONS)
+    with pool.lend(EngineConfig()) as other:
+        assert other is not server
+        other.run(finds_a_whole_engine, options=OPTIONS)
+
+
 def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: EngineServers) -> None:
     damage = "DESCRIPTORS.extend(os.open(os.devnull, 0) for _ in range(100))"
     with (
