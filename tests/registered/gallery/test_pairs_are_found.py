@@ -19,6 +19,6 @@ register_cpu_ci(est_time=50, suite="base-cpu", nightly=True)
 def test_two_events_at_a_time_find_it(mutant):
     schedule = Schedule.parse(mutant.schedule)
     workload = str(schedule.of_placed(schedule.placed[:-2]))
-    plan = SearchPlan(targets=(workload,), mutant=mutant.name, events=2, schedules=4_000, stop_at_first=True)
+    plan = SearchPlan(targets=(workload,), mutant=mutant.name, events=2, schedules=6_000, stop_at_first=True)
     (finding,) = Campaign(plan).run().findings.values()
     assert len(finding.extra) == 2
