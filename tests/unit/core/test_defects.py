@@ -22,7 +22,7 @@ DAMAGED = {
     "an unknown field": "[[defect]]\nid = 'x'\nschedule = 'y'",
     "another type": "[[defect]]\nid = 3",
     "an id twice": "[[defect]]\nid = 'x'\n[[defect]]\nid = 'x'",
-    "an unknown culprit": "[[defect]]\nid = 'x'\nreach = { who = 'nobody' }",
+    "a culprit that is no text": "[[defect]]\nid = 'x'\nreach = { who = 3 }",
 }
 
 
