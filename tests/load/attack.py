@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 from bad_bodies import large_bodies, nearly_right, short_bodies
-from load_server import CLIENT_TIMEOUT_S, LoadedServer
+from load_server import CLIENT_TIMEOUT_S, END_BOUND_S, LoadedServer
 from rich.console import Console
 from rich.table import Table
 from victim import Victim
@@ -63,6 +63,7 @@ class AttackPlan:
     """How much of everything. ``large_bytes`` is the size of a large body, ``leaves`` how many leave each large answer.
 
     Large answers repeat what they say of ``prompt_tokens`` for so many ``choices``, up to what a server allows.
+    ``judges_pace``: the machine does nothing else, so the victim's waits are the server's.
     """
 
     seed: int = 1
@@ -74,6 +75,7 @@ class AttackPlan:
     leaving_clients: int = 50
     leaves: int = 8
     soak_requests: int = 5000
+    judges_pace: bool = True
 
 
 class LargeAnswer(NamedTuple):
@@ -117,7 +119,7 @@ def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> Attac
     try:
         asyncio.run(_attack(server, result, plan))
         server.process.drain()
-        if (status := server.process.wait(FINAL_MESSAGE_BOUND_S * 2)) != 0:
+        if (status := server.process.wait(END_BOUND_S)) != 0:
             result.complaints.append(f"the exit status must be 0 after an attack, is {status}")
         log = (folder / "log").read_text()
         result.log_lines = len(log.splitlines())
@@ -197,7 +199,7 @@ async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) 
             result.complaints.append(f"the victim must have read much to tell something, read {victim.events} events")
         await server.wait_idle(http)
     worst = max(result.stalls_s.values())
-    if worst > max(STALL_BOUND_S, 5 * result.calm_stall_s):
+    if plan.judges_pace and worst > max(STALL_BOUND_S, 5 * result.calm_stall_s):
         result.complaints.append(f"the victim must never wait for {STALL_BOUND_S} s, waited: {result.stalls_s}")
     if result.answer_bytes > MOST_ANSWER_BYTES:
         result.complaints.append(f"the longest answer to a bad input has {result.answer_bytes} bytes")
@@ -369,7 +371,7 @@ async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan)
         with contextlib.suppress(ConnectionError):
             writer.write([b"P", b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n"][number % 2])
         held.append((reader, writer))
-    deadline = time.monotonic() + 5 * HEADER_TIMEOUT_S + 5
+    deadline = time.monotonic() + END_BOUND_S
     while True:
         with contextlib.suppress(httpx.TransportError):
             async with server.http() as fresh:
@@ -382,7 +384,7 @@ async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan)
             break
         await asyncio.sleep(0.1)
     try:
-        async with asyncio.timeout(5 * HEADER_TIMEOUT_S + 5):
+        async with asyncio.timeout(END_BOUND_S):
             result.slow_ends.update(await asyncio.gather(*(_status_at_end(reader) for reader, _ in held)))
     except TimeoutError:
         result.complaints.append("a slow client is neither refused nor cut")
@@ -462,7 +464,7 @@ def _error_of(line: str) -> str:
 
 
 def _check_gone(server: LoadedServer, name: str, result: AttackResult) -> None:
-    status = server.process.wait(FINAL_MESSAGE_BOUND_S * 2)
+    status = server.process.wait(END_BOUND_S)
     if status != 1:
         result.complaints.append(f"the exit status must be 1 after the death of {name}, is {status}")
     if not (server.folder / "log").read_text().startswith("error: "):
@@ -518,6 +520,11 @@ def main() -> None:
             lived = run_attack(parent, Path(one), plan)
             run_short_bodies(parent, Path(short), lived)
             died = run_deaths(parent, Path(two))
+            died.complaints += [
+                f"the last word after the death of {name} must come in {FINAL_MESSAGE_BOUND_S} s, took {taken_s:.2f}"
+                for name, taken_s in died.final_messages_s.items()
+                if taken_s > FINAL_MESSAGE_BOUND_S
+            ]
     _show(Console(), lived, died)
     sys.exit(1 if lived.complaints or died.complaints else 0)
 

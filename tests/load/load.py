@@ -25,7 +25,7 @@ import httpx
 from clients import Client
 from load_server import LoadedServer
 from operators import Operators
-from outcome import Outcome, complaint_about, complaint_after_death
+from outcome import DEATH_BOUND_S, Outcome, complaint_about, complaint_after_death
 from rich.console import Console
 from rich.table import Table
 from scripted_lockstep.tiers.server.placed_stages import PlacedStages
@@ -79,6 +79,8 @@ class Load:
     seconds: float
     seed: int
     placed: PlacedStages | None = None
+    # From a death to the last word of every stream.
+    death_bound_s: float = DEATH_BOUND_S
 
 
 def run_load(load: Load, *, record: Path | None = None) -> LoadResult:
@@ -113,7 +115,9 @@ def run_death(load: Load, *, fault: Fault | None = None) -> LoadResult:
     with _served(load, result) as server:
         died = asyncio.run(_load_until_death(load, server, result, kill))
         server.check_death()
-    found = (complaint_after_death(outcome, victim, died + unnoticed_s) for outcome in result.outcomes)
+    found = (
+        complaint_after_death(outcome, victim, died + unnoticed_s, load.death_bound_s) for outcome in result.outcomes
+    )
     result.complaints += [complaint for complaint in found if complaint]
     result.final_message_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
     result.cut_streams = sum(outcome.started < died < outcome.ended for outcome in result.outcomes)

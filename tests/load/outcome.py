@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from workload import Ask, Behaviour
 
-# From a death to the final message of every stream.
+# From a death to the final message of every stream, on a machine that does nothing else.
 DEATH_BOUND_S = 2.0
 # A client learns of an end later than the server does; an answer that comes so long before is surely of a live rid.
 TWIN_MARGIN_S = 1.0
@@ -115,11 +115,11 @@ def _complaint_about_twin(outcome: Outcome) -> str | None:
     return None if outcome.twin_status == 409 else f"{outcome}: its twin must get 409, got {outcome.twin_status}"
 
 
-def complaint_after_death(outcome: Outcome, process: str, died: float) -> str | None:
+def complaint_after_death(outcome: Outcome, process: str, died: float, bound_s: float = DEATH_BOUND_S) -> str | None:
     """Return the complaint about an outcome on a server whose ``process`` was killed at ``died``, or None."""
     if outcome.ended <= died:
         return None
-    if outcome.ended > died + DEATH_BOUND_S:
+    if outcome.ended > died + bound_s:
         return f"{outcome} lived on for {outcome.ended - died:.2f} s after the death of {process}"
     if outcome.left or outcome.ask.behaviour is Behaviour.BAD:
         return None

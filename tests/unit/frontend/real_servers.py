@@ -12,8 +12,8 @@ from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent, ServerProcess
 
 START_BOUND_S = 60.0
-END_BOUND_S = 5.0
-CLIENT_TIMEOUT_S = 20.0
+END_BOUND_S = 30.0
+CLIENT_TIMEOUT_S = 30.0
 
 
 class RealServer:

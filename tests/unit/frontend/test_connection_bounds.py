@@ -6,7 +6,6 @@ import asyncio
 import json
 import resource
 import socket
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -244,7 +243,7 @@ def test_who_waits_for_an_answer_is_waited_for() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(HEAD + b"\r\nab")
-            await asyncio.sleep(SHORT_S / 3)
+            await asyncio.sleep(0)
             writer.write(b"cde")
             assert await reader.readuntil(b"xx")
             # Kept alive between two requests, for uvicorn's time and not for a header's.
@@ -403,11 +402,10 @@ def test_a_refused_client_keeps_no_connection() -> None:
         assert b"HTTP/1.1 %d " % status in await ask(port, head + b"\r\nab")
 
     async def scene(app: App, port: int) -> None:
-        begun = time.monotonic()
         await asyncio.gather(*(refused(port, status) for status in (401, 403, 429, 503)))
-        assert time.monotonic() - begun < PATIENCE_S / 2, "a body that does not come is not waited for"
 
-    serve(scene, early=True)
+    # A wait for a body that does not come would outlast this test.
+    serve(scene, early=True, body_timeout_s=100 * PATIENCE_S)
 
 
 def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:

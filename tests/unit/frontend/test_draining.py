@@ -16,7 +16,7 @@ from real_servers import RealServer, running
 
 from engine.server.launch.preload import PreloadedParent
 
-END_BOUND_S = 2.0
+END_BOUND_S = 30.0
 # Far more than any wait here may take: a drain that ends by its bound would be noticed.
 LONG_S = 300.0
 

@@ -14,7 +14,7 @@ from real_servers import RealServer
 from starlette.requests import ClientDisconnect, Request
 
 from engine.frontend.http.body_reader import unless_gone
-from engine.frontend.http.forked_work import CHECK_LIMIT_S, WorkLostError, WorkTooLargeError
+from engine.frontend.http.forked_work import WorkLostError, WorkTooLargeError
 
 PATIENCE_S = 30.0
 LEAVES_AFTER = httpx.Timeout(PATIENCE_S, read=3)
@@ -93,11 +93,9 @@ def test_a_small_grammar_overtakes_large_ones_which_end_with_their_clients(serve
         large = [pool.submit(ask_and_leave, number) for number in range(8)]
         while not reader.children():
             time.sleep(0.01)
-        begun = time.monotonic()
+        # Behind them it would wait for up to 20 s each; `test_small_checks_overtake_large_ones` has the order.
         small = httpx.post(f"{server.url}/generate", json=asked("b{2}"), timeout=PATIENCE_S)
-        took_s = time.monotonic() - begun
         assert small.json()["text"] == "bb"
-        assert took_s < CHECK_LIMIT_S / 4
         for one in large:
             one.result(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S

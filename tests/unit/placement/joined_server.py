@@ -21,8 +21,7 @@ __all__ = ["END_BOUND_S", "STAGES", "JoinedServer"]
 
 STAGES = 4
 START_BOUND_S = 60.0
-# A death is over within 2 s, and the machine may be busy with other tests.
-END_BOUND_S = 6.0
+END_BOUND_S = 30.0
 LOOK_S = 0.02
 CLIENT_TIMEOUT_S = 60.0
 

@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -34,8 +33,8 @@ from scripted.script.decorator import spec_of
 PROMPTS: Final = ("hello", "a longer prompt " * 60, "x")
 TOKENS: Final = 20
 HEARTBEAT_S: Final = 1.0
-# Beyond the time in which a death is noticed.
-TOLD_WITHIN_S: Final = 2.0
+# Longer than a test waits for anything: a death that is noticed in time is not noticed by silence.
+NEVER_S: Final = 600.0
 
 
 def started(parent: PreloadedParent, **settings: object) -> JoinedServer:
@@ -139,8 +138,8 @@ def test_the_flush_race_is_the_same_on_joined_stages(parent: PreloadedParent, mu
 
 @pytest.mark.parametrize("victim", ["stage", "agent", "silent agent", "supervisor"])
 def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> None:
-    """A06: every stream ends with an error within 2 s of the notice; the log names machine and process."""
-    heartbeat_s = HEARTBEAT_S if victim == "silent agent" else 5.0
+    """A06: every stream ends with an error, silence noticed by its time alone; the log names machine and process."""
+    heartbeat_s = HEARTBEAT_S if victim == "silent agent" else NEVER_S
     with started(parent, heartbeat_timeout_s=heartbeat_s) as joined, ThreadPoolExecutor(1) as pool:
         stage, agent, processes = joined.pids["stage-2"], joined.agent_of(2), joined.processes()
         body = {"text": "a", "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 8000}}
@@ -148,7 +147,6 @@ def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> 
             lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
             next(lines)
             rest = pool.submit(list, lines)
-            began = time.monotonic()
             match victim:
                 case "stage":
                     os.kill(stage, signal.SIGKILL)
@@ -158,9 +156,7 @@ def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> 
                     os.kill(agent.pid, signal.SIGSTOP)
                 case _:
                     joined.server.kill()
-            *_, last = rest.result(END_BOUND_S + heartbeat_s)
-            noticed_s = heartbeat_s if victim == "silent agent" else 0.0
-            assert time.monotonic() - began < noticed_s + TOLD_WITHIN_S
+            *_, last = rest.result(END_BOUND_S)
         message = json.loads(last)["error"]["message"]
         if victim == "silent agent":
             # The rest of the engine is over without it. It finds the server gone when it goes on.

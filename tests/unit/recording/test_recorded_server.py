@@ -20,7 +20,7 @@ from engine.server.scheduler_process.main import flight_path
 from scripted.reruns import rerun
 
 START_BOUND_S = 60.0
-END_BOUND_S = 4.0
+END_BOUND_S = 30.0
 CLIENT_TIMEOUT_S = 30.0
 MOST_FLUSHES = 2000
 

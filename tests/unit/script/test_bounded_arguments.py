@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,20 +12,31 @@ from engine import EngineConfig
 from scripted import BadCall, ScriptedSim
 from scripted.core.prompts import MOST_ITEMS
 
-ENDLESS = itertools.repeat(1)
+
+class Endless:
+    """An iterable without an end, which counts the items that were taken of it."""
+
+    def __init__(self, item: object) -> None:
+        self._item = item
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[object]:
+        for self.taken in itertools.count(1):
+            assert self.taken <= MOST_ITEMS + 1, "one beyond the bound is enough"
+            yield self._item
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "prompt_len": {"prompt_len": 10_000_000_000},
-    "prompt_ids": {"prompt_ids": ENDLESS},
-    "stop_token_ids": {"prompt_len": 4, "stop_token_ids": ENDLESS},
-    "stop": {"prompt_len": 4, "stop": itertools.repeat("a")},
+    "prompt_ids": {"prompt_ids": Endless(1)},
+    "stop_token_ids": {"prompt_len": 4, "stop_token_ids": Endless(1)},
+    "stop": {"prompt_len": 4, "stop": Endless("a")},
 }
 
 
 def _refused(call: Any) -> str:
-    started = time.process_time()
     with pytest.raises(BadCall) as caught:
         call()
-    assert time.process_time() - started < 1
     return str(caught.value)
 
 
@@ -48,8 +59,8 @@ def test_handles_and_prefixes_without_an_end_are_refused() -> None:
 
     def script(t):
         r = t.start_req(prompt_len=4, max_new_tokens=2)
-        said.append(_refused(lambda: t.run_until_all_finished(itertools.repeat(r))))
-        said.append(_refused(lambda: next(iter(t.warmup_radix(ENDLESS)))))
+        said.append(_refused(lambda: t.run_until_all_finished(Endless(r))))
+        said.append(_refused(lambda: next(iter(t.warmup_radix(Endless(1))))))
         yield from t.run_until_finished(r)
 
     with ScriptedSim.start(EngineConfig()) as sim:

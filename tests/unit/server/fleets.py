@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {"chunked_prefill_size": 64, "max_total_tokens": 16_384}
 
 
 class Answer(threading.Thread):
-    """A request in a thread of its own: its answer, and when its last word came. ``leave`` hangs up."""
+    """A request in a thread of its own: and its answer. ``leave`` hangs up."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -32,7 +32,6 @@ class Answer(threading.Thread):
         self._client = httpx.Client(timeout=PATIENCE_S, trust_env=False)
         self.lines: list[str] = []
         self.status = 0
-        self.ended = 0.0
         self.lost: httpx.HTTPError | None = None
         self.start()
 
@@ -44,7 +43,6 @@ class Answer(threading.Thread):
                     self.lines += [line] if line else []
         except (httpx.HTTPError, OSError) as exc:
             self.lost = exc if isinstance(exc, httpx.HTTPError) else httpx.ReadError(str(exc))
-        self.ended = time.monotonic()
 
     def leave(self) -> None:
         """Hang up without another word."""

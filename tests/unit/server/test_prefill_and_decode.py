@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from tests.unit.server.fleets import (
     until_asked,
 )
 
-LAST_WORD_S = 2.0
+# Longer than a test waits for anything: what is noticed in time is not noticed by this.
+NEVER_S = 600.0
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
 SEEDED: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.9, "seed": 7, "ignore_eos": True}
 
@@ -65,7 +65,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def fleet(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_of(parent, tmp_path_factory.mktemp("f"), lora="x=embedded-lora:1", max_loras=1) as one:
+    folder = tmp_path_factory.mktemp("f")
+    with fleet_of(parent, folder, lora="x=embedded-lora:1", max_loras=1, prefill_timeout_s=NEVER_S) as one:
         yield one
 
 
@@ -165,10 +166,8 @@ def test_a_client_that_leaves_ends_its_prompt_on_both_sides(engines: tuple[RealS
     _, prefill, decode = engines
     dropped = metric(decode, "prefills_dropped_total")
     answer = _held(prefill, decode, body(30, 2000))
-    left_at = time.monotonic()
     answer.leave()
-    until(lambda: not stats(prefill)["alive"])
-    assert time.monotonic() - left_at < LAST_WORD_S
+    until(lambda: not stats(prefill)["alive"], "a paused engine has dropped the prompt")
     _go_on(prefill)
     nothing_is_left(prefill, decode)
     assert metric(decode, "prefills_dropped_total") == dropped + 1
@@ -293,10 +292,8 @@ def test_a_prefill_engine_that_dies_in_the_middle_costs_no_answer(parent: Preloa
         running = Answer(decode.url, body(61, 20, stream=True, sampling_params=GREEDY | {"max_new_tokens": 400}))
         answer = Answer(decode.url, sent)
         until(lambda: stats(prefill)["pages_sent"] > 20, "some of it was sent")
-        killed = time.monotonic()
         signal_all(prefill, signal.SIGKILL)
         assert answer.json()["output_ids"] == expected
-        assert answer.ended - killed < 10
         running.join()
         assert running.lines[-1] == "data: [DONE]"
         nothing_is_left(decode)
@@ -319,13 +316,9 @@ def test_a_prefill_engine_that_stops_is_waited_for_no_longer_than_its_time(
         expected = alone.http.post("/generate", json=sent).json()["output_ids"]
         signal_all(prefill, signal.SIGSTOP)
         try:
-            begun = time.monotonic()
-            answer = Answer(decode.url, sent)
-            assert answer.json()["output_ids"] == expected
-            assert answer.ended - begun < 8
-            begun = time.monotonic()
-            assert decode.http.post("/generate", json=body(71)).status_code == 200
-            assert time.monotonic() - begun < 1.5, "it is not asked while it does not answer"
+            assert Answer(decode.url, sent).json()["output_ids"] == expected
+            unasked = metric(decode, "prefills_unasked_total")
+            until(lambda: not is_asked(decode) and metric(decode, "prefills_unasked_total") > unasked, "not asked")
             nothing_is_left(decode)
         finally:
             signal_all(prefill, signal.SIGCONT)
@@ -343,11 +336,9 @@ def test_a_decode_engine_that_dies_leaves_nothing_on_the_prefill_engine(
         sent = stats(prefill)["pages_sent"]
         answers = [Answer(decode.url, body(80 + number, 3000, stream=True)) for number in range(4)]
         until(lambda: stats(prefill)["pages_sent"] > sent + 20, "some of it was sent")
-        killed = time.monotonic()
         os.kill(decode.serving.pids["scheduler"], signal.SIGKILL)
         for answer in answers:
             answer.join()
-            assert answer.ended - killed < LAST_WORD_S
             assert answer.status == 503 or "error" in answer.lines[-1]
         nothing_is_left(prefill)
 
@@ -373,14 +364,12 @@ def test_two_of_each_behind_a_router(engines: tuple[RealServer, ...], parent: Pr
             long = {"sampling_params": GREEDY | {"max_new_tokens": 200}, "stream": True}
             streams = [Answer(url, one | long) for one in bodies]
             until(lambda: all(stream.lines for stream in streams), "all have begun")
-            killed = time.monotonic()
             signal_all(decodes[0], signal.SIGKILL)
             cut = []
             for stream in streams:
                 stream.join()
                 if stream.lines[-1] != "data: [DONE]":
                     assert "error" in stream.lines[-1], stream.lines[-1]
-                    assert stream.ended - killed < LAST_WORD_S
                     cut.append(stream)
             assert 0 < len(cut) < len(streams)
             assert [Answer(url, one).json()["output_ids"] for one in bodies] == expected
