@@ -31,6 +31,7 @@ TIERS: Final = ("sim", "server")
 PLACEMENTS: Final = ("local", "join", "ray")
 _DECORATOR: Final = "scripted.script.decorator"
 _TEST: Final = "scripted.script.scripted_test"
+_DEADLINE: Final = "scripted.script.hard_deadline"
 _OPTIONS: Final[dict[str, dict[str, object]]] = {
     "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
     "mutant": {"metavar": "NAME", "help": "switch a mutant of the adapter on; the tests that catch it go red"},
@@ -60,6 +61,8 @@ _DEVICES: Final = re.compile(r"cpu|cuda(:\d+)?")
 # The property of a report that has what its script compared and left. It travels from xdist's workers.
 _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
+# The process's own stderr: what pytest captures is lost when the process ends.
+_stderr: Final = pytest.StashKey[int]()
 # What vetting says of the scripts of this session, by name, with the digest of the file.
 _verdicts: Final = pytest.StashKey[dict[str, tuple[str, dict[str, int]]]]()
 _VETTED: Final = "scripted/vetted"
@@ -92,6 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     device = _option(config, "device")
     if device is not None and not _DEVICES.fullmatch(device):
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
+    config.stash[_stderr] = os.dup(2)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
 
@@ -122,6 +126,10 @@ def _known_verdicts(config: pytest.Config) -> dict[str, object]:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _session in config.stash:
         config.stash[_session].close()
+    if (loaded := sys.modules.get(_DEADLINE)) is not None:
+        loaded.tell_stacks_to()
+    if _stderr in config.stash:
+        os.close(config.stash[_stderr])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -192,9 +200,11 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tell the session which test runs, for its replay command."""
+    """Tell the session which test runs, for its replay command, and where stacks go that pytest must not capture."""
     if _session in item.config.stash:
         item.config.stash[_session].node_id = _node_id(item)
+    if (loaded := sys.modules.get(_DEADLINE)) is not None:
+        loaded.tell_stacks_to(item.config.stash[_stderr])
     return (yield)
 
 

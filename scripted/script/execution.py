@@ -22,6 +22,7 @@ from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
 from scripted.script.handles import Handles
+from scripted.script.hard_deadline import hard_deadline
 from scripted.script.interruptions import Verdict, error_text, no_departure, with_origins, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
@@ -313,6 +314,7 @@ def run_one(
     timeout_s = source.script.options.timeout_s
     with ExitStack() as stack:
         stack.enter_context(switched_on)
+        stack.enter_context(hard_deadline(timeout_s))
         source.script.is_late = stack.enter_context(watchdog(timeout_s))
         try:
             drive(source)

