@@ -1,4 +1,4 @@
-"""The process that the servers of all tests fork from."""
+"""The process that the servers and the commands of all tests fork from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.tiers.server.parent import start_parent
+from forked_commands import ForkedCommands
+from scripted_lockstep.tiers.server.parent import FOLLOWER_GATE, SCRIPTED_GATE
 
 from engine.server.launch.preload import PreloadedParent
 
@@ -15,13 +16,19 @@ SPOILING = str(Path(__file__).parent / "unit" / "spoiling")
 
 
 @pytest.fixture(scope="session")
-def parent() -> Iterator[PreloadedParent]:
-    """One a session: it imports torch, which takes longer than to fork a server.
+def commands() -> Iterator[ForkedCommands]:
+    """One a session: it imports torch and pytest, which takes longer than most commands."""
+    with ForkedCommands.begin() as begun:
+        yield begun
+
+
+@pytest.fixture(scope="session")
+def parent(commands: ForkedCommands) -> Iterator[PreloadedParent]:
+    """One a session, forked from the process that has imported what servers need.
 
     A test that breaks processes of its servers writes a ``spoil.py`` and starts them from the folder that it is in.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", SPOILING + os.pathsep + os.environ.get("PYTHONPATH", ""))
-        started = start_parent()
-    with started:
+    modules = [gate.partition(":")[0] for gate in (SCRIPTED_GATE, FOLLOWER_GATE)]
+    path = SPOILING + os.pathsep + os.environ.get("PYTHONPATH", "")
+    with commands.start_parent(*modules, "spoiled_forks", env=os.environ | {"PYTHONPATH": path}) as started:
         yield started

@@ -516,7 +516,7 @@ def main() -> None:
         os.environ |= {TURNS: turns.name, "PYTHONPATH": str(Path(__file__).parents[1] / "unit" / "spoiling")}
         Path(measured, "spoil.py").write_text(Path(__file__).with_name("loop_turns.py").read_text())
         os.chdir(measured)
-        with PreloadedParent.start() as parent:
+        with PreloadedParent.start("spoiled_forks") as parent:
             lived = run_attack(parent, Path(one), plan)
             run_short_bodies(parent, Path(short), lived)
             died = run_deaths(parent, Path(two))

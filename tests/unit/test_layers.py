@@ -169,6 +169,7 @@ def room_of(module: str) -> str:
     return next(room for room in rooms if room in ROOMS)
 
 
+@cache
 def known_modules() -> frozenset[str]:
     return frozenset(name_of(path) for package in PACKAGES for path in modules(package))
 
@@ -186,13 +187,17 @@ def targets(node: ast.Import | ast.ImportFrom, known: frozenset[str]) -> Iterato
             yield node.module
 
 
-def arrows() -> Iterator[tuple[str, str, str]]:
+@cache
+def arrows() -> tuple[tuple[str, str, str], ...]:
     """Every import between modules, those for type checkers and the lazy ones too: from, to, and where it stands."""
     known = known_modules()
-    for path in (path for package in PACKAGES for path in modules(package)):
-        for node in statements(path):
-            where = f"{path.relative_to(ROOT)}:{node.lineno}"
-            yield from ((name_of(path), target, where) for target in targets(node, known))
+    return tuple(
+        (name_of(path), target, f"{path.relative_to(ROOT)}:{node.lineno}")
+        for package in PACKAGES
+        for path in modules(package)
+        for node in statements(path)
+        for target in targets(node, known)
+    )
 
 
 def is_of(module: str, packages: tuple[str, ...]) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
         yield (named.group(1) if named else ""), re.sub(r"^    ", "", match.group(), flags=re.MULTILINE)
 
 
-def commands(session: str) -> Iterator[tuple[str, list[str]]]:
+def commands_of(session: str) -> Iterator[tuple[str, list[str]]]:
     """Each command of a session with the lines quoted from its output."""
     for part in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
         command, *quoted = part.rstrip("\n").split("\n")
@@ -42,7 +42,22 @@ def check_quotes(command: str, quoted: list[str], output: str) -> None:
         assert found, f"{command}: the page quotes {line!r}; after the quotes before it the output is:\n{before}"
 
 
-def follow(page: Path, tree: Path) -> int:
+def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a command; its exit status and what it said."""
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+    return done.returncode, done.stdout
+
+
+def follow(page: Path, tree: Path, run: Callable[[str, Path, dict[str, str]], tuple[int, str]] = in_a_shell) -> int:
     """Run each command of the page in this folder; the number that was run.
 
     Fails where a quoted line is missing, or where a command fails and the page does not say so.
@@ -55,7 +70,7 @@ def follow(page: Path, tree: Path) -> int:
         if file:
             (tree / file).write_text(block)
             continue
-        for command, quoted in commands(block):
+        for command, quoted in commands_of(block):
             if command in INSTALLATION:
                 continue
             if command == "echo $?":
@@ -63,17 +78,8 @@ def follow(page: Path, tree: Path) -> int:
                 claimed = True
                 continue
             assert claimed, f"a command before {command!r} failed with {status}, and the page does not say so"
-            done = subprocess.run(
-                command,
-                shell=True,
-                cwd=tree,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=COMMAND_TIMEOUT_S,
-            )
-            status, claimed, ran = done.returncode, done.returncode == 0, ran + 1
-            check_quotes(command, quoted, done.stdout)
+            status, said = run(command, tree, environment)
+            claimed, ran = status == 0, ran + 1
+            check_quotes(command, quoted, said)
     assert claimed, f"the last command failed with {status}, and the page does not say so"
     return ran

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import ForkedCommands
 
 from scripted.cli.new import new_test
 
@@ -18,8 +19,18 @@ FINE = "def test_fine():\n    pass\n"
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Run pytest with the plugin in this project's folder, whose own packages come first, as ``python -m`` has it."""
+def run(pytester: pytest.Pytester, commands: ForkedCommands):
+    """Run pytest with the plugin in this project's folder."""
+
+    def runs(*arguments: str) -> pytest.RunResult:
+        return commands.pytest(pytester, *arguments)
+
+    return runs
+
+
+@pytest.fixture
+def fresh_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """The same in an interpreter that has imported nothing, for a project whose packages have names of ours."""
     monkeypatch.setenv("PYTHONPATH", f"{pytester.path}:{REPOSITORY}")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -31,25 +42,25 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("package", ["engine", "ci", "tests"])
-def test_packages_of_the_same_name(pytester: pytest.Pytester, run, package: str) -> None:
+def test_packages_of_the_same_name(pytester: pytest.Pytester, fresh_run, package: str) -> None:
     """A project has a package called ``engine``, ``ci`` or ``tests`` of its own, and even a decorator ``scripted``."""
     pytester.mkpydir(package).joinpath("own.py").write_text("def scripted(function):\n    return function\n")
     pytester.makepyfile(
         f"from {package}.own import scripted\n\n\n@scripted\ndef test_own():\n    assert test_own.__name__\n"
     )
-    run().assert_outcomes(passed=1)
+    fresh_run().assert_outcomes(passed=1)
 
 
-def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, run) -> None:
+def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, fresh_run) -> None:
     """The error names the package that is in the way and what to do, instead of a module that is not there."""
     pytester.mkpydir("engine")
     pytester.makepyfile("from scripted import ScriptContext\n")
-    result = run()
+    result = fresh_run()
     result.stdout.fnmatch_lines(["*the package 'engine' must be Lockstep's, but Python finds *engine/__init__.py*"])
 
 
 def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
-    pytester: pytest.Pytester, run, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, fresh_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its adapter is scripted and searched without Lockstep's engine, beside tests of the package ``engine``."""
     pytester.mkpydir("engine").joinpath("own.py").write_text("def answer():\n    return 42\n")
@@ -58,7 +69,7 @@ def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
         shutil.copy(REPOSITORY / f"examples/your_scheduler/{name}.py", pytester.path)
     monkeypatch.chdir(pytester.path)
     new_test("race", folder=pytester.path / "tests", adapter="fixed.py")
-    run().assert_outcomes(passed=2)
+    fresh_run().assert_outcomes(passed=2)
     new = pytester.run(sys.executable, "-m", "scripted", "new", "other")
     assert new.ret == 2
     new.stderr.fnmatch_lines(["*the package 'engine' must be Lockstep's, but *; a script or search of another *"])
@@ -133,7 +144,7 @@ def test_attribute_of_the_same_name(pytester: pytest.Pytester, run) -> None:
     run().assert_outcomes(passed=1)
 
 
-def test_nothing_of_the_harness_is_imported(pytester: pytest.Pytester, run) -> None:
+def test_nothing_of_the_harness_is_imported(pytester: pytest.Pytester, fresh_run) -> None:
     """D12: an environment that has the harness pays nothing for it where no script is collected."""
     pytester.makepyfile(
         """
@@ -145,7 +156,7 @@ def test_nothing_of_the_harness_is_imported(pytester: pytest.Pytester, run) -> N
             assert found == {"scripted", "scripted.pytest_plugin"}
         """
     )
-    run().assert_outcomes(passed=1)
+    fresh_run().assert_outcomes(passed=1)
 
 
 def test_short_options_are_there_where_they_are_free(pytester: pytest.Pytester, run) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from forked_commands import ForkedCommands
 
 pytest_plugins = ["pytester"]
-
-REPOSITORY = Path(__file__).parents[3]
-PLUGIN = "scripted.pytest_plugin"
 
 SCRIPTS = '''
 import pytest
@@ -96,16 +94,13 @@ def test_flush(t):
 
 
 @pytest.fixture
-def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+def pytest_of(pytester: pytest.Pytester, commands: ForkedCommands):
     """Run pytest on a file of this text, with these arguments."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    # Other plugins of this environment cost seconds of import a run, and are not what is tested.
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_scripts=text)
         vet = [] if "--vet" in arguments else ["--vet", "off"]
-        return pytester.runpytest_subprocess("-p", PLUGIN, "--tier", "sim", *vet, *arguments)
+        return commands.pytest(pytester, "--tier", "sim", *vet, *arguments)
 
     return run
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_commands import ForkedCommands
 from stage_farm import StageFarm
 
 
@@ -30,9 +31,8 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def farm(cache: Path) -> Iterator[StageFarm]:
-    """One a session: it imports torch, which takes longer than to fork a stage."""
-    farm = StageFarm(cache)
+def farm(commands: ForkedCommands, cache: Path) -> Iterator[StageFarm]:
+    farm = StageFarm(commands, cache)
     yield farm
     farm.close()
 

@@ -1,4 +1,4 @@
-"""Forks stage processes for tests: imports torch once, then serves one typed order a line on standard input.
+"""Forks stage processes for tests: serves one typed order a line on standard input.
 
 Run as a script. ``Order`` starts the stages of one engine and answers ``Started`` when all are ready; ``Reap`` waits
 for their end and answers ``Reaped``.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +18,9 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ProcessDiedError
 from engine.core.limits import Limits
 from engine.model.checkpoint import read_facts
+
+if TYPE_CHECKING:
+    from forked_commands import ForkedCommands
 
 END_TIMEOUT_S = 20.0
 NEIGHBOUR_DIED = 3
@@ -43,15 +45,15 @@ class Reaped(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageFarm:
-    """The test's side: a child process that forks stages."""
+    """The test's side: a process that forks stages, itself a fork of one that has imported torch."""
 
-    def __init__(self, cache: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "XDG_CACHE_HOME": str(cache)},
-        )
+    def __init__(self, commands: ForkedCommands, cache: Path) -> None:
+        taken, ordered = os.pipe()
+        answered, told = os.pipe()
+        self._orders, self._answers = os.fdopen(ordered, "wb"), os.fdopen(answered, "rb")
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "XDG_CACHE_HOME": str(cache)}
+        with os.fdopen(taken) as stdin, os.fdopen(told, "w") as stdout:
+            self._process = commands.start(__file__, env=environment, files=(stdin, stdout, sys.__stderr__ or stdout))
 
     def start(self, config: EngineConfig, private_dir: Path, *, transport: str = "socket") -> list[int]:
         """Start all stages of an engine; their pids in order, once all are ready."""
@@ -63,28 +65,19 @@ class StageFarm:
         return msgspec.json.decode(self._ask(Reap(pids)), type=Reaped).statuses
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._orders.close()
         self._process.wait(END_TIMEOUT_S)
-        self._process.stdout.close()
+        self._answers.close()
 
     def _ask(self, order: Order | Reap) -> bytes:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        self._orders.write(msgspec.json.encode(order) + b"\n")
+        self._orders.flush()
+        answer = self._answers.readline()
         assert answer, "the stage farm died"
         return answer
 
 
 def serve() -> None:
-    import transformers.models.qwen3.modeling_qwen3  # noqa: F401 - imported once, before forking
-
-    import engine.pipeline.stage
-
-    assert engine.pipeline.stage
     for line in sys.stdin.buffer:
         order = msgspec.json.decode(line, type=Order | Reap)
         answer = Reaped([_status(pid) for pid in order.pids]) if isinstance(order, Reap) else _start(order)

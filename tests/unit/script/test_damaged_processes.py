@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -20,13 +19,12 @@ import numpy as np
 import psutil
 import pytest
 from damages import DAMAGES, do, finds_a_whole_engine, isolated
+from forked_commands import ForkedCommands
 
 from engine import EngineConfig
 from scripted import ScriptError, ScriptFailed
 from scripted.core.refusals import HarnessError
 from scripted.script.process_state import ProcessState
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -164,35 +162,24 @@ def test_stops(t, length, tokens):
 
 
 @pytest.mark.parametrize("options", [["-s"], ["--pdb"], []], ids=["no capture", "pdb", "captured"])
-def test_a_debugger_has_its_time_and_its_terminal(tmp_path: Path, options: list[str]) -> None:
+def test_a_debugger_has_its_time_and_its_terminal(tmp_path: Path, options: list[str], commands: ForkedCommands) -> None:
     """46.11: the time of a script is not over while its user looks at it."""
-    (tmp_path / "test_it.py").write_text(SESSION.replace('tiers=("sim",)', 'tiers=("sim",), timeout_s=1'))
-    command = [sys.executable, "-m", "pytest", "-q", "--vet", "off", "-p", "no:cacheprovider", *options, str(tmp_path)]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as session:
-        assert session.stdin is not None
-        said, _ = session.communicate("import time\ntime.sleep(2.5)\np tokens * 1000 + length\ncontinue\n", timeout=100)
+    (tmp_path / "test_it.py").write_text(SESSION.replace('tiers=("sim",)', 'tiers=("sim",), timeout_s=0.5'))
+    words = ["-m", "pytest", "-q", "--vet", "off", "-p", "no:cacheprovider", *options, str(tmp_path)]
+    typed = "import time\ntime.sleep(1.2)\np tokens * 1000 + length\ncontinue\n"
+    said = commands.run(*words, cwd=tmp_path, input=typed).stdout
     assert "2005" in said, said
     assert "2 passed" in said, said
 
 
-def test_pytest_s_own_choices_of_tests_go_on(tmp_path: Path) -> None:
+def test_pytest_s_own_choices_of_tests_go_on(tmp_path: Path, commands: ForkedCommands) -> None:
     (tmp_path / "test_it.py").write_text(
         SESSION.replace("breakpoint()", "tokens = 7").replace('tiers=("sim",)', 'tiers=("sim",), must_reach=[]')
     )
 
     def session(*options: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "--vet", "off", "--rootdir", str(tmp_path), *options]
-        env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run(
-            [*command, str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100
-        ).stdout
+        words = ["-m", "pytest", "-q", "--vet", "off", "--rootdir", tmp_path, *options, tmp_path]
+        return commands.run(*words, cwd=tmp_path).stdout
 
     assert "1 failed, 1 passed" in session()
     junit = tmp_path / "report.xml"

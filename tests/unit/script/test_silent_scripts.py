@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import ForkedCommands
 from silent_scripts import INNOCENT, SILENT, source_of
 
 from scripted.cli.single_run import vet
 
-REPOSITORY = Path(__file__).parents[3]
 NAMES = list(SILENT)
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> str:
+def session(tmp_path_factory: pytest.TempPathFactory, commands: ForkedCommands) -> str:
     """The output of pytest for a file with each script, and an innocent one behind each."""
     folder = tmp_path_factory.mktemp("silent")
     for number, name in enumerate(NAMES):
         (folder / f"test_{number:02}_silent.py").write_text(source_of(name))
         (folder / f"test_{number:02}_then_innocent.py").write_text(INNOCENT)
-    options = ["-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", folder]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", folder, "--tier", "sim", "--vet", "off", "-v", "-rA", *options],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    ).stdout
+    options = ["-v", "-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", folder]
+    return commands.run("-m", "pytest", folder, "--tier", "sim", "--vet", "off", *options, cwd=folder).stdout
 
 
 @pytest.mark.parametrize("name", NAMES)

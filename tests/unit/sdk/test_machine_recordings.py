@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import ForkedCommands
 
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
@@ -91,15 +90,14 @@ def test_a_recording_as_a_schedule_launches_the_same(line: str, tmp_path: Path) 
     assert len(schedule_of_recording(path, until=3).steps) == 3
 
 
-def test_the_command_makes_a_test_of_a_recording(tmp_path: Path) -> None:
+def test_the_command_makes_a_test_of_a_recording(tmp_path: Path, commands: ForkedCommands) -> None:
     """Of one in which a promise was broken, shrunk."""
     path, test = tmp_path / "run.jsonl", tmp_path / "test_run.py"
     line = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1; 9 start d prompt=7 seed=2"
     record_schedule(path, f"adapter={FIXED}; {line}")
     # The recording is of the scheduler as it was before its bug was fixed.
     path.write_text(path.read_text().replace("fixed.py", "adapter.py"))
-    command = [sys.executable, "-m", "scripted", "replay", str(path), "--to-script", str(test)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = commands.run("-m", "scripted", "replay", path, "--to-script", test, cwd=ROOT)
     assert "it fails; shrunk to 4 events" in done.stdout, done.stdout + done.stderr
     assert "fails on the scheduler as it is" in done.stdout
     assert load_test(str(test), "test_run").adapter == "examples/your_scheduler/adapter.py"
@@ -142,14 +140,14 @@ def test_anything_else_is_refused_by_line(tmp_path: Path, text: str) -> None:
         read_recording(path)
 
 
-def test_the_command_replays_it(tmp_path: Path) -> None:
+def test_the_command_replays_it(tmp_path: Path, commands: ForkedCommands) -> None:
     path = tmp_path / "run.jsonl"
     recorded(path)
-    command = [sys.executable, "-m", "scripted", "replay", str(path), "--twice", "--trace", str(tmp_path / "x.trace")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    replay = ("-m", "scripted", "replay", path)
+    done = commands.run(*replay, "--twice", "--trace", tmp_path / "x.trace", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same again here and in a fresh process" in done.stdout
     path.write_text(path.read_text().replace('"start":9', '"start":8'))
-    done = subprocess.run(command[:5], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = commands.run(*replay, cwd=ROOT)
     assert done.returncode == 1
     assert "DIFFERS: step 3, microbatch" in done.stdout

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import ForkedCommands
 
 from scripted import ScriptDefinitionError, ScriptFailed
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -54,21 +53,21 @@ def run(test: Any, script: Any = None, mutant: str | None = None) -> Any:
     return known.run_script(script or test.script, {}, config=test.config, options=test.options, mutant=mutant)
 
 
-def test_what_a_search_finds_becomes_a_test_that_fails_alike(tmp_path: Path) -> None:
+def test_what_a_search_finds_becomes_a_test_that_fails_alike(tmp_path: Path, commands: ForkedCommands) -> None:
     """From the command to pytest, as a person does it."""
     written = tmp_path / "test_found.py"
     explore = ["-m", "scripted", "explore", "aborted", "--adapter", BROKEN, "--no-keep", "--to-script", str(written)]
-    done = subprocess.run([sys.executable, *explore], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = commands.run(*explore)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the test of 4 events fails on the scheduler as it is" in done.stdout
     pytest_run = ["-m", "pytest", "-p", "no:cacheprovider", str(written)]
-    failed = subprocess.run([sys.executable, *pytest_run], cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = commands.run(*pytest_run)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     # The request has got a smaller name.
     assert f"E       Violation: b{WORDS[1:]}" in failed.stdout
     text = written.read_text(encoding="ascii")
     written.write_text(text.replace(f'adapter="{BROKEN}"', f'adapter="{FIXED}"'), encoding="ascii")
-    passed = subprocess.run([sys.executable, *pytest_run], cwd=ROOT, capture_output=True, text=True, check=False)
+    passed = commands.run(*pytest_run)
     assert passed.returncode == 0, passed.stdout + passed.stderr
 
 

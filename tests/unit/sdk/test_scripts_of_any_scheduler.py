@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import ForkedCommands
 
 from scripted import BadCall, ScriptDefinitionError, ScriptFailed, scripted
 from scripted.core.adapters import adapter_named
@@ -70,14 +71,12 @@ class TestGroup:
 
 
 @pytest.fixture
-def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+def pytest_of(pytester: pytest.Pytester, commands: ForkedCommands):
     """Run pytest on a file of this text, with these arguments."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_scripts=text)
-        return pytester.runpytest_subprocess("-p", PLUGIN, "--scripted-vet", "off", *arguments)
+        return commands.pytest(pytester, "--scripted-vet", "off", *arguments)
 
     return run
 
@@ -120,7 +119,7 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
     )
 
 
-def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pytester, pytest_of) -> None:
+def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pytester, commands: ForkedCommands) -> None:
     """The name is as it would be from the repository's root, and pytest was started elsewhere."""
     pytester.mkdir("repo").joinpath("adapters").mkdir()
     adapters = pytester.path / "repo/adapters"
@@ -130,7 +129,7 @@ def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pyte
     tests = pytester.path / "repo/tests"
     tests.mkdir()
     tests.joinpath("test_mine.py").write_text(FINE.format(adapter="adapters/mine.py"))
-    result = pytester.runpytest_subprocess("-p", PLUGIN, "--vet", "off", str(tests), "--rootdir", str(tests))
+    result = commands.pytest(pytester, "--vet", "off", tests, "--rootdir", tests)
     result.assert_outcomes(passed=3)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import ForkedCommands
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/your_scheduler.md").read_text(encoding="utf-8")
@@ -17,11 +18,6 @@ RACES = (ROOT / "examples/your_scheduler/test_races.py").read_text(encoding="utf
 COMMANDS = re.findall(r"^\$ scripted (.*)$", PAGE, re.MULTILINE)
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FOUND = "reads block 0, which was written before the cache was flushed"
-
-
-def scripted(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripted", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n")[0])
@@ -36,13 +32,13 @@ def test_it_has_code_and_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_commands_do_what_it_says(command: str) -> None:
+def test_its_commands_do_what_it_says(command: str, commands: ForkedCommands) -> None:
     """The scheduler with the bug fails with the words of the page; the fixed one passes the corpus's beginning."""
     words = shlex.split(command)
     # What another run has kept would be found first.
     words += ["--no-keep"] if "explore" in words else []
     words += ["--schedules", "600"] if "--corpus" in words and "fixed" in command else []
-    done = scripted(*words)
+    done = commands.run("-m", "scripted", *words, cwd=ROOT)
     if "fixed" in command:
         assert done.returncode == 0, done.stdout + done.stderr
     else:
@@ -52,12 +48,11 @@ def test_its_commands_do_what_it_says(command: str) -> None:
 
 
 @pytest.mark.parametrize("adapter", ["fixed", "adapter"])
-def test_its_scripts_pass_or_fail_as_it_says(adapter: str, tmp_path: Path) -> None:
+def test_its_scripts_pass_or_fail_as_it_says(adapter: str, tmp_path: Path, commands: ForkedCommands) -> None:
     """On the scheduler with the bug the report is that of the page, line by line."""
     file = tmp_path / "test_races.py"
     file.write_text(RACES.replace("fixed.py", f"{adapter}.py"), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run("-m", "pytest", "-p", "no:cacheprovider", file, cwd=ROOT)
     if adapter == "fixed":
         assert "2 passed" in done.stdout, done.stdout + done.stderr
         return

@@ -1,4 +1,4 @@
-"""Imported at the start of the process that tests fork servers from: breaks their processes from outside.
+"""Imported by the process that tests fork servers from: breaks their processes from outside.
 
 A process of a server runs ``spoil.py`` of its working folder, if that has one, when it is forked. The engine has no
 switch for it.
