@@ -15,16 +15,14 @@ from damages import isolated
 
 from engine import EngineConfig
 from scripted import ScriptedSim, ScriptFailed, ScriptTimeout
-from scripted.script import hard_deadline, isolation, watchdog
+from scripted.script import hard_deadline, watchdog
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = 0.2
 
 
 @pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the watchdog's second look, and for the child that its watchdog cannot end."""
+def _strikes_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_AGAIN_S", 0.1)
-    monkeypatch.setattr(isolation, "_PATIENCE_S", 0.4)
 
 
 def _catches_exceptions(t):
