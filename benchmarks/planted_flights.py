@@ -1,9 +1,8 @@
-"""Bugs planted in vLLM's scheduler, hit under load by chance, recorded, replayed and shrunk; and what a recorder costs.
+"""Bugs planted in vLLM's scheduler, hit under load by chance, recorded, replayed and shrunk.
 
-`.venv-vllm/bin/python -m benchmarks.planted_flights [--cost] [NAME ...]` prints a row for each bug of
+`.venv-vllm/bin/python -m benchmarks.planted_flights [NAME ...]` prints a row for each bug of
 benchmarks/planted_flights.toml. The load is 64 clients with aborts and flushes, in process: vLLM's scheduler with a
-simulated model that checks nothing, as a server's does. `--cost` prints the time of a step with a recorder, over that
-without.
+simulated model that checks nothing, as a server's does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -40,6 +38,7 @@ from scripted.search.windows import cut_to_window
 PLANTED: Final = read_mutants(Path(__file__).with_suffix(".toml"))
 ADAPTER: Final[Any] = adapter_named("vllm")
 CLIENTS: Final = 64
+MOST_NEW: Final = 20
 STEPS: Final = 400
 SEEDS: Final = 6
 SETTINGS: Final = (
@@ -50,7 +49,6 @@ SETTINGS: Final = (
 )
 # Empty plans in a row after which a server's recorder would see a stall.
 _STALL_PLANS: Final = 40
-_PAIRS: Final = 9
 
 
 class _Careless(SimulatedRunner):
@@ -63,12 +61,13 @@ class _Careless(SimulatedRunner):
 class Load:
     """Clients that ask again when they are answered, hang up and sometimes have the cache flushed."""
 
-    def __init__(self, settings: VllmSettings, seed: int, clients: int = CLIENTS) -> None:
+    def __init__(self, settings: VllmSettings, seed: int, clients: int = CLIENTS, most_new: int = MOST_NEW) -> None:
         self.machine = VllmMachine(settings)
         limits, can = ADAPTER.limits_of(settings)
         self._runner = _Careless(limits, can)
         self._chance = random.Random(seed)  # noqa: S311 - a load that can be repeated
         self._free = clients
+        self._most_new = most_new
         self._live: list[str] = []
         self._requests = 0
         self.empty = 0
@@ -103,7 +102,9 @@ class Load:
             parts = [range(40 + 9 * one, 48 + 9 * one) for one in chance.choices(range(6), k=chance.randrange(4))]
             prompt = [token for part in parts for token in part]
             prompt += [chance.randrange(33, 126) for _ in range(chance.randrange(1, 12))]
-            request = Add(rid=f"r{self._requests}", prompt_ids=tuple(prompt), max_new_tokens=chance.randrange(1, 20))
+            request = Add(
+                rid=f"r{self._requests}", prompt_ids=tuple(prompt), max_new_tokens=chance.randrange(1, self._most_new)
+            )
             self._live.append(request.rid)
             self._runner.begin(request)
             yield request
@@ -116,7 +117,7 @@ class Load:
 def recorded(settings: VllmSettings, seed: int, folder: Path) -> Path | None:
     """Run a load with a recorder, to a crash, a stall or its end; return what the recorder left."""
     load = Load(settings, seed)
-    recorder = _attached(load, folder)
+    recorder = attached(load, folder)
     try:
         for turn in range(2 * STEPS):
             load.step(arrivals=turn < STEPS)
@@ -129,7 +130,8 @@ def recorded(settings: VllmSettings, seed: int, folder: Path) -> Path | None:
     return recorder.leave("call")
 
 
-def _attached(load: Load, folder: Path) -> FlightRecorder:
+def attached(load: Load, folder: Path) -> FlightRecorder:
+    """Record a load from here on, in one ring."""
     os.environ |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=100000 stall_s=0"}
     recorder = attach(load.machine.scheduler)
     del os.environ[FOLDER_VARIABLE], os.environ[OPTIONS_VARIABLE]
@@ -168,38 +170,10 @@ def _short(text: str) -> str:
     return text.split("; ")[0].replace("|", "/")[:140]
 
 
-def cost() -> str:
-    """Return the time of a step with a recorder, over that without: the median of pairs that take turns."""
-    ratios, more_us = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(_PAIRS):
-            times = []
-            for is_on in (False, True):
-                load = Load(SETTINGS[seed % 2], seed)
-                recorder = _attached(load, Path(folder)) if is_on else None
-                begun = time.process_time()
-                for _ in range(STEPS):
-                    load.step()
-                times.append(time.process_time() - begun)
-                if recorder is not None:
-                    recorder.close()
-            ratios.append(times[1] / times[0])
-            more_us.append((times[1] - times[0]) / STEPS * 1e6)
-    ratio, more = statistics.median(ratios), statistics.median(more_us)
-    return (
-        f"a step with a recorder takes {ratio:.2f} times as long, {more:.0f} us more: the medians of {_PAIRS} pairs of "
-        f"{STEPS} steps"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
-    parser.add_argument("--cost", action="store_true", help="print what a recorder costs instead")
     options = parser.parse_args()
-    if options.cost:
-        sys.stdout.write(cost() + "\n")
-        return
     sys.stdout.write("| bug | loads | written at | replayed | the promise | events | s | shrunk to | s |" + "\n")
     sys.stdout.write("| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |" + "\n")
     with tempfile.TemporaryDirectory() as folder:

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from scripted.sdk.flight.frames import (
     Aborted,
+    AnyFrame,
     Arrived,
     Called,
     Drafted,
@@ -26,14 +28,17 @@ from scripted.sdk.flight.frames import (
     InFlight,
     Kept,
     Offered,
+    Planned,
     Ready,
     Result,
     Scalar,
     Start,
+    shape_of,
 )
 from scripted.sdk.flight.of_machine import header_of
+from scripted.sdk.flight.packed import packed, packed_result, unpacked
 from scripted.sdk.flight.recorder import FlightRecorder, recorder_of
-from scripted_vllm.flight.plans import REPETITIONS, planned_of
+from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of, preempted_of
 from scripted_vllm.flight.settings import settings_of
 from scripted_vllm.versions import installed_version
 
@@ -80,15 +85,15 @@ class _Hooks:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._arrived: dict[str, Arrived] = {}
-        self._ids: dict[str, int] = {}
+        self._numbers_of = Numbers()
         self._requests = 0
         self._plans = 0
         # Plans whose results are not in, by identity, which holds while the engine has them.
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
         self._ended: set[str] = set()
-        # The result that the scheduler is taking, with the number of its tokens.
-        self._landing: tuple[Result, int] | None = None
+        # The packed result that the scheduler is taking, and whether it says something for a request.
+        self._landing: tuple[bytes, bool] | None = None
         self._is_inside = False
 
     def record(self, recorder: FlightRecorder) -> None:
@@ -164,10 +169,10 @@ class _Hooks:
             raise NotImplementedError("images and other inputs beside tokens are not recorded")
         self._requests += 1
         self._arrived[request.request_id] = frame = _arrived(request, self._requests)
-        self._ids[request.request_id] = self._requests
+        self._numbers_of.add(request.request_id, self._requests)
         if request.use_structured_output:
             self._compiling.add(request.request_id)
-        self.recorder.event(frame, len(frame.prompt_ids))
+        self.recorder.event(frame)
 
     def _abort(self, returned: Sequence[Any], request_ids: Any, finished_status: Any) -> None:
         """Note those that were ended in the order of their ends: vLLM makes a set of the names."""
@@ -186,28 +191,24 @@ class _Hooks:
 
     def _land(self, scheduler_output: Any, model_runner_output: Any) -> None:
         number, plan = self._flights.pop(id(scheduler_output))
-        frame = self._result(number, plan, model_runner_output)
-        said = sum(map(len, frame.token_ids))
-        if plan.num_scheduled_tokens or frame.sent or frame.received or frame.failed or frame.lost:
-            self._landing = frame, len(frame.token_ids) + said
+        names, moved = plan.num_scheduled_tokens, model_runner_output.kv_connector_output
+        rows = list(map(model_runner_output.req_id_to_index.get, names))
+        data = packed_result(number, rows, model_runner_output.sampled_token_ids)
+        if moved is not None:
+            frame = self._with_transfers(unpacked(data), moved)
+            data = packed(frame)
+        if names or (moved is not None and frame != Result(plan=number)):
+            self._landing = data, bool(names)
 
     def _landed(self, *_: Any) -> None:
         """Write a result behind what a connector answered while it was taken: a replay needs the answers first."""
         if self._landing is not None:
-            (frame, tokens), self._landing = self._landing, None
-            self.recorder.event(frame, tokens, moves=bool(frame.token_ids))
+            (data, moves), self._landing = self._landing, None
+            self.recorder.packed_event(data, moves=moves)
 
-    def _result(self, number: int, plan: Any, output: Any) -> Result:
-        sampled, places = output.sampled_token_ids, output.req_id_to_index
-        said = [
-            tuple(sampled[places[name]]) if sampled and name in places else () for name in plan.num_scheduled_tokens
-        ]
-        moved = output.kv_connector_output
-        if moved is None:
-            return Result(plan=number, token_ids=tuple(said))
-        return Result(
-            plan=number,
-            token_ids=tuple(said),
+    def _with_transfers(self, result: AnyFrame, moved: Any) -> AnyFrame:
+        return msgspec.structs.replace(
+            result,
             sent=self._numbers(moved.finished_sending or ()),
             received=self._numbers(moved.finished_recving or ()),
             failed=self._numbers(getattr(moved, "failed_recving", None) or ()),
@@ -224,7 +225,7 @@ class _Hooks:
             for name in draft_token_ids.req_ids
             if name in requests
         ]
-        self.recorder.event(Drafted(drafts=tuple(drafts)), len(drafts))
+        self.recorder.event(Drafted(drafts=tuple(drafts)))
 
     def _draft_late(self, _: None, draft_token_ids: Any, scheduler_output: Any) -> None:
         del draft_token_ids
@@ -279,14 +280,26 @@ class _Hooks:
             self.recorder.event(Ready(id=self._arrived[name].id))
         self._plans += 1
         self._flights[id(plan)] = self._plans, plan
-        frame = planned_of(plan, self._plans, self.recorder.now, self._ids)
+        self._note_plan(plan)
         # The blocks of some are kept until a transfer is over, which later results name.
         self._ended |= plan.finished_req_ids
         for name in [name for name in self._ended if name not in self._scheduler.requests]:
             self._ended.discard(name)
             self._arrived.pop(name, None)
-            self._ids.pop(name, None)
-        self.recorder.planned(frame, self._scheduler.get_num_unfinished_requests())
+            self._numbers_of.by_name.pop(name, None)
+
+    def _note_plan(self, plan: Any) -> None:
+        recorder, live = self.recorder, self._scheduler.get_num_unfinished_requests()
+        if plan.num_scheduled_tokens:
+            recorder.packed_plan(packed_of(plan, self._plans, recorder.now, self._numbers_of), live)
+        elif plan.preempted_req_ids:
+            preempted = preempted_of(plan, self._numbers_of)
+            frame = Planned(
+                plan=self._plans, now=recorder.now, shape=shape_of((), preempted), preempted=tuple(preempted)
+            )
+            recorder.planned(frame, live)
+        else:
+            recorder.planned_nothing(self._plans, recorder.now, live)
 
     def _compiles(self, name: str) -> bool:
         request = self._scheduler.requests.get(name)
@@ -296,7 +309,8 @@ class _Hooks:
         """Describe the requests and the plans in flight; what was said is copied, because lists go on growing."""
         scheduler = self._scheduler
         running = list(scheduler.running)
-        waiting = [one for one in scheduler.requests.values() if one not in running and not one.is_finished()]
+        known = set(map(id, running))
+        waiting = [one for one in scheduler.requests.values() if id(one) not in known and not one.is_finished()]
         queued = {one.request_id: place for place, one in enumerate(scheduler.waiting)}
         waiting.sort(key=lambda one: queued.get(one.request_id, -1))
         flights = [

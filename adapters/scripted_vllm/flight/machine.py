@@ -32,11 +32,12 @@ from scripted.sdk.flight.frames import (
     Result,
     Start,
 )
+from scripted.sdk.flight.packed import planned_from
 from scripted.sdk.flight.replay import call_id, name_of
 from scripted.sdk.flight.standing import Hint
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import new_scheduler, request_hasher, result_of
-from scripted_vllm.flight.plans import REPETITIONS, planned_of
+from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of
 from scripted_vllm.grammar import Compiler, Followed
 from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
@@ -79,7 +80,7 @@ class VllmOfFlight:
         self.scheduler.structured_output_manager.backend = Compiler(self.scheduler.requests, Followed)
         self._runner = RunnerView(settings, self.scheduler)
         self._names: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._numbers = Numbers()
         self._plans: dict[int, Any] = {}
         self._empty: deque[int] = deque()
         self._calls = 0
@@ -179,7 +180,7 @@ class VllmOfFlight:
 
     def _new_request(self, event: Arrived) -> Any:
         name = self._names[event.id] = name_of(event)
-        self._numbers[name] = event.id
+        self._numbers.add(name, event.id)
         grammar = StructuredOutputsParams(json_object=True) if event.grammar else None
         least = event.engine.get("min_tokens")
         sampling = SamplingParams(
@@ -288,7 +289,7 @@ class VllmOfFlight:
             self._empty.append(plan)
             if len(self._empty) > _EMPTY_PLANS:
                 self._plans.pop(self._empty.popleft(), None)
-        frame = planned_of(made, plan, now, self._numbers)
+        frame = planned_from(packed_of(made, plan, now, self._numbers))
         shares = self._runner.shares_of(made, guessing)
         self._flushed |= made.preempted_req_ids or set()
         copies = tuple([(one.src_block_id, one.dst_block_id) for one in made.kv_cache_block_copies or ()])

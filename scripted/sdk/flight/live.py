@@ -21,7 +21,7 @@ def flight_of(place: Path) -> Path:
     """
     if not place.is_dir():
         return place
-    running = [pid for pid in map(_pid_of, sorted(place.glob(f"*{LIVE_SUFFIX}"))) if pid is not None]
+    running = sorted({pid for pid in map(_pid_of, place.glob(f"*{LIVE_SUFFIX}")) if pid is not None})
     if len(running) > 1:
         raise ScriptDefinitionError(
             f"{len(running)} servers record in {place}, with the processes {', '.join(map(str, running))}; give each a "

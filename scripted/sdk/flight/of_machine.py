@@ -89,13 +89,13 @@ class RecordedMachine:
             case Add():
                 self._requests += 1
                 self._live[event.rid] = frame = _arrived(event, self._requests)
-                self.recorder.event(frame, len(event.prompt_ids))
+                self.recorder.event(frame)
             case Abort():
                 if event.rid in self._live:
                     self.recorder.event(Aborted(ids=(self._live[event.rid].id,)))
             case BatchResult():
                 plan = self._batches.pop(event.batch_id)
-                self.recorder.event(Result(plan=plan, token_ids=event.token_ids), len(event.token_ids), moves=True)
+                self.recorder.event(Result(plan=plan, token_ids=event.token_ids), moves=True)
             case FlushCache():
                 self.recorder.event(Called(name="flush", arguments={"force": event.force}))
             case Pause():

@@ -1,17 +1,19 @@
 """The recorder of a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
 
-The engine's loop only appends: encoding, redaction and files are the work of other threads, or of a process that dies
-anyway. Whatever goes wrong in a recorder ends the recording, never the engine.
+The engine's loop only appends packed frames: check sums, redaction and files are the work of other threads, or of a
+process that dies anyway. Whatever goes wrong in a recorder ends the recording, never the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ import msgspec
 
 from lockstep.output_files import open_private
 from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
+from scripted.sdk.flight.packed import packed, unpacked
 from scripted.sdk.flight.redaction import Redactor
 
 _log = logging.getLogger(__name__)
@@ -36,12 +39,21 @@ ALL: Final = "all"
 _PARTS: Final = 4
 _MOST_FILES: Final = 16
 _ENDS: Final = ("crash", "exit")
-_FRAME_BYTES: Final = 160
-_TOKEN_BYTES: Final = 8
+# Beside its content: the header of a bytes object, and its place in the list.
+_ENTRY_BYTES: Final = 48
+# A token of a beginning is an int object, and its place in a tuple.
+_TOKEN_BYTES: Final = 40
 _MIB: Final = 1 << 20
 _LOOK_S: Final = 0.5
 # Frames that a file of all steps may lag behind: about a minute of a busy engine.
 _MOST_BEHIND: Final = 50_000
+# For a disk that does not answer: an engine that ends, or dies, waits no longer.
+_LONGEST_WRITE_S: Final = 10.0
+
+
+# The recorders of this process that have not been closed: a signal is for all of them.
+_recorders: Final[weakref.WeakSet[FlightRecorder]] = weakref.WeakSet()
+_numbers: Final = itertools.count(1)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,15 +82,16 @@ def read_options(text: str) -> Options:
 
 
 class _Part:
-    """Consecutive frames of a ring. ``start`` is the scheduler before them; None for a new one."""
+    """Consecutive packed frames of a ring. ``start`` is the scheduler before them; None for a new one."""
 
     __slots__ = ("bytes", "frames", "plans", "start")
 
     def __init__(self, start: Start | None) -> None:
         self.start = start
-        self.frames: list[AnyFrame] = []
+        self.frames: list[bytes] = []
         self.plans = 0
-        self.bytes = 0
+        held = () if start is None else start.held
+        self.bytes = _TOKEN_BYTES * sum([len(one.request.prompt_ids) + len(one.said) for one in held])
 
 
 class FlightRecorder:
@@ -101,6 +114,9 @@ class FlightRecorder:
         self.failure = ""
         self._header = header
         self._folder = folder
+        # A second engine of a process does not write over the files of the first.
+        number = next(_numbers)
+        self._process = f"{Path(header.adapter).stem}{number if number > 1 else ''}-{os.getpid()}"
         self._snapshot = snapshot
         self._clock = clock
         self._began = clock()
@@ -109,12 +125,17 @@ class FlightRecorder:
         self._live = 0
         # The last plans, if they were empty.
         self._empty: Planned | None = None
+        self._empty_times = 0
         self._has_stalled = False
         self._asked = threading.Event()
         self._closed = False
         self._writing = threading.Lock()
         self._redactor = Redactor() if options.redact else None
         self._stream = _Stream(self._name(ALL), header, self._redactor) if options.all else None
+        if self._stream is not None:
+            # An engine may be dropped without an end.
+            weakref.finalize(self, self._stream.close)
+        _recorders.add(self)
 
     @property
     def is_on(self) -> bool:
@@ -127,31 +148,53 @@ class FlightRecorder:
 
     # -- in the engine's loop --
 
-    def event(self, frame: Event, tokens: int = 0, *, moves: bool = False) -> None:
-        """Note what came in, with the number of its tokens. ``moves``: the engine did something for a request."""
+    def event(self, frame: Event, *, moves: bool = False) -> None:
+        """Note what came in. ``moves``: the engine did something for a request."""
+        if not self.is_on:
+            return
+        try:
+            data = packed(frame)
+        except (TypeError, ValueError) as exc:
+            self.fail(exc)
+        else:
+            self.packed_event(data, moves=moves)
+
+    def packed_event(self, data: bytes, *, moves: bool = False) -> None:
+        """Note a frame that its caller has packed."""
         if moves:
             self._moved = self._clock()
-        self._append(frame, tokens)
+        self._append(data)
 
     def planned(self, frame: Planned, live: int) -> None:
         """Note a plan, and how many requests are there."""
-        if frame.shares or not live or not self._live:
+        if frame.is_empty:
+            self.planned_nothing(frame.plan, frame.now, live)
+        else:
+            self.packed_plan(packed(frame), live, moves=bool(frame.shares))
+
+    def packed_plan(self, data: bytes, live: int, *, moves: bool = True) -> None:
+        """Note a plan that its caller has packed; one without shares moves nothing."""
+        if moves or not live or not self._live:
             self._moved = self._clock()
             self._has_stalled = False
         self._live = live
-        if frame.is_empty:
-            # An engine that can plan nothing plans nothing a thousand times a second.
-            empty = self._empty
-            self._empty = frame if empty is None else msgspec.structs.replace(empty, times=empty.times + 1)
-            return
-        self._append(frame, 2 * len(frame.shares))
+        self._append(data)
         part = self._parts[-1]
         part.plans += 1
-        if self._stream is not None:
-            part.frames, part.bytes = [], 0
-        elif part.plans * _PARTS >= self.options.steps or part.bytes * _PARTS >= self.options.mib * _MIB:
-            self._parts.append(_Part(self._snapshot()))
-            self._drop()
+        if self._stream is None and (
+            part.plans * _PARTS >= self.options.steps or part.bytes * _PARTS >= self.options.mib * _MIB
+        ):
+            self._begin_part()
+
+    def planned_nothing(self, plan: int, now: float, live: int) -> None:
+        """Note an empty plan. An engine that can plan nothing plans nothing a thousand times a second."""
+        if not live or not self._live:
+            self._moved = self._clock()
+            self._has_stalled = False
+        self._live = live
+        if self._empty is None:
+            self._empty, self._empty_times = Planned(plan=plan, now=now, shape=0), 0
+        self._empty_times += 1
 
     def fail(self, exc: Exception) -> None:
         """End the recording: the engine goes on."""
@@ -161,18 +204,30 @@ class FlightRecorder:
             self._parts.append(_Part(None))
             _log.warning("the flight recorder has ended, the engine has not: %s", self.failure)
 
-    def _append(self, frame: AnyFrame, tokens: int) -> None:
+    def _append(self, data: bytes) -> None:
+        if self.failure:
+            return
         if self._empty is not None:
-            empty, self._empty = self._empty, None
-            self._append(empty, 0)
-        part = self._parts[-1]
-        part.frames.append(frame)
-        part.bytes += _FRAME_BYTES + _TOKEN_BYTES * tokens
-        if self._stream is not None and not self._stream.put(frame):
-            raise OSError(f"the file {self._stream.path} cannot be written, or is {_MOST_BEHIND} frames behind")
+            empty, self._empty = self._empty_ones(self._empty), None
+            self._append(packed(empty))
+        if self._stream is None:
+            part = self._parts[-1]
+            part.frames.append(data)
+            part.bytes += _ENTRY_BYTES + len(data)
+        elif not self._stream.put(data):
+            self.fail(OSError(f"the file {self._stream.path} cannot be written, or is {_MOST_BEHIND} frames behind"))
 
-    def _drop(self) -> None:
-        while len(self._parts) > _PARTS + 1 or sum(part.bytes for part in self._parts) > self.options.mib * _MIB:
+    def _empty_ones(self, first: Planned) -> Planned:
+        return msgspec.structs.replace(first, times=self._empty_times)
+
+    def _begin_part(self) -> None:
+        try:
+            part = _Part(self._snapshot())
+        except Exception as exc:  # noqa: BLE001 - an engine's requests, which are not as expected
+            self.fail(exc)
+            return
+        self._parts.append(part)
+        while len(self._parts) > _PARTS + 1 or sum([one.bytes for one in self._parts]) > self.options.mib * _MIB:
             if len(self._parts) == 1:
                 return
             self._parts.popleft()
@@ -183,32 +238,40 @@ class FlightRecorder:
         """Write what the ring holds, and return the file; None where the recording has ended or nothing is written."""
         if not self.is_on or len(self.written) >= _MOST_FILES:
             return None
-        with self._writing:
-            end = End(why=why, now=self.now, error=error)
-            if self._stream is not None:
-                # What comes later belongs to it too, unless the engine ends.
-                if why in _ENDS:
-                    self._stream.put(end)
-                return self._stream.path
-            try:
-                path = self._name(f"{len(self.written) + 1}-{why}")
-                write_frames(path, self._frames(end), Redactor() if self.options.redact else None)
-            except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
-                self.fail(exc)
-                return None
-            self.written.append(path)
-            _log.warning("the flight recorder has written %s (%s)", path, why)
-            return path
+        if not self._writing.acquire(timeout=_LONGEST_WRITE_S):
+            _log.warning("the flight recorder has not written %r: the disk has not taken an earlier file", why)
+            return None
+        try:
+            return self._leave(End(why=why, now=self.now, error=error))
+        finally:
+            self._writing.release()
+
+    def _leave(self, end: End) -> Path | None:
+        if self._stream is not None:
+            # What comes later belongs to it too, unless the engine ends.
+            if end.why in _ENDS:
+                self._stream.put(packed(end))
+            return self._stream.path
+        try:
+            path = self._name(f"{len(self.written) + 1}-{end.why}")
+            write_frames(path, self._frames(end), Redactor() if self.options.redact else None)
+        except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
+            self.fail(exc)
+            return None
+        self.written.append(path)
+        _log.warning("the flight recorder has written %s (%s)", path, end.why)
+        return path
 
     def _frames(self, end: End) -> Iterable[AnyFrame]:
         parts = [(part.start, list(part.frames)) for part in list(self._parts)]
+        empty = self._empty
         yield self._header
         if parts[0][0] is not None:
             yield parts[0][0]
         for _, frames in parts:
-            yield from frames
-        if self._empty is not None:
-            yield self._empty
+            yield from map(unpacked, frames)
+        if empty is not None:
+            yield self._empty_ones(empty)
         yield end
 
     def look(self) -> None:
@@ -221,35 +284,37 @@ class FlightRecorder:
             self._has_stalled = True
             self.leave("stall")
 
-    def ask(self, *_: int | FrameType | None) -> None:
-        """Have the ring written soon: the handler of the signal."""
+    def ask(self) -> None:
+        """Have the ring written soon."""
         self._asked.set()
 
     def watch(self) -> None:
         """Start the thread that looks, take the signal where nobody else has it, and tell where this engine is."""
-        threading.Thread(target=self._watch, name="flight-recorder", daemon=True).start()
+        watching = (weakref.ref(self), self._asked)
+        threading.Thread(target=_watch, args=watching, name="flight-recorder", daemon=True).start()
         if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
-            signal.signal(SIGNAL, self.ask)
+            signal.signal(SIGNAL, _ask_all)
         with contextlib.suppress(OSError):
             self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open_private(self._live_file) as file:
                 file.write(str(os.getpid()).encode())
 
-    def _watch(self) -> None:
-        while not self._closed and self.is_on:
-            self._asked.wait(_LOOK_S)
-            self.look()
+    @property
+    def watches(self) -> bool:
+        return self.is_on and not self._closed
+
+    def write_out(self, timeout_s: float) -> None:
+        """Have a file of all steps as long as the steps are, unless the disk does not take it in time."""
+        if self._stream is not None:
+            self._stream.write_out(timeout_s)
 
     def close(self) -> None:
         """End the thread and the file of all steps; idempotent."""
         self._closed = True
+        _recorders.discard(self)
         if self._stream is not None:
             self._stream.close()
         self._live_file.unlink(missing_ok=True)
-
-    @property
-    def _process(self) -> str:
-        return f"{Path(self._header.adapter).stem}-{os.getpid()}"
 
     @property
     def _live_file(self) -> Path:
@@ -259,28 +324,64 @@ class FlightRecorder:
         return self._folder / f"{self._process}-{what}{SUFFIX}"
 
 
+def _watch(of: weakref.ref[FlightRecorder], asked: threading.Event) -> None:
+    """Look for a recorder until it is closed, or its engine is dropped."""
+    while True:
+        asked.wait(_LOOK_S)
+        recorder = of()
+        if recorder is None or not recorder.watches:
+            return
+        recorder.look()
+        del recorder
+
+
+def _ask_all(*_: int | FrameType | None) -> None:
+    """Have all rings written soon: the handler of the signal."""
+    for recorder in list(_recorders):
+        recorder.ask()
+
+
+def write_out() -> None:
+    """Have the files of all steps of this process as long as the steps are."""
+    for recorder in list(_recorders):
+        recorder.write_out(_LONGEST_WRITE_S)
+
+
 class _Stream:
     """A file of all steps, written by a thread of its own; the loop never waits for it."""
 
     def __init__(self, path: Path, header: FlightHeader, redactor: Redactor | None) -> None:
         self.path = path
         self._redactor = redactor
-        self._frames: deque[AnyFrame | None] = deque([header])
+        # None is the end; an event is set when all before it is in the file.
+        self._frames: deque[bytes | threading.Event | None] = deque([packed(header)])
         self._there = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._write, name="flight-file", daemon=True)
         self._thread.start()
 
-    def put(self, frame: AnyFrame) -> bool:
-        """Hand a frame over; False where it cannot be written any more."""
-        self._frames.append(frame)
+    def put(self, data: bytes) -> bool:
+        """Hand a packed frame over; False where it cannot be written any more."""
+        self._frames.append(data)
+        if not self._there.is_set():
+            self._there.set()
+        if len(self._frames) > _MOST_BEHIND:
+            self._frames.clear()
+            return False
+        return not self._failed
+
+    def write_out(self, timeout_s: float) -> None:
+        written = threading.Event()
+        self._frames.append(written)
         self._there.set()
-        return not self._failed and len(self._frames) <= _MOST_BEHIND
+        if not self._failed:
+            written.wait(timeout_s)
 
     def close(self) -> None:
+        """Write what is there, unless the disk does not take it in time."""
         self._frames.append(None)
         self._there.set()
-        self._thread.join()
+        self._thread.join(_LONGEST_WRITE_S)
 
     def _write(self) -> None:
         try:
@@ -290,14 +391,26 @@ class _Stream:
                     self._there.wait()
                     self._there.clear()
                     while self._frames:
-                        frame = self._frames.popleft()
-                        if frame is None:
-                            return
-                        file.write(line_of(frame if self._redactor is None else self._redactor.redact(frame)))
+                        data = self._frames.popleft()
+                        match data:
+                            case None:
+                                return
+                            case bytes():
+                                file.write(_line(unpacked(data), self._redactor))
+                            case _:
+                                file.flush()
+                                data.set()
                     file.flush()
         except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
             self._failed = True
             _log.warning("%s ends here: %s", self.path, exc)
+            for waiting in [one for one in self._frames if isinstance(one, threading.Event)]:
+                waiting.set()
+            self._frames.clear()
+
+
+def _line(frame: AnyFrame, redactor: Redactor | None) -> bytes:
+    return line_of(frame if redactor is None else redactor.redact(frame))
 
 
 def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | None = None) -> None:
@@ -307,7 +420,7 @@ def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | No
     try:
         with open_private(partial) as file:
             for frame in frames:
-                file.write(line_of(frame if redactor is None else redactor.redact(frame)))
+                file.write(_line(frame, redactor))
         partial.rename(path)
     except BaseException:
         partial.unlink(missing_ok=True)

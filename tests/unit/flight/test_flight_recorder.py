@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ def plan(number: int, *, empty: bool = False) -> Planned:
 def fill(recorder: FlightRecorder, first: int, last: int) -> None:
     for number in range(first, last + 1):
         recorder.planned(plan(number), 1)
-        recorder.event(Result(plan=number, token_ids=((5,),)), 2)
+        recorder.event(Result(plan=number, token_ids=((5,),)))
 
 
 def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Pa
 def test_a_ring_of_few_mib_is_bounded_by_bytes(tmp_path: Path) -> None:
     recorder = new_recorder(tmp_path, start, mib=1, steps=10**9)
     for number in range(1, 200):
-        recorder.event(Result(plan=number, token_ids=()), 10_000)
+        recorder.event(Result(plan=number, token_ids=((70_000,) * 10_000,)))
         recorder.planned(plan(number), 1)
     assert sum(part.bytes for part in recorder._parts) <= 2 << 20
 
@@ -106,8 +108,9 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path: Path) -> No
 def test_an_object_that_cannot_be_encoded_ends_the_recording(tmp_path: Path) -> None:
     recorder = new_recorder(tmp_path, start)
     recorder.event(Arrived(id=1, rid="a", prompt_ids=(object(),), max_new_tokens=3))  # type: ignore[arg-type]
-    assert recorder.leave("call") is None
     assert "object" in recorder.failure
+    recorder.planned(plan(1), 1)
+    assert recorder.leave("call") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,6 +141,30 @@ def test_a_signal_has_the_ring_of_a_running_server_written(tmp_path: Path) -> No
     assert [one.suffix for one in tmp_path.iterdir()] == [".flight"]
     assert flight_of(tmp_path) == path
     assert f"-{os.getpid()}-" in path.name
+
+
+def test_two_engines_of_a_process_write_files_of_their_own(tmp_path: Path) -> None:
+    one, other = new_recorder(tmp_path, start), new_recorder(tmp_path, start)
+    for recorder in (one, other):
+        recorder.event(ARRIVED)
+        recorder.leave("call")
+    assert len({*one.written, *other.written}) == 2
+
+
+def test_the_recorder_of_a_dropped_engine_ends(tmp_path: Path) -> None:
+    """An engine that nobody shuts down does not stay in memory with its recorder's threads."""
+    recorder = new_recorder(tmp_path, start, all=True)
+    recorder.watch()
+    recorder.event(ARRIVED)
+    path = recorder.leave("call")
+    threads = [thread for thread in threading.enumerate() if thread.name in ("flight-recorder", "flight-file")]
+    del recorder
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert path is not None
+    assert read_flight(path).frames == (ARRIVED,)
 
 
 def test_a_folder_without_flights_says_what_to_set(tmp_path: Path) -> None:
