@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from scripted.script.execution import ScriptOutcome
     from scripted.script.harness import Harness
     from scripted.script.scripted_test import ScriptedTest
+    from scripted.sdk.flight.of_tests import RecordedTests
 
 __all__: list[str] = []
 
@@ -52,6 +54,11 @@ _OPTIONS: Final[dict[str, dict[str, object]]] = {
         "help": "say which scripts notice no bug, and which assertions can never fail: of scripts that are new or have "
         "changed, for at most 20 s at the end; of all; or off (default: new)",
     },
+    "record": {
+        "metavar": "FOLDER",
+        "help": "record the schedulers of vLLM or SGLang that tests start in this process, keep in FOLDER the flights "
+        "of tests that fail, and say whether their failures replay",
+    },
     "device": {
         "metavar": "DEVICE",
         "help": "where servers compute: cpu, cuda or cuda:N (default: as each test's configuration says)",
@@ -63,6 +70,9 @@ _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
 # The process's own stderr: what pytest captures is lost when the process ends.
 _stderr: Final = pytest.StashKey[int]()
+_recorded: Final = pytest.StashKey["RecordedTests"]()
+# The property of a report of a failed test that has what the replay of its flight said.
+_FLIGHT: Final = "scripted-flight"
 # What vetting says of the scripts of this session, by name, with the digest of the file.
 _verdicts: Final = pytest.StashKey[dict[str, tuple[str, dict[str, int]]]]()
 _VETTED: Final = "scripted/vetted"
@@ -96,6 +106,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if device is not None and not _DEVICES.fullmatch(device):
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     config.stash[_stderr] = os.dup(2)
+    if (folder := _option(config, "record")) is not None:
+        from scripted.sdk.flight.of_tests import RecordedTests
+
+        config.stash[_recorded] = RecordedTests(Path(folder))
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
 
@@ -130,6 +144,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         loaded.tell_stacks_to()
     if _stderr in config.stash:
         os.close(config.stash[_stderr])
+    if _recorded in config.stash:
+        config.stash[_recorded].close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -205,7 +221,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         item.config.stash[_session].node_id = _node_id(item)
     if (loaded := sys.modules.get(_DEADLINE)) is not None:
         loaded.tell_stacks_to(item.config.stash[_stderr])
-    return (yield)
+    recorded = item.config.stash.get(_recorded, None)
+    if recorded is None:
+        return (yield)
+    recorded.begin()
+    try:
+        return (yield)
+    finally:
+        recorded.end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -229,6 +252,8 @@ def pytest_runtest_makereport(
     """Show a script's own report instead of a traceback through the harness; count what it compared and left."""
     with _finalizers_later():
         report = yield
+    if report.failed and _recorded in item.config.stash:
+        _tell_of_flights(item, report)
     if _session not in item.config.stash:
         return report
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
@@ -248,6 +273,16 @@ def pytest_runtest_makereport(
         elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
             report.longrepr = _refused(call.excinfo, item)
     return report
+
+
+def _tell_of_flights(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep the flights of a failed test, and say in its report whether they replay."""
+    from scripted.sdk.flight.of_tests import lines_of
+
+    recorded: RecordedTests = item.config.stash[_recorded]
+    for path, verdict in recorded.failed(item.nodeid):
+        report.sections.append(("flight recorder", "\n".join(lines_of(path, verdict))))
+        report.user_properties.append((_FLIGHT, verdict.text))
 
 
 def _report_of(exc: BaseException | None) -> FailureReport | None:
@@ -306,7 +341,8 @@ def _node_id(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the scripts that passed have compared, and which possible mistakes they left."""
+    """Say what the scripts that passed have compared and left, and which failures replay."""
+    _summarize_flights(terminalreporter)
     told = [
         (report.nodeid, counts)
         for report in terminalreporter.stats.get("passed", ())
@@ -329,6 +365,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("scripts", "-")
     for line in tally.lines(verbose=terminalreporter.verbosity > 0):
         terminalreporter.line(line)
+
+
+def _summarize_flights(terminalreporter: pytest.TerminalReporter) -> None:
+    told = [
+        (report.nodeid, text)
+        for kind in ("failed", "error")
+        for report in terminalreporter.stats.get(kind, ())
+        for name, text in getattr(report, "user_properties", ())
+        if name == _FLIGHT
+    ]
+    if told:
+        terminalreporter.section("recorded failures", "-")
+    for nodeid, text in told:
+        terminalreporter.line(f"{nodeid}: {text}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,137 @@
+"""Records the engines that tests of other projects start, keeps the flights of failures, and says whether they replay.
+
+A failure that replays without a model is a race of the scheduler; one that does not is a time-out, numerics, the
+environment or the test. Engines of this process and of its children record, each into a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from scripted.core.adapters import adapter_named
+from scripted.core.phrases import path_of, plural
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.script.child import ChildDied, ChildLate, run_in_child
+from scripted.sdk.flight.frames import End, line_of
+from scripted.sdk.flight.reader import read_flight
+from scripted.sdk.flight.recorder import ALL, FOLDER_VARIABLE, LIVE_SUFFIX, OPTIONS_VARIABLE, SUFFIX, write_out
+from scripted.sdk.flight.replay import ReplaysFlights, replay_flight
+
+# Every step goes to a file at once, so that nothing is lost with an engine that ends in its test.
+_OPTIONS: Final = "all=true stall_s=0"
+_RUNNING: Final = "running"
+_LONGEST_REPLAY_S: Final = 120.0
+_LONGEST_NAME: Final = 120
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a failure replays, and the sentence that says so; None where nothing can be replayed."""
+
+    replays: bool | None
+    text: str
+
+
+class RecordedTests:
+    """The flights of one pytest process, below ``folder``: of engines that run, and those kept of failures."""
+
+    def __init__(self, folder: Path) -> None:
+        self._kept = folder.absolute()
+        self._running = self._kept / f"{_RUNNING}-{os.getpid()}"
+        self._sizes: dict[Path, int] = {}
+        self._variables = {FOLDER_VARIABLE: str(self._running), OPTIONS_VARIABLE: _OPTIONS}
+        self._before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+
+    def begin(self) -> None:
+        """A test begins."""
+        self._sizes = dict(self._files())
+
+    def end(self) -> None:
+        """A test has ended: forget the flights of engines that ended in it."""
+        for path, _ in self._files():
+            if path not in self._sizes and not _is_open(path):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give the environment back; what was kept stays."""
+        shutil.rmtree(self._running, ignore_errors=True)
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    def failed(self, test: str) -> Iterator[tuple[Path, Verdict]]:
+        """Keep the flights of a failed test, and yield each with its verdict."""
+        write_out()
+        name = re.sub(r"[^\w.]+", "-", test).strip("-")[-_LONGEST_NAME:]
+        moved = [path for path, size in self._files() if size != self._sizes.get(path)]
+        for number, path in enumerate(moved, 1):
+            kept = self._kept / f"{name}{f'-{number}' if number > 1 else ''}{SUFFIX}"
+            shutil.copyfile(path, kept)
+            kept.chmod(0o600)
+            _close(kept)
+            yield kept, verdict_of(kept)
+
+    def _files(self) -> list[tuple[Path, int]]:
+        return [(path, path.stat().st_size) for path in sorted(self._running.glob(f"*{SUFFIX}"))]
+
+
+def _is_open(path: Path) -> bool:
+    """Whether the engine of a file of all steps may still write to it."""
+    return path.with_name(path.name.removesuffix(f"-{ALL}{SUFFIX}") + LIVE_SUFFIX).exists()
+
+
+def _close(path: Path) -> None:
+    """End the copy of a flight whose engine goes on, so that a replay looks whether its requests do."""
+    flight = read_flight(path)
+    if flight.end is None and not flight.damage and flight.frames:
+        with path.open("ab") as file:
+            file.write(line_of(End(why="stall", now=0.0)))
+
+
+def verdict_of(path: Path) -> Verdict:
+    """Replay a flight in a child, which sees what the test has changed in its engine's classes."""
+    try:
+        said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S)
+        return msgspec.json.decode(said, type=Verdict)
+    except ChildLate:
+        return Verdict(True, f"the replay does not end within {_LONGEST_REPLAY_S:g} s either: a step does not return")
+    except ChildDied as died:
+        return Verdict(None, f"the replay {died}")
+
+
+def _replayed(path: Path) -> Verdict:
+    # In this child nothing is recorded.
+    os.environ.pop(FOLDER_VARIABLE, None)
+    flight = read_flight(path)
+    try:
+        adapter = adapter_named(flight.header.adapter)
+        if not isinstance(adapter, ReplaysFlights):
+            return Verdict(None, f"the adapter {flight.header.adapter} replays no flights")
+        outcome = replay_flight(adapter, flight)
+    except (ScriptDefinitionError, ImportError) as exc:
+        return Verdict(None, f"it cannot be replayed: {exc}")
+    if outcome.breaks is not None:
+        return Verdict(True, f"it replays without a model, a race of the scheduler: {outcome.breaks}")
+    if outcome.differs is not None:
+        found = f"step {outcome.differs.plan}: {outcome.differs.text}; probably not recorded: {outcome.differs.likely}"
+        return Verdict(None, f"the replay leaves the recording, and breaks no promise: {found}")
+    return Verdict(
+        False,
+        f"it does not replay: {plural(flight.plans, 'plan')} as recorded, and no promise breaks. The cause is not the "
+        "scheduler: a time-out, numerics, the environment or the test",
+    )
+
+
+def lines_of(path: Path, verdict: Verdict) -> Iterator[str]:
+    """Yield the lines of a report."""
+    yield verdict.text
+    more = " --to-script test_race.py" if verdict.replays else ""
+    yield f"scripted replay {path_of(str(path))}{more}"
