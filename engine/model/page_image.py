@@ -6,44 +6,15 @@ Owns the order of the bytes. Its users decide which page is read or written, and
 from __future__ import annotations
 
 import math
-from collections import Counter
 from contextlib import ExitStack
 
-import msgspec
 import numpy as np
 import torch
 
 from engine.core.errors import StepFailedError
 from engine.model.kv_pool import KVPool
+from engine.model.page_layout import PageLayout
 from engine.model.slot_record import SlotRecord
-
-
-class PageLayout(msgspec.Struct, frozen=True):
-    """The parts of a stage's page; stages with equal layouts can exchange pages.
-
-    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is what the fingerprints of the record
-    begin with; None where there are none. ``image_bytes`` is the size of all of it.
-    """
-
-    stage: int
-    stages: int
-    page_size: int
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
-    sanitizer_root: int | None
-    image_bytes: int
-
-    def difference(self, other: PageLayout) -> str | None:
-        """Return the first difference, with both values; None if they are equal."""
-        if self == other:
-            return None
-        name = next(name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name))
-        theirs, ours = other._shown(name), self._shown(name)
-        return f"{name} must be the same on both engines, got {theirs} where it is sent and {ours} where it is received"
-
-    def _shown(self, name: str) -> str:
-        if name != "parts":
-            return repr(getattr(self, name))
-        return ", ".join(f"{count} x {dtype} {shape}" for (dtype, shape), count in Counter(self.parts).items())
 
 
 class PageImages:

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.core.frames import LENGTH_BYTES, BadFrameError, decoder_of, framed
 from engine.core.messages import encode
-from engine.model.page_image import PageLayout
+from engine.model.page_layout import PageLayout
 
 # Incremented with every change of the frames.
 KV_PROTOCOL: Final = 2

@@ -25,7 +25,8 @@ from engine.core.errors import StepFailedError
 from engine.core.frames import BadFrameError
 from engine.core.messages import PagesReceived
 from engine.core.plan import ReceivePages, StopTransfer, TransferOrder
-from engine.model.page_image import PageImages, PageLayout
+from engine.model.page_image import PageImages
+from engine.model.page_layout import PageLayout
 from engine.pipeline.kv_frames import (
     END,
     HEADER,

@@ -20,7 +20,8 @@ import torch
 from engine.core.errors import ConfigError, EngineError, StepFailedError
 from engine.core.messages import PagesSent
 from engine.core.plan import SendPages, StopTransfer, TransferOrder
-from engine.model.page_image import PageImages, PageLayout
+from engine.model.page_image import PageImages
+from engine.model.page_layout import PageLayout
 from engine.pipeline.kv_frames import (
     END,
     HEADER,

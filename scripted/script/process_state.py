@@ -31,6 +31,8 @@ import msgspec
 from scripted.core.installed import harness_packages
 
 _PACKAGES: Final = ("engine", "lockstep", *harness_packages())
+# Packages whose modules are compared.
+_NOTED: Final = frozenset((*_PACKAGES, *sys.stdlib_module_names))
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 _RLIMITS: Final = tuple({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
 _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
@@ -191,7 +193,7 @@ def _find_owners() -> Iterator[tuple[object, str]]:
     """Yield modules of engine, harness and standard library; for the first two also classes and members of enums."""
     for name, module in list(sys.modules.items()):
         package = name.partition(".")[0]
-        if not isinstance(module, types.ModuleType) or package not in (*_PACKAGES, *sys.stdlib_module_names):
+        if package not in _NOTED or not isinstance(module, types.ModuleType):
             continue
         yield module, name
         for value in list(vars(module).values()) if package in _PACKAGES else ():

@@ -15,8 +15,15 @@ from collections.abc import Iterable
 # Numeric libraries start their thread pools at import unless these say otherwise.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# The last two are imported lazily by the frameworks, for the first route parameter and the first large answer.
-FRONTEND_MODULES = ("engine.frontend.http.process", "pydantic.v1", "anyio._backends._asyncio")
+# All but the first are imported lazily by the frameworks: for the first route parameter, the first large answer, the
+# tokenizer and the start of the server.
+FRONTEND_MODULES = (
+    "engine.frontend.http.process",
+    "pydantic.v1",
+    "anyio._backends._asyncio",
+    "transformers.models.auto.tokenization_auto",
+    "uvicorn.lifespan.off",
+)
 SCHEDULER_MODULES = ("engine.server.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",

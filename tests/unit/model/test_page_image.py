@@ -11,7 +11,8 @@ from engine.core.config import EngineConfig
 from engine.core.errors import StepFailedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.kv_pool import KVPool
-from engine.model.page_image import PageImages, PageLayout
+from engine.model.page_image import PageImages
+from engine.model.page_layout import PageLayout
 from engine.model.slot_record import SlotRecord
 
 

@@ -18,7 +18,8 @@ from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import PagesReceived, PagesSent, TransferEvent
 from engine.core.plan import ReceivePages, SendPages
 from engine.model.kv_pool import KVPool
-from engine.model.page_image import PageImages, PageLayout
+from engine.model.page_image import PageImages
+from engine.model.page_layout import PageLayout
 from engine.model.slot_record import SlotRecord
 from engine.pipeline.kv_frames import (
     END,

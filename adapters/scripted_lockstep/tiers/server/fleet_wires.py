@@ -20,7 +20,7 @@ from engine.core.errors import EngineError
 from engine.core.frames import LENGTH_BYTES, framed
 from engine.core.messages import Abort, Generate, PrefillDropped, PrefillFailed, PrefillWanted, encode
 from engine.core.plan import SendPages
-from engine.model.page_image import PageLayout
+from engine.model.page_layout import PageLayout
 from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
 from engine.process.kv_addresses import KVAddress, parse_kv_address
 from scripted.core.violation import Violation

@@ -13,6 +13,8 @@ from engine.server.launch.preload import PreloadedParent
 
 SCRIPTED_GATE: Final = "scripted_lockstep.tiers.server.gate:scripted_gate"
 FOLLOWER_GATE: Final = "scripted_lockstep.tiers.server.follower:follower_gate"
+# Beside the gates: imported by every server when it meets its first client, script, assertion and grammar.
+_LATER: Final = ("httpcore", "scripted_lockstep.adapter", "pytest", "_pytest.assertion.rewrite", "llguidance")
 
 
 @contextlib.contextmanager
@@ -38,4 +40,4 @@ def _of_session(leader: int) -> Iterator[psutil.Process]:
 
 def start_parent() -> PreloadedParent:
     """Start the process. Returns at once: it imports while the caller does other things."""
-    return PreloadedParent.start(*(gate.partition(":")[0] for gate in (SCRIPTED_GATE, FOLLOWER_GATE)))
+    return PreloadedParent.start(*(gate.partition(":")[0] for gate in (SCRIPTED_GATE, FOLLOWER_GATE)), *_LATER)
