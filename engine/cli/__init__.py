@@ -49,7 +49,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     _version: Annotated[
-        bool, typer.Option("--version", help="say which version this is", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed."""

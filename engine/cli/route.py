@@ -27,7 +27,7 @@ def route(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="the engines: http://HOST:PORT of each")],
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free one")] = DEFAULT_PORT,
-    policy: Annotated[Policy, typer.Option(help="by what an engine is chosen")] = Policy.PREFIX,
+    policy: Annotated[Policy, typer.Option(help="how an engine is chosen")] = Policy.PREFIX,
     balance_percent: Annotated[
         int, typer.Option(min=100, help="load up to which an engine is chosen for a prefix, in percent of the mean")
     ] = RULES.balance_percent,
@@ -35,10 +35,10 @@ def route(
         int, typer.Option(min=0, help="the same bound in requests above the mean; the larger one counts")
     ] = RULES.balance_slack,
     patience_s: Annotated[
-        float, typer.Option(min=0.1, help="seconds that an engine has for its part of a call of all engines")
+        float, typer.Option(min=0.1, help="seconds that each engine has for its part of a call to all engines")
     ] = 10.0,
     update_patience_s: Annotated[float, typer.Option(min=0.1, help="the same, for the change itself")] = 600.0,
-    period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
+    period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two checks of each engine")] = 1.0,
 ) -> None:
     """Route requests to engines by their cached prefixes. Keys and limits come from the environment, as for serve."""
     from engine.cluster.router.engines import RouterPlan

@@ -18,27 +18,28 @@ MAX_NODE_CHARS = 80
 
 
 def stage(
-    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="where the server takes stages: its --stage-listen")],
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's --stage-listen address")],
     secret_file: Annotated[
-        Path, typer.Option(metavar="FILE", help="file with the secret of the run; /dev/stdin reads it from there")
+        Path, typer.Option(metavar="FILE", help="file with the run's secret; /dev/stdin is allowed")
     ],
     number: Annotated[
-        int | None, typer.Option("--stage", min=0, help="which stage to be; unset: the first that is free")
+        int | None, typer.Option("--stage", min=0, help="number of the stage to run; unset: the first free one")
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="where the stage before connects; unset: any free port of the interface that reaches the server",
+            help="address for the previous stage; unset: any free port of the interface that reaches the server",
         ),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="what the stage before is told instead, past a NAT or relay")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="address that the previous stage gets instead, behind a NAT or relay"),
     ] = None,
     model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
     node: Annotated[
         str,
-        typer.Option(help="what this machine is called in errors, which clients read; unset: its host name"),
+        typer.Option(help="this machine's name in errors, including those that clients see; unset: its host name"),
     ] = "",
     timeout_s: Annotated[
         float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")

@@ -40,7 +40,7 @@ class EngineConfig(BaseModel):
         "layers), a folder with a transformers checkpoint, or a hub name",
     )
     trust_remote_code: bool = Field(
-        False, description="run Python that comes with a checkpoint (auto_map); only for those whose code you have read"
+        False, description="run Python code that comes with a checkpoint (auto_map); only if you have read it"
     )
     device: str = Field(
         "auto",
@@ -53,8 +53,8 @@ class EngineConfig(BaseModel):
     )
     backend: Literal["auto", "torch", "openvino"] = Field(
         "auto",
-        description="what computes the model; 'openvino' is for CPUs, with pages of 32 tokens or a multiple; 'auto' "
-        "takes it where it is installed and knows the model, but never for the embedded one",
+        description="library that computes the model; 'openvino' is for CPUs, with pages of 32 tokens or a multiple; "
+        "'auto' takes it where it is installed and knows the model, but never for the embedded one",
     )
     weights: Literal["auto", "int8"] = Field(
         "auto",
@@ -68,18 +68,18 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=1024,
-        description="threads that each stage computes with on a CPU; unset: all cores for one stage on OpenVINO, as "
+        description="threads of each stage on a CPU; unset: all cores for one stage on OpenVINO, as "
         "far as the model has work for them; on torch one core is left to the other processes",
     )
     attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
         "auto",
-        description="'varlen': one kernel call a layer over the page tables (CUDA, 16 bits); 'sdpa': keys are gathered "
-        "first; 'auto': varlen where the device and the model can, else sdpa",
+        description="'varlen': one kernel call per layer over the page tables (CUDA, 16 bits); 'sdpa': keys are "
+        "gathered first; 'auto': varlen where the device and the model can, else sdpa",
     )
     cuda_graphs: Literal["off", "auto", "on"] = Field(
         "off",
         description="record decode batches as CUDA graphs at the start; 'auto': where the device and the model can, "
-        "'on': refuse to start where they cannot; off until it was measured on a GPU",
+        "'on': refuse to start where they cannot; off by default until measured on a GPU",
     )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
@@ -88,8 +88,8 @@ class EngineConfig(BaseModel):
         None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
     )
 
-    pp_size: int = Field(1, ge=1, le=MAX_STAGES, description="pipeline stages; more than one runs a process a stage")
-    pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
+    pp_size: int = Field(1, ge=1, le=MAX_STAGES, description="pipeline stages; with more than one, each is a process")
+    pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one per stage")
     async_scheduling: bool = Field(
         False,
         description="plan a request's next token before its last one is back, which keeps a GPU busy; one stage only",
@@ -99,7 +99,7 @@ class EngineConfig(BaseModel):
     )
     hidden_transport: Literal["auto", "socket", "gloo", "nccl"] = Field(
         "auto",
-        description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else a Unix socket",
+        description="how hidden states travel between stages; 'auto': NCCL with a GPU per stage, else a Unix socket",
     )
 
     chunked_prefill_size: int = Field(
@@ -108,12 +108,12 @@ class EngineConfig(BaseModel):
     max_prefill_tokens: int = Field(16_384, ge=1, description="most tokens in one prefill microbatch, chunked or not")
     dynamic_chunking: bool = Field(
         False,
-        description="make the parts of a prompt smaller as its prefix grows, so that stages stay even",
+        description="make the chunks of a prompt smaller as its prefix grows, to keep stages balanced",
     )
     chunk_parity_tokens: int = Field(
         16_384,
         ge=1,
-        description="prefix at which attention costs a token as much as all the rest; what dynamic_chunking goes by",
+        description="prefix length at which attention costs as much as everything else, for dynamic_chunking",
     )
     mixed_chunk: bool = Field(
         False,
@@ -132,7 +132,7 @@ class EngineConfig(BaseModel):
     waiting_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="seconds in which a request must be started, else it ends with 504; unset: it may wait for ever",
+        description="seconds within which a request must start, else it ends with 504; unset: no limit",
     )
     schedule_policy: Literal["fcfs", "lpm", "priority", "dfs-weight"] = Field(
         "fcfs",
@@ -143,12 +143,10 @@ class EngineConfig(BaseModel):
         False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
     )
     max_cached_grammars: int = Field(
-        64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"
+        64, ge=0, le=65_536, description="compiled grammars to keep while no request uses them"
     )
 
-    page_size: int = Field(
-        16, ge=1, le=1024, description="tokens in one page of KV; unset, it is 32 where OpenVINO computes"
-    )
+    page_size: int = Field(16, ge=1, le=1024, description="tokens per KV page; unset: 32 where OpenVINO computes")
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
     )
@@ -165,7 +163,7 @@ class EngineConfig(BaseModel):
         "and copied back when they are hit; 0: none",
     )
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
-    kv_events: bool = Field(False, description="tell what enters and leaves the prefix cache, for routers")
+    kv_events: bool = Field(False, description="publish what enters and leaves the prefix cache, for routers")
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     role: Literal["both", "prefill", "decode"] = Field(
@@ -187,30 +185,31 @@ class EngineConfig(BaseModel):
     )
     speculative_draft_model: str = Field(
         "",
-        description="the smaller model that guesses, named like model; of the same vocabulary, without window layers",
+        description="the smaller model that guesses, given like model; same vocabulary, no window layers",
     )
     speculative_num_draft_tokens: int = Field(
         4, ge=1, le=64, description="most guessed tokens that one forward verifies"
     )
     speculative_ngram_max: int = Field(
-        4, ge=1, le=64, description="most last tokens that must have occurred before for a guess"
+        4, ge=1, le=64, description="most trailing tokens that must have occurred before for a guess"
     )
     speculative_ngram_min: int = Field(
         2,
         ge=1,
         le=64,
-        description="fewest last tokens that must have occurred before for a guess; twice as many until guesses hold",
+        description="fewest trailing tokens that must have occurred before for a guess; twice as many until guesses "
+        "hold",
     )
 
     lora: str = Field(
         "",
-        description="LoRA adapters that requests may ask for, each as NAME=PATH with a folder of peft's, separated by "
-        "commas; the flag can be repeated",
+        description="LoRA adapters that requests may ask for, each as NAME=PATH of a folder in peft's format, "
+        "separated by commas; the flag can be repeated",
     )
     max_loras: int | None = Field(
-        None, ge=1, description="LoRAs that the stages hold at once; unset: 8 where lora is given, else none at all"
+        None, ge=1, description="LoRAs that the stages hold at once; unset: 8 if lora is given, else none"
     )
-    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of a LoRA; one of a larger is refused")
+    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of a LoRA; larger ones are refused")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -47,14 +47,14 @@ class ServerSettings(EngineConfig):
     served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
-    ] = Field("auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template")
+    ] = Field("auto", description="parser of the model's tool calls; 'auto' chooses by its chat template")
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
-        "auto", description="what splits the model's reasoning off its answer; 'auto' chooses by its chat template"
+        "auto", description="parser of the model's reasoning; 'auto' chooses by its chat template"
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
-        description="what fields of sampling are that a request leaves out: 'model', as the checkpoint's "
-        "generation_config.json says; 'openai', a temperature of 1 without filters",
+        description="values of sampling fields that a request omits: 'model', those of the checkpoint's "
+        "generation_config.json; 'openai', a temperature of 1 without filters",
     )
 
     placement: Literal["local", "join", "ray"] = Field(
@@ -64,22 +64,23 @@ class ServerSettings(EngineConfig):
     )
     stage_listen: str = Field(
         "127.0.0.1:30001",
-        description="HOST:PORT on which stages join; other machines must reach it; port 0 takes any free one",
+        description="HOST:PORT on which stages join; other machines must reach it; port 0 picks a free one",
     )
     secret_file: str = Field(
-        "", description="file with the secret that stages prove themselves with; unset: one is made for the run"
+        "", description="file with the secret by which stages authenticate; unset: a new one for each run"
     )
     heartbeat_timeout_s: float = Field(
         5.0,
         ge=0.2,
         le=3600,
-        description="longest silence, in seconds, of a stage on another machine; after it the server ends",
+        description="longest silence, in seconds, of a stage on another machine, before the server ends",
     )
     ray_address: str = Field(
-        "", description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one"
+        "",
+        description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one",
     )
     ray_cpus_per_stage: float = Field(
-        1.0, gt=0, le=1024, description="CPUs that Ray reserves for a stage, beside a GPU where the cluster has some"
+        1.0, gt=0, le=1024, description="CPUs that Ray reserves for each stage, beside a GPU where there are GPUs"
     )
 
     prefill_engines: str = Field(
@@ -91,20 +92,20 @@ class ServerSettings(EngineConfig):
         1.0,
         ge=0,
         le=30,
-        description="seconds in which a prefill engine that has failed is asked nothing, twice as long after each "
-        "further failure, up to 30; 0: each is asked, whatever is known of it",
+        description="seconds for which a prefill engine is not asked after a failure, doubled by each further one, "
+        "up to 30; 0: failures are ignored",
     )
     kv_listen: str = Field(
         "",
-        description="HOST:PORT on which the first stage of a decode engine takes KV, each stage on the port after the "
-        "one before; prefill engines must reach it; unset: Unix sockets, for prefill engines on this machine",
+        description="HOST:PORT on which the first stage of a decode engine takes KV, further stages on the ports "
+        "after it; prefill engines must reach it; unset: Unix sockets, for prefill engines on this machine",
     )
     kv_secret_file: str = Field(
-        "", description="file with the secret that prefill and decode engines prove themselves with on kv_listen"
+        "", description="file with the secret by which prefill and decode engines authenticate on kv_listen"
     )
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
-    port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
+    port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 picks a free one")
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
@@ -150,7 +151,7 @@ class ServerSettings(EngineConfig):
         "", description="origins, separated by commas, whose web pages may call the operators' routes"
     )
     allowed_hosts: str = Field(
-        "", description="names, separated by commas, under which a server on loopback may be asked beyond its own"
+        "", description="further host names, separated by commas, that a server on loopback answers to"
     )
 
     kv_events_endpoint: str = Field(
@@ -160,17 +161,17 @@ class ServerSettings(EngineConfig):
     )
     kv_events_replay_endpoint: str = Field(
         "",
-        description="where those that a subscriber has missed can be asked for, as kv_events_endpoint; unset: nowhere",
+        description="where a subscriber can ask for events that it missed, as kv_events_endpoint; unset: nowhere",
         examples=["tcp://127.0.0.1:5558"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least severe log line shown"
     )
-    log_format: Literal["text", "json"] = Field("text", description="log lines as text or as one JSON object each")
+    log_format: Literal["text", "json"] = Field("text", description="log lines as text, or as one JSON object each")
     log_requests: bool = Field(
         False, description="log a line for each request: id, route, status, tokens, times; never its text"
     )
-    record: str = Field("", description="file to record every step in, for `scripted replay`; unset: none")
+    record: str = Field("", description="file that every step is recorded to, for `scripted replay`; unset: none")
     record_redacted: bool = Field(
         False, description="record prompts and outputs as fingerprints, which replay as the originals do"
     )
@@ -180,7 +181,7 @@ class ServerSettings(EngineConfig):
     otlp_traces_endpoint: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="URL that spans of requests are sent to, by OTLP over HTTP; unset: no tracing",
+        description="URL to which spans of requests are sent, by OTLP over HTTP; unset: no tracing",
         examples=["http://localhost:4318/v1/traces"],
     )
     profile_dir: str = Field(
@@ -193,7 +194,7 @@ class ServerSettings(EngineConfig):
         description="the step gate, as 'package.module:factory'; for harnesses",
         examples=[LIVE_GATE],
     )
-    gate_options: str = Field("", description="text that is handed to the gate as it is")
+    gate_options: str = Field("", description="text that is passed to the gate unchanged; for harnesses")
     stage_probe: str = Field(
         "",
         pattern=r"^([\w.]+:\w+)?$",

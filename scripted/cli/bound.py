@@ -24,20 +24,20 @@ _COLUMNS: Final = _HEAD.count("|") - 1
 def bound(
     events: Annotated[
         str | None,
-        typer.Argument(metavar="SCHEDULE", help="a configuration and actions, whose own steps do not count"),
+        typer.Argument(metavar="SCHEDULE", help="a configuration and actions; the steps written there are ignored"),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="steps at which they may happen")] = 6,
-    together: Annotated[int, typer.Option(min=1, help="how many may happen in one step, in any order")] = 2,
+    depth: Annotated[int, typer.Option(min=1, help="number of steps at which an action may happen")] = 6,
+    together: Annotated[int, typer.Option(min=1, help="most actions in one step, in any order")] = 2,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, without a claim")] = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="check each row of a page's table and update its numbers")
     ] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Check a few events at every step and in every order.
+    """Check a few actions at every step and in every order.
 
-    No state is visited twice. The exit status is 1 for a broken promise or a stopped search.
+    No state is visited twice. The exit status is 1 if a promise is broken or the search is stopped.
     """
     if (events is None) == (page is None):
         raise typer.BadParameter("give a schedule or --page FILE, one of the two")

@@ -22,7 +22,7 @@ _SHOWN_CHARS: Final = 100
 _TITLE_CHARS: Final = 160
 _SHRINK_S: Final = 60.0
 
-findings_app = typer.Typer(rich_markup_mode=None, help="The findings that searches have kept, by number.")
+findings_app = typer.Typer(rich_markup_mode=None, help="List, rerun, shrink and accept kept findings.")
 _Number = Annotated[int, typer.Argument(metavar="N", help="the finding's number, as `scripted findings` lists it")]
 _Failures = Annotated[Path, FAILURES_OPTION]
 

@@ -34,20 +34,24 @@ DEFAULT_PAGE = Path("out/flush_race.html")
 app = typer.Typer(
     name="scripted",
     cls=WordedGroup,
-    help="Find races of LLM schedulers and write them down: search one, script it step by step, look at what it did.",
+    help="Find races in LLM schedulers, and keep them as tests.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
+gallery_app = typer.Typer(
+    rich_markup_mode=None, help="Races of real engines, each with the mutant that brings it back."
+)
 app.add_typer(gallery_app, name="gallery")
 app.add_typer(findings_app, name="findings")
 
 
 _STAGES = "pipeline stages: --set pp_size=N; lockstep's default: 4"
-SETTING_OPTION = typer.Option("--set", metavar="FIELD=VALUE", help="a field of the adapter's configuration")
+SETTING_OPTION = typer.Option(
+    "--set", metavar="FIELD=VALUE", help="set a field of the adapter's configuration; can be repeated"
+)
 
 
 class Tier(StrEnum):
@@ -64,7 +68,7 @@ class Invariants(StrEnum):
     END = "end"
 
 
-TierOption = Annotated[Tier | None, typer.Option(help="default: sim, if the script runs there")]
+TierOption = Annotated[Tier | None, typer.Option(help="where to run; default: sim, if the script supports it")]
 
 
 def main() -> None:
@@ -83,10 +87,11 @@ def run(
     spec: Annotated[str, typer.Argument(metavar="FILE::NAME", help="a script decorated with @scripted(config)")],
     tier: TierOption = None,
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write every step as JSON lines")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write every step, for `scripted view`")] = None,
     invariants: Annotated[
-        Invariants | None, typer.Option(help="audit the books after each step or at the end; end with a mutant")
+        Invariants | None,
+        typer.Option(help="when to check invariants; default: after each step, with a mutant at the end"),
     ] = None,
 ) -> None:
     """Run one script once. Prints how it ended, or the report of its failure."""
@@ -103,10 +108,10 @@ def vet(
     spec: Annotated[str, typer.Argument(metavar="FILE[::NAME]", help="scripts decorated with @scripted(config)")],
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
 ) -> None:
-    """Say which bugs of the gallery a script notices.
+    """Show which bugs of the gallery a script notices.
 
-    Each assertion is also negated. Fails for a script that notices only what an empty one notices, and for an
-    assertion that can never fail.
+    Each assertion is also negated. The exit status is 1 if a script notices only what an empty script notices, or if
+    one of its assertions can never fail.
     """
     from scripted.cli.single_run import vet as vet_scripts
 
@@ -118,13 +123,14 @@ def vet(
 def view(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="one run, or several to compare")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="the page; default: beside the trace")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="where to write the page; default: beside the trace"),
     ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a trace for ui.perfetto.dev instead of a page")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="open at this step; of a long run the steps around it are shown")
+        int | None, typer.Option(metavar="N", help="open the page at this step; a long run shows the steps around it")
     ] = None,
 ) -> None:
     """Show runs as one HTML page, or as a Perfetto trace. The page needs no other file."""
@@ -151,8 +157,10 @@ def view(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="of the test, in small letters: flush_meets_abort")],
-    folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
+    name: Annotated[str, typer.Argument(help="name of the test, in lower case: flush_meets_abort")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="folder of the test")] = Path(
+        "tests/registered"
+    ),
     pp_size: Annotated[int | None, typer.Option(help=_STAGES)] = None,
     setting: Annotated[list[str] | None, SETTING_OPTION] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
@@ -174,17 +182,19 @@ def shell(
     pp_size: Annotated[int | None, typer.Option(help=_STAGES)] = None,
     async_depth: Annotated[
         int | None,
-        typer.Option(help="microbatches in flight beyond one a stage: --set pp_async_depth=N; lockstep's default: 2"),
+        typer.Option(help="microbatches in flight beyond one per stage: --set pp_async_depth=N; lockstep's default: 2"),
     ] = None,
     chunk: Annotated[
         int | None,
-        typer.Option(help="tokens of a prompt in one part: --set chunked_prefill_size=N; lockstep's default: 64"),
+        typer.Option(help="prompt tokens per chunk: --set chunked_prefill_size=N; lockstep's default: 64"),
     ] = None,
     setting: Annotated[list[str] | None, SETTING_OPTION] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
-    web: Annotated[bool, typer.Option("--web", help="as a page in a browser, beside the timeline")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 chooses a free one")] = 0,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the adapter")] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="open a page for the browser, with the timeline beside the shell")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the page; 0 picks a free one")] = 0,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Debug a scheduler by hand, step by step. Also reads a session: scripted shell < session.txt."""
@@ -225,10 +235,12 @@ def _serve_page(shell: WebShell) -> None:
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="where to write the timeline page")
+    ] = DEFAULT_PAGE,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Show the flush race on four real stage processes. Runs against the bug, and against the engine."""
+    """Show the flush race on four real stage processes. Runs with the bug switched on, and without it."""
     known = adapter_named(adapter)
     if not isinstance(known, HasDemo):
         _refuse(f"the adapter {adapter} has no demo; leave --adapter out")
@@ -246,7 +258,7 @@ def gallery(context: typer.Context) -> None:
 
 @gallery_app.command("list")
 def list_mutants(adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER) -> None:
-    """Every mutant, with its bug, its origin and its test."""
+    """List every mutant with its bug, origin and test."""
     for mutant in _gallery_of(adapter).mutants.values():
         typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
         typer.echo(f"  dies:   {mutant.signature}\n  test:   {mutant.test}")
@@ -255,11 +267,11 @@ def list_mutants(adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER) -> N
 @gallery_app.command("run")
 def run_mutants(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
-    tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="every mutant")] = False,
+    tier: Annotated[Tier | None, typer.Option(help="default: every tier that the test names")] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
+    """Run a mutant's test without and with the mutant. It must pass without it, and fail with it as the bug did."""
     from scripted.cli.single_run import show_mutant
 
     if (name is None) != everything:
@@ -274,7 +286,7 @@ def run_mutants(
 def _gallery_of(adapter: str) -> HasGallery:
     known = adapter_named(adapter)
     if not isinstance(known, HasGallery):
-        _refuse(f"the adapter {adapter} has no gallery; docs/your_scheduler.md says how to give it mutants")
+        _refuse(f"the adapter {adapter} has no gallery; docs/adapter_sdk.md says how to give it mutants")
     return known
 
 

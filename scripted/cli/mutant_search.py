@@ -23,9 +23,7 @@ _Generated: TypeAlias = Annotated[
 _Strategies: TypeAlias = Annotated[
     list[str] | None, typer.Option(help="with --generated: a strategy, 'alone' or 'workloads'; can be repeated")
 ]
-_Seconds: TypeAlias = Annotated[
-    float | None, typer.Option(help="with --generated: seconds of process time of one search")
-]
+_Seconds: TypeAlias = Annotated[float | None, typer.Option(help="with --generated: seconds of process time per search")]
 _Fresh: TypeAlias = Annotated[
     int,
     typer.Option(min=0, help="with --generated and --all: this many random edits of the source instead of the gallery"),
@@ -34,20 +32,21 @@ _Fresh: TypeAlias = Annotated[
 
 def find(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="every mutant")] = False,
     markdown: _Page = None,
     generated: _Generated = None,
     strategy: _Strategies = None,
-    schedules: Annotated[int, typer.Option(min=1, help="with --generated: schedules of one search")] = 10_000,
+    schedules: Annotated[int, typer.Option(min=1, help="with --generated: schedules per search")] = 10_000,
     cpu_seconds: _Seconds = None,
-    seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches for each mutant")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches per mutant")] = 10,
     fresh: _Fresh = 0,
     fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
+    """Search the workloads for a mutant. Prints which schedule shows it, after how many, in how much process time.
 
-    With --generated it searches generated targets only and can be resumed; --markdown then writes that table.
+    With --generated only generated targets are searched, and the search can be resumed; --markdown then writes that
+    table.
     """
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
@@ -75,9 +74,7 @@ def _sweep(name: str | None, of: str, markdown: Path | None) -> None:
 
     adapter = adapter_named(of)
     if not mutant_names_of(adapter):
-        raise ScriptDefinitionError(
-            f"{of} has no mutants to search for; docs/your_scheduler.md says how to give it some"
-        )
+        raise ScriptDefinitionError(f"{of} has no mutants to search for; docs/adapter_sdk.md says how to give it some")
     found = []
     for one in mutant_names_of(adapter) if name is None else [name]:
         found.append(find_mutant(one, of))

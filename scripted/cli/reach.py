@@ -18,8 +18,10 @@ _WORKLOADS = 200
 
 
 def reach(
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a schedule's line that fails")],
-    workloads: Annotated[int, typer.Option(min=0, help="random workloads with these settings")] = _WORKLOADS,
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a failing schedule, as one line")],
+    workloads: Annotated[
+        int, typer.Option(min=0, help="how many random workloads to run with these settings")
+    ] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Measure how common a failure is, and who can cause it."""

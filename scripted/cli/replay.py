@@ -29,9 +29,9 @@ _SCRIPT_LIMIT_EVENTS = 400
 def replay(
     what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING|TRACE", help="a schedule's line, or a file")],
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps for `scripted view`")] = None,
-    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
+    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write it as a test")] = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
@@ -44,8 +44,8 @@ def replay(
 ) -> None:
     """Run a schedule, a recording or a trace again.
 
-    Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do
-    what it did.
+    No model and no sockets are needed, except for a trace of a server. The exit status is 1 if a check fails, or if
+    the run differs from what was recorded.
     """
     if bisect:
         raise typer.Exit(_bisected(what, adapter, until))

@@ -25,9 +25,11 @@ _WORKLOADS = 200
 
 
 def report(
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a schedule's line that fails")],
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the report there")] = None,
-    workloads: Annotated[int, typer.Option(min=0, help="random workloads with these settings")] = _WORKLOADS,
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a failing schedule, as one line")],
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the report to FILE")] = None,
+    workloads: Annotated[
+        int, typer.Option(min=0, help="how many random workloads to run with these settings")
+    ] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Write a failing schedule as a bug report for its project."""

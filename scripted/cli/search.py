@@ -54,30 +54,32 @@ _Target: TypeAlias = Annotated[
 ]
 _Strategy: TypeAlias = Annotated[
     StrategyName | None,
-    typer.Option(help="what is added to a target", show_default="random for generated targets, else exhaustive"),
+    typer.Option(help="how events are added to a target", show_default="random for generated targets, else exhaustive"),
 ]
 _Ray: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster's address, 'auto' or 'local'")
+    str | None, typer.Option(metavar="ADDRESS", help="run on a Ray cluster: its address, 'auto' or 'local'")
 ]
 _Against: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="CHECKOUT|COMMIT", help="only what does not fail with the scheduler of this folder or commit"),
+    typer.Option(
+        metavar="CHECKOUT|COMMIT", help="report only what the scheduler of this folder or commit does not fail"
+    ),
 ]
 _Known: TypeAlias = Annotated[
     Path, typer.Option(metavar="FILE", help="the project's known findings, which do not fail a search")
 ]
 _Markdown: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="write the new kinds as Markdown, if there are any: a comment")
+    Path | None, typer.Option(metavar="FILE", help="write the new kinds of failure, if any, as Markdown for a comment")
 ]
-_Keep: TypeAlias = Annotated[bool, typer.Option(help="keep findings, and run the kept ones first; never with a mutant")]
+_Keep: TypeAlias = Annotated[bool, typer.Option(help="keep findings, and run kept ones first; off with a mutant")]
 _Scheduler: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="MODULE:CLASS", help="a scheduler of yours, for an adapter that takes one")
+    str | None, typer.Option(metavar="MODULE:CLASS", help="your own scheduler class, if the adapter takes one")
 ]
 _Connector: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="MODULE:CLASS", help="a KV connector of yours, for an adapter that takes one")
+    str | None, typer.Option(metavar="MODULE:CLASS", help="your own KV connector class, if the adapter takes one")
 ]
 _Check: TypeAlias = Annotated[
-    bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
+    bool, typer.Option("--version-check", help="only report whether the adapter was tested with the installed version")
 ]
 
 
@@ -117,13 +119,15 @@ def explore(
     strategy: _Strategy = None,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
-    seed: Annotated[int, typer.Option(help="of generated targets and random events")] = 0,
-    events: Annotated[int, typer.Option(min=1, help="of exhaustive: events at a time, within two steps")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of generated targets and random events")] = 0,
+    events: Annotated[int, typer.Option(min=1, help="with exhaustive: events added at a time, within two steps")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
     ray: _Ray = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
     against: _Against = None,
-    stop_at_first: Annotated[bool, typer.Option("--stop-at-first", help="stop at the first new kind")] = False,
+    stop_at_first: Annotated[
+        bool, typer.Option("--stop-at-first", help="stop at the first new kind of failure")
+    ] = False,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
     markdown: _Markdown = None,
@@ -133,16 +137,17 @@ def explore(
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = False,
     must_reach: Annotated[
         list[str] | None,
-        typer.Option(metavar="WINDOW", help="fail unless a run saw this window open, or 'all'; can be repeated"),
+        typer.Option(metavar="WINDOW", help="fail unless some run reached this window, or 'all'; can be repeated"),
     ] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
     scheduler: _Scheduler = None,
     connector: _Connector = None,
     version_check: _Check = False,
 ) -> None:
-    """Search for schedules that break a scheduler. New kinds of failure are shrunk; the exit status is then 1.
+    """Search for schedules that break a scheduler.
 
-    Known ones, of the adapter's own table and of the project's file, are counted and fail nothing.
+    New kinds of failure are shrunk, and make the exit status 1. Known ones, from the adapter's table and the project's
+    file, are only counted.
     """
     from scripted import api
 

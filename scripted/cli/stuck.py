@@ -17,10 +17,10 @@ def stuck(
         Path, typer.Argument(metavar="RECORDING|FOLDER", help="a recording, or the LOCKSTEP_RECORD of a running server")
     ],
 ) -> None:
-    """Say which requests stand still, and what each waits for.
+    """Show which requests stand still, and what each waits for.
 
-    Also where it is, since which step, who holds what it waits for, and the root of that. A running server is asked for
-    its ring, and goes on. Exit status 1 when a request stands still.
+    Also shows since which step, who holds what it waits for, and the root cause. A running server is asked for its
+    ring, and goes on serving. The exit status is 1 if a request stands still.
     """
     from scripted.reruns import stands_in
 

@@ -304,7 +304,7 @@ class SchedulerAdapter(
             wrong = wrong_in_machine(machine)
             if wrong is not None:
                 close_machine(machine)
-                raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/your_scheduler.md")
+                raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/adapter_sdk.md")
             self._fresh[config] = Fresh(machine, self.may_grow_of(config), leaves)
             close_machine(machine)
         return self._fresh[config]

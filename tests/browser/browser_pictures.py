@@ -1,6 +1,6 @@
 """README's picture, made again: ``python tests/browser/browser_pictures.py [FOLDER]``.
 
-With a folder it takes every page at 1400 and 420 px, light and dark, for a person to look at.
+With a folder it takes the timeline and the debugger at 1400 and 420 px, light and dark, for a person to look at.
 """
 
 from __future__ import annotations
@@ -11,33 +11,52 @@ from pathlib import Path
 from typing import Any
 
 from browser_installed import chromium
-from browser_runs import ROOT, finding, page_of, race
+from browser_runs import BUG, DEATH, ROOT, finding, give, page_of, race, session
 from playwright.sync_api import sync_playwright
 
 PICTURE = ROOT / "docs/timeline.png"
+SIZES = ((1400, 700), (420, 800))
+# The debugger loads its timeline into a frame.
+_SETTLE_MS = 500
 
 
 def main(folder: Path | None) -> None:
-    """Take the pictures."""
+    """Take README's picture, or all pictures into a folder."""
     with tempfile.TemporaryDirectory() as work, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        pages = {"race": race()} if folder is None else {"race": race(), "finding": finding()}
-        for name, trace in pages.items():
-            address = page_of(trace, Path(work))
-            if folder is None:
-                _take(browser, address, PICTURE, 1400, 560, "light")
-                continue
+        if folder is None:
+            _take(browser, page_of(race(), Path(work)), PICTURE, (1400, 560), "light")
+        else:
             folder.mkdir(parents=True, exist_ok=True)
-            for width, height in ((1400, 700), (420, 800)):
-                for scheme in ("light", "dark"):
-                    _take(browser, address, folder / f"{name}-{width}-{scheme}.png", width, height, scheme)
+            for name, trace in {"race": race(), "finding": finding()}.items():
+                _take_all(browser, page_of(trace, Path(work)), folder, name)
+            with session("--pp-size", "4", "--mutant", BUG) as address:
+                _type(browser, address)
+                _take_all(browser, address, folder, "debugger")
         browser.close()
 
 
-def _take(browser: Any, address: str, path: Path, width: int, height: int, scheme: str) -> None:
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+def _type(browser: Any, address: str) -> None:
+    """Lead the debugger to the death of the race."""
+    page = browser.new_page()
+    page.goto(address)
+    page.locator("#line:enabled").wait_for()
+    for line in DEATH:
+        give(page, line)
+    page.close()
+
+
+def _take_all(browser: Any, address: str, folder: Path, name: str) -> None:
+    for size in SIZES:
+        for scheme in ("light", "dark"):
+            _take(browser, address, folder / f"{name}-{size[0]}-{scheme}.png", size, scheme)
+
+
+def _take(browser: Any, address: str, path: Path, size: tuple[int, int], scheme: str) -> None:
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
+    page.wait_for_timeout(_SETTLE_MS)
     page.screenshot(path=path)
     context.close()
     sys.stdout.write(f"{path}\n")

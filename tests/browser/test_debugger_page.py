@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from browser_runs import BUG, ROOT, YOURS, Opens
+from browser_runs import BUG, DEATH, YOURS, Opens, give, session
 
 expect = pytest.importorskip("playwright.sync_api", reason="`make browser` installs it").expect
-
-
-@contextmanager
-def session(*options: str) -> Iterator[str]:
-    """``scripted shell --web`` in a process of its own; its address."""
-    command = [sys.executable, "-m", "scripted", "shell", "--web", *options]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\S+/", address)
-            yield address
-        finally:
-            process.terminate()
 
 
 def told(page: Any, line: str) -> None:
@@ -61,11 +43,8 @@ def test_a_death_is_in_view_and_nothing_scrolls_sideways(opened: Opens, width: i
     with session("--pp-size", "4", "--mutant", BUG) as address:
         page = opened(address, width=width, scheme=scheme)
         expect(page.locator("#prompt")).to_have_text("step 0>")
-        for line in ("start prompt_len=125 max_new_tokens=2", "step 2", "flush", "step 9"):
-            page.fill("#line", line)
-            page.keyboard.press("Enter")
-            expect(page.locator("#log b").last).to_have_text(f"> {line}\n")
-            expect(page.locator("#line")).to_be_enabled()
+        for line in DEATH:
+            give(page, line)
         expect(page.locator("#prompt")).to_have_text("dead>")
         failed = page.frame_locator("#timeline").locator(".step.failed")
         expect(failed).to_be_in_viewport(ratio=0.9)
