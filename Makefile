@@ -53,7 +53,7 @@ left-out: $(INSTALLED)
 	@$(BIN)/python tests/browser/browser_installed.py
 
 browser: $(INSTALLED) ## the timeline and the debugger in a real browser; installs what they need
-	$(call get,$(BIN),--constraint constraints.txt --editable '.[serve,test,browser]')
+	$(call get,$(BIN),$(BROWSER))
 	$(BIN)/python tests/browser/browser_installed.py --install
 	$(BIN)/python -m pytest tests/browser -q --vet off
 
@@ -96,7 +96,7 @@ vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 
 docs: $(INSTALLED) ## the documentation as a site, in out/site
-	$(call get,$(BIN),--editable .[docs])
+	$(call get,$(BIN),$(DOCS))
 	$(BIN)/mkdocs build --strict --site-dir out/site
 
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
@@ -120,6 +120,8 @@ UV := --quiet --system-certs $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_U
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 TESTED := --constraint constraints.txt --editable '.[serve,test]'
 VLLM := --editable '.[serve,vllm]'
+BROWSER := --constraint constraints.txt --editable '.[serve,test,browser]'
+DOCS := --constraint constraints.txt --editable '.[docs]'
 define get
 $(1)/python $(PIP) --constraint constraints.txt uv
 $(1)/uv pip install --python $(1)/python $(UV) $(2) || $(1)/python $(PIP) --no-compile $(2)

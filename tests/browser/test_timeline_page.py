@@ -17,6 +17,11 @@ from scripted.report.trace import Trace
 CUT = """() => [...document.querySelectorAll(".box i, .box i span, .chip:not(.note) > span, .lane, .step")]
   .filter((one) => one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 2)
   .map((one) => one.textContent)"""
+# How far the nearest column begins from the edge of the labels, or the whole timeline does.
+BESIDE_LABELS = """() => {
+  const box = (one) => one.getBoundingClientRect(), edge = box(document.querySelector(".labels")).right;
+  return Math.min(...[...document.querySelectorAll(".step")].map((one) => Math.abs(box(one).left - edge)));
+}"""
 # Whether all of an element can be seen: inside the window, and not under the sticky labels of the lanes.
 SEEN = """(one) => {
   const box = one.getBoundingClientRect(), labels = document.querySelector(".labels").getBoundingClientRect();
@@ -54,6 +59,9 @@ def test_the_page_opens_at_the_failure_with_its_cause_in_view(
         assert page.locator(".chip", has_text=cause).first.evaluate(SEEN)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
+    assert page.evaluate(BESIDE_LABELS) < 2, "no box is cut by the labels of the lanes"
+    if width == 420:
+        assert not page.locator(".callout").is_visible(), "its text stands in the details, and would be cut here"
 
 
 def test_every_key_does_what_the_legend_says(opened: Opens, traces: dict[str, Trace], tmp_path: Path) -> None:

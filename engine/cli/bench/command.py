@@ -22,7 +22,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 DEFAULT_CLIENTS = 8
 
 bench_app = typer.Typer(
-    help="Measure a server of the OpenAI protocol, ours or another. Put load on it, and show what clients see.",
+    help="Load-test an OpenAI-compatible server, and show what clients see.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -52,7 +52,7 @@ def bench(
     api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
     json: Annotated[Path | None, typer.Option(help="also write plan, versions, numbers and records there")] = None,
 ) -> None:
-    """Measure a server of the OpenAI protocol, ours or another. Put load on it, and show what clients see."""
+    """Load-test an OpenAI-compatible server, and show what clients see."""
     if context.invoked_subcommand is not None:
         return
     warn_of_unread_variables()
