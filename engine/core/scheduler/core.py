@@ -12,7 +12,7 @@ from engine.core.memory import KVMemory
 from engine.core.messages import LENGTH, CallAnswer, FinishReason, PauseMode, Reply, TokenLogprob
 from engine.core.scheduler.books import Books
 from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.feature import Hooks
+from engine.core.scheduler.feature import NO_HOOKS, Hooks
 from engine.core.scheduler.policy import policy_named
 from engine.core.scheduler.replies import output_of
 from engine.core.scheduler.request import GONE, RELEASING, RETRACTING, Request
@@ -27,7 +27,7 @@ class Core:
         self.books = Books()
         self.counters = Counters()
         self.policy = policy_named(limits.schedule_policy)
-        self.hooks = Hooks()
+        self.hooks: Hooks = NO_HOOKS
         self.step_number = 0
         self.now = 0.0
         self._replies: list[Reply] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from engine.core.checkpoint import Checkpoint, CheckpointParts
 from engine.core.messages import Completion, Generate, Refusal
@@ -161,7 +161,7 @@ class Feature:
         return ()
 
     def stats(self) -> dict[str, int]:
-        """The feature's fields of ``EngineStats``, other than counters."""
+        """The feature's fields of ``EngineStats``, other than counters. While it is off they are at their defaults."""
         return {}
 
     @property
@@ -186,47 +186,53 @@ class Feature:
 class Hooks:
     """For each hook of a step the features that define it, in their order. The others are not called."""
 
-    enter: tuple[Feature, ...]
-    launch: tuple[Feature, ...]
-    has_more: tuple[Feature, ...]
-    startable: tuple[Feature, ...]
-    holds_back: tuple[Feature, ...]
-    start: tuple[Feature, ...]
-    bound_prompts: tuple[Feature, ...]
-    draft: tuple[Feature, ...]
-    fill: tuple[Feature, ...]
-    fill_prompt: tuple[Feature, ...]
-    copies: tuple[Feature, ...]
-    land: tuple[Feature, ...]
-    take_prompts: tuple[Feature, ...]
-    take_result: tuple[Feature, ...]
-    confirm: tuple[Feature, ...]
-    verify: tuple[Feature, ...]
-    after_result: tuple[Feature, ...]
-    flush: tuple[Feature, ...]
-    change_weights: tuple[Feature, ...]
-    call_back: tuple[Feature, ...]
-    retract: tuple[Feature, ...]
-    end: tuple[Feature, ...]
-    forget: tuple[Feature, ...]
-    lose_pipeline: tuple[Feature, ...]
-    give_up: tuple[Feature, ...]
-    on_time: tuple[Feature, ...]
-    report: tuple[Feature, ...]
-    sizes: tuple[Feature, ...]
-    in_flight: tuple[Feature, ...]
-    check: tuple[Feature, ...]
+    enter: tuple[Feature, ...] = ()
+    launch: tuple[Feature, ...] = ()
+    has_more: tuple[Feature, ...] = ()
+    startable: tuple[Feature, ...] = ()
+    holds_back: tuple[Feature, ...] = ()
+    start: tuple[Feature, ...] = ()
+    bound_prompts: tuple[Feature, ...] = ()
+    draft: tuple[Feature, ...] = ()
+    fill: tuple[Feature, ...] = ()
+    fill_prompt: tuple[Feature, ...] = ()
+    copies: tuple[Feature, ...] = ()
+    land: tuple[Feature, ...] = ()
+    take_prompts: tuple[Feature, ...] = ()
+    take_result: tuple[Feature, ...] = ()
+    confirm: tuple[Feature, ...] = ()
+    verify: tuple[Feature, ...] = ()
+    after_result: tuple[Feature, ...] = ()
+    flush: tuple[Feature, ...] = ()
+    change_weights: tuple[Feature, ...] = ()
+    call_back: tuple[Feature, ...] = ()
+    retract: tuple[Feature, ...] = ()
+    end: tuple[Feature, ...] = ()
+    forget: tuple[Feature, ...] = ()
+    lose_pipeline: tuple[Feature, ...] = ()
+    give_up: tuple[Feature, ...] = ()
+    on_time: tuple[Feature, ...] = ()
+    report: tuple[Feature, ...] = ()
+    sizes: tuple[Feature, ...] = ()
+    in_flight: tuple[Feature, ...] = ()
+    stats: tuple[Feature, ...] = ()
+    check: tuple[Feature, ...] = ()
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
         active = [feature for feature in features if feature.is_on]
-        for hook, places in _places_of(tuple(map(type, active))).items():
+        for hook, places in _places_of(tuple(map(type, active))):
             setattr(self, hook, tuple([active[place] for place in places]))
 
 
 @functools.cache
-def _places_of(kinds: tuple[type[Feature], ...]) -> dict[str, list[int]]:
-    """For each hook which of these classes define it. Once for each combination: a search makes many schedulers."""
-    return {
-        hook: [place for place, kind in enumerate(kinds) if getattr(kind, hook) is not getattr(Feature, hook)]
+def _places_of(kinds: tuple[type[Feature], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """For each hook that some of these classes define, which. Once a combination: a search makes many schedulers."""
+    found = {
+        hook: tuple([place for place, kind in enumerate(kinds) if getattr(kind, hook) is not getattr(Feature, hook)])
         for hook in Hooks.__annotations__
     }
+    return tuple([(hook, places) for hook, places in found.items() if places])
+
+
+# Of a scheduler that has no features yet.
+NO_HOOKS: Final = Hooks()

@@ -156,7 +156,7 @@ class Scheduler(Core):
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        return stats_of(self, self.features)
+        return stats_of(self)
 
     @property
     def is_at_rest(self) -> bool:

@@ -5,7 +5,6 @@ Counted on demand, so that no event can make them drift. Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from operator import attrgetter
 from typing import Final
@@ -14,7 +13,6 @@ from engine.core.memory import KVMemory
 from engine.core.scheduler.books import Books
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.feature import Feature
 from engine.core.stats import EngineStats
 
 _COUNTERS: Final = tuple(field.name for field in fields(Counters))
@@ -37,11 +35,11 @@ def sizes_of(core: Core) -> tuple[int, ...]:
     return sizes
 
 
-def stats_of(core: Core, features: Iterable[Feature]) -> EngineStats:
+def stats_of(core: Core) -> EngineStats:
     books, memory = core.books, core.memory
     pages, rows = memory.pages, memory.rows
     of_features: dict[str, int] = {}
-    for feature in features:
+    for feature in core.hooks.stats:
         of_features |= feature.stats()
     return EngineStats(
         step=core.step_number,
