@@ -1,7 +1,7 @@
 """The output of a request that runs alone: the tokens and prompt logprobs that every schedule must give it.
 
-Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
-engine; a script asks its own engine, flushed and idle, because only that one has its weights.
+Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks fresh simulated stages;
+a script asks its own engine, flushed and idle, because only that one has its weights.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import msgspec
 
 from engine.core.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import (
-    CallAnswer,
-    FinishReason,
-    Generate,
-    PromptLogprob,
-    SamplingParams,
-    TokenOutput,
-    UpdateWeights,
+from engine.core.messages import Completion, FinishReason, Generate, PromptLogprob, SamplingParams
+from engine.core.plan import (
+    PREFILL,
+    Forward,
+    GrammarOrder,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    Segment,
+    WeightUpdate,
 )
-from engine.core.scheduler import Scheduler
 from scripted.core.account import overrun
 from scripted.core.violation import Violation
 from scripted_lockstep.simulated.model import alphabet_of
@@ -31,10 +32,10 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.specification.request import SpecifiedRequest
 
 NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
-# A request whose grammar leads nowhere ends so alone too.
-_ENDS_ALONE: Final = (*NATURAL_ENDS, FinishReason.INVALID)
 BUDGET_STEPS: Final = 20_000
 
+# The number of the one LoRA, and of the one grammar.
+_VERSION: Final = 1
 # Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
 _LOGPROB_TOLERANCE: Final = 1e-3
 
@@ -75,9 +76,10 @@ def said_alone(
     limits: Limits,
     alphabet: int,
 ) -> SaidAlone:
-    """Return the output of a request alone, on a simulated engine of these limits with these weights.
+    """Return the output of a request alone, on simulated stages of these limits with these weights.
 
-    An engine that has a LoRA computes the request with it.
+    Stages that have a LoRA compute the request with it. No scheduler takes part: a defect of one would show in the
+    output alone too.
     """
     message = Generate(
         rid="alone",
@@ -85,36 +87,55 @@ def said_alone(
         sampling=sampling,
         prompt_logprobs_from=prompt_logprobs_from,
         prompt_top_logprobs_num=prompt_top_logprobs_num,
-        lora=limits.loras[0][0] if limits.loras else None,
     )
-    return _run_alone(message, weights, Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet))
+    request, pipeline = SpecifiedRequest(message, 1, limits), SimulatedPipeline(limits, alphabet=alphabet)
+    if weights is not None:
+        # Simulated tokens of a seed are the same with window layers and without.
+        _computed(pipeline, WeightUpdate(0, weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)))
+    for name, path in limits.loras:
+        _computed(pipeline, LoraUpdate(0, LoraChange(name, _VERSION, path)))
+    if sampling.grammar is not None:
+        request.grammar_id = _VERSION
+        pipeline.order_grammar(GrammarOrder(_VERSION, sampling.grammar))
+        pipeline.answers()
+    return _run_alone(request, limits.page_size, pipeline, lora=_VERSION if limits.loras else 0)
 
 
-def _run_alone(message: Generate, weights: str | None, scheduler: Scheduler, pipeline: SimulatedPipeline) -> SaidAlone:
-    # Simulated tokens of a seed are the same with window layers and without.
-    path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
-    update = UpdateWeights(call_id="weights", model_path=path)
-    result = scheduler.step((message,) if path is None else (update, message), 0.0)
-    tokens: list[int] = []
-    logprobs: list[PromptLogprob] = []
-    for _ in range(BUDGET_STEPS):
-        if result.microbatch is not None:
-            pipeline.launch(result.microbatch)
-        for order in result.grammars:
-            pipeline.order_grammar(order)
-        event = pipeline.next_completion(0)
-        result = scheduler.step((*(() if event is None else (event,)), *pipeline.answers()), 0.0)
-        for reply in result.replies:
-            if isinstance(reply, CallAnswer):
-                assert reply.ok, reply.message
-                continue
-            assert isinstance(reply, TokenOutput)
-            tokens += reply.token_ids
-            logprobs += reply.prompt_logprobs
-            if reply.finish_reason is not None:
-                assert reply.finish_reason in _ENDS_ALONE, f"a request alone ended with {reply.finish_reason}"
-                return tuple(tokens), tuple(logprobs)
-    raise Violation(f"a request alone did not end within {BUDGET_STEPS} steps")
+def _run_alone(request: SpecifiedRequest, page_size: int, pipeline: SimulatedPipeline, *, lora: int) -> SaidAlone:
+    """Compute the whole prompt in one microbatch, then each token in one, until one ends the request."""
+    ids, start, told_pages = request.ids, 0, 0
+    logprobs: tuple[PromptLogprob, ...] = ()
+    while True:
+        pages = -(-len(ids) // page_size)
+        logprobs_from = request.asked(0, len(ids))[0] if start == 0 else -1
+        segment = Segment(
+            request.rid,
+            row=0,
+            start=start,
+            token_ids=tuple(ids[start:]),
+            page_start=told_pages,
+            pages=tuple(range(told_pages, pages)),
+            emits=len(ids) < request.limit_tokens,
+            sampling=request.sampling() if start == 0 else None,
+            logprobs_from=logprobs_from,
+            lora=lora,
+        )
+        result = _computed(pipeline, Forward(start, PREFILL, (segment,)))
+        start, told_pages = len(ids), pages
+        for part in result.prompt_logprobs:
+            logprobs += part
+        # A request whose grammar leads nowhere ends without another token.
+        ids += () if result.errors else result.token_ids
+        if start == len(ids) or request.why_ended(ids[-1]) is not None:
+            return tuple(ids[len(request.message.prompt_ids) :]), logprobs
+
+
+def _computed(pipeline: SimulatedPipeline, microbatch: Microbatch) -> Completion:
+    pipeline.launch(microbatch)
+    result = pipeline.next_completion(0)
+    assert isinstance(result, Completion), f"simulated stages answer {microbatch} with {result}"
+    assert result.error is None, result.error
+    return result
 
 
 def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
