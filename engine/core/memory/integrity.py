@@ -59,7 +59,8 @@ def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None =
     size, locked = pages.page_size, 0
     nodes = list(tree.nodes()) if tree.root.children else []
     owned: list[int] = []
-    offered = tree.offered() if nodes and locks is not None else None
+    # Made for the first node that has to be offered: mostly all leaves are locked.
+    offered: set[Node] | None = None
     for node in nodes:
         _check_node(node, size)
         lock_ref = node.lock_ref
@@ -68,8 +69,10 @@ def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None =
         owned += node.pages
         if lock_ref:
             locked += len(node.pages)
-        elif offered is not None and not node.children and node not in offered:
-            raise IntegrityError(f"{node} is a leaf that no request protects, but it is not offered for eviction")
+        elif locks is not None and not node.children:
+            offered = tree.offered() if offered is None else offered
+            if node not in offered:
+                raise IntegrityError(f"{node} is a leaf that no request protects, but it is not offered for eviction")
     if len(set(owned)) != len(owned) or not pages.all_are(CACHED, owned):
         raise IntegrityError(_first_bad_node(nodes, pages))
     if (len(owned), locked, len(nodes)) != (pages.cached, tree.locked_pages, tree.node_count):
