@@ -123,8 +123,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._liveness = Liveness()
         self._emptiness = EmptySteps()
         # Once: an isinstance check of a protocol takes longer than most checks.
-        self._lists_requests = isinstance(self.machine, ListsRequests)
-        self._has_queries = isinstance(self.machine, HasQueries)
+        self._lists_requests = self.machine if isinstance(self.machine, ListsRequests) else None
+        self._has_queries = self.machine if isinstance(self.machine, HasQueries) else None
         # The declared windows that were not open yet.
         self._closed: tuple[str, ...] = windows_of(self.adapter)
         self.follow(schedule)
@@ -254,10 +254,10 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.oracle.after_step(self._events, stepped, self.machine, self.device)
         if self.oracle.account.preemptions.wasted:
             self._check_waste()
-        if self._lists_requests:
-            check_told(self.oracle.account.live, self.machine)
-        if self._has_queries:
-            check_queries(self.step, self.machine)
+        if self._lists_requests is not None:
+            check_told(self.oracle.account.live, self._lists_requests)
+        if self._has_queries is not None:
+            check_queries(self.step, self._has_queries)
         if stepped.microbatch is not None:
             self._check_waits()
         if self._closed and not self.step % WINDOW_STEPS:

@@ -30,6 +30,7 @@ from engine.core.messages import (
 from engine.core.plan import (
     UNKNOWN_TOKEN,
     ForwardMode,
+    LoraUpdate,
     Microbatch,
     ReceivePages,
     Segment,
@@ -171,8 +172,9 @@ class Conformance:
         expected = self.specification.step(events, now)
         _compare_replies(expected.replies, result.replies)
         _compare_plan(expected, result.microbatch)
-        if events or result.replies or result.microbatch is not None or expected.again:
-            if not (_agree(self.specification, scheduler) and self._agree_on_load(scheduler)):
+        evicted = self.specification.memory.evictions != evictions
+        if events or result.replies or result.microbatch is not None or expected.again or evicted:
+            if not self._agrees(scheduler, on_load=evicted):
                 _compare_stats(self.specification.stats(), scheduler.stats())
             _compare_window(self.specification.memory, scheduler.memory.sliding_window)
         weights = self.specification.calls.weights[-1] or ""
@@ -187,8 +189,8 @@ class Conformance:
                 if counted != (request.chunks_done, request.retractions):
                     _must_be_equal("Chunks", f"the parts of {rid} so far", specified.parts, request.chunks_done)
                     _must_be_equal("Retract", f"how often {rid} was", specified.retractions, request.retractions)
-        if self.specification.memory.evictions != evictions:
-            self.check_cache(scheduler)
+        if evicted:
+            self._check_contents(scheduler)
         if expected.grammars != result.grammars:
             _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
         if expected.transfers or result.transfers:
@@ -198,17 +200,21 @@ class Conformance:
             _must_be_equal(rule, "the deadline of what waits", expected.deadline, result.deadline)
             _must_be_equal("Again", "whether the loop goes on at once", expected.again, result.again)
 
-    def _agree_on_load(self, scheduler: Scheduler) -> bool:
-        """Compare the load when the queue or the cache has changed, and for a long queue not in every step.
+    def _agrees(self, scheduler: Scheduler, *, on_load: bool) -> bool:
+        """Compare all counters.
 
-        Computing it matches the prompt of every waiting request twice.
+        The load is compared ``on_load``, or when the queue or the cache has changed, and for a long queue not in every
+        step: computing it matches the prompt of every waiting request twice.
         """
         specification, memory = self.specification, self.specification.memory
         waiting, chunked = specification.waiting, specification.chunked
+        if not _agree(specification, scheduler, len(waiting)):
+            return False
         planned = 0 if chunked is None else chunked.planned_tokens
         at = [one.rid for one in waiting], planned, memory.cached_pages, memory.evictions
         is_known = memory.window is None and memory.host is None and not specification.transfers.open
-        if (is_known and at == self._load_at) or (len(waiting) > _MANY_WAIT and specification.steps % _MANY_WAIT):
+        is_skipped = len(waiting) > _MANY_WAIT and specification.steps % _MANY_WAIT
+        if not on_load and (is_skipped or (is_known and at == self._load_at)):
             return True
         self._load_at = at
         return specification.pending_tokens() == pending_prefill_tokens(scheduler.books, scheduler.memory)
@@ -231,8 +237,11 @@ class Conformance:
 
     def check_cache(self, scheduler: Scheduler) -> None:
         """Compare the whole cache, prefixes, their hits and the order of their last uses, and the statistics."""
-        memory, size = self.specification.memory, scheduler.limits.page_size
         _compare_stats(self.specification.stats(), scheduler.stats())
+        self._check_contents(scheduler)
+
+    def _check_contents(self, scheduler: Scheduler) -> None:
+        memory, size = self.specification.memory, scheduler.limits.page_size
         _compare_cache(memory.cache, scheduler.memory.tree, size)
         if memory.host is not None and scheduler.memory.host is not None:
             _compare_host(memory.host, scheduler.memory.host, size)
@@ -254,30 +263,36 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         return
     if expected.mode is None:
         raise Nonconformance("Launch", f"nothing may be launched, but {microbatch.mode} of {microbatch.rids} is")
-    rule = _OF_CONTROL.get(expected.mode, "Mixed")
-    rids = [segment.rid for segment in expected.segments]
-    what = f"microbatch {microbatch.id}"
-    for one, other in zip(expected.segments, microbatch.segments, strict=False):
-        _compare_segment(what, one, other)
-    if list(microbatch.rids) != rids:
-        longer = expected.segments[len(microbatch.segments) :]
-        which = "Turns" if (longer or microbatch.segments[len(rids) :])[0].sampling is None else "Order"
-        raise Nonconformance(which, f"{what} must be of {rids}, but is of {list(microbatch.rids)}")
-    _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
-    told = getattr(microbatch, _TELLS.get(expected.mode, ""), None)
-    _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
-    _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, getattr(microbatch, "change", None))
-    _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
+    number, mode, segments = microbatch.id, microbatch.mode, microbatch.segments
+    for one, other in zip(expected.segments, segments, strict=False):
+        _compare_segment(number, one, other)
+    # The rids of those that both have are equal by now.
+    if len(segments) != len(expected.segments):
+        rids = [segment.rid for segment in expected.segments]
+        first = (expected.segments[len(segments) :] or segments[len(rids) :])[0]
+        which = "Turns" if first.sampling is None else "Order"
+        raise Nonconformance(which, f"microbatch {number} must be of {rids}, but is of {list(microbatch.rids)}")
+    told = getattr(microbatch, _TELLS[expected.mode], None) if expected.mode in _TELLS else None
+    change = microbatch.change if isinstance(microbatch, LoraUpdate) else None
     copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
+    due = expected.mode, expected.told, expected.lora, expected.number, expected.copies
+    if due == (mode, told, change, number, copies):
+        return
+    rule, what = _OF_CONTROL.get(expected.mode, "Mixed"), f"microbatch {number}"
+    _must_be_equal(rule, f"the mode of {what}", expected.mode, mode)
+    _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
+    _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, change)
+    _must_be_equal("Launch", "the number of the microbatch", expected.number, number)
     _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
 
 
-def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> None:
+def _compare_segment(number: int, expected: ExpectedSegment, segment: Segment) -> None:
     if segment.rid != expected.rid:
         rule = "Turns" if expected.sampling is None and segment.sampling is None else "Order"
-        raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
-    pages, window = len(segment.pages), tuple([page >= 0 for page in segment.window_pages])
-    what_pages = segment.page_start, pages
+        what = f"microbatch {number} must go on with {expected.rid}, but goes on with {segment.rid}"
+        raise Nonconformance(rule, what)
+    window = tuple([page >= 0 for page in segment.window_pages]) if segment.window_pages else ()
+    what_pages = segment.page_start, len(segment.pages)
     asked = (segment.logprobs_from, segment.targets) if segment.logprobs_from >= 0 else _NOTHING_ASKED
     if (
         expected.rid,
@@ -292,7 +307,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         segment.lora,
     ) == expected:
         return
-    what = f"{what}, {expected.rid}"
+    what = f"microbatch {number}, {expected.rid}"
     _must_be_equal("Hit", f"{what}: its first position", expected.start, segment.start)
     _must_be_equal("Drafts", f"{what}: its drafts", expected.drafts, segment.drafts)
     if expected.drafts:
@@ -427,13 +442,13 @@ def _rule_of(reply: Reply) -> str:
 # -- sizes and counters --
 
 
-def _agree(specification: Specification, scheduler: Scheduler) -> bool:
+def _agree(specification: Specification, scheduler: Scheduler, waiting: int) -> bool:
     """Whether all counters are equal; making the statistics would cost as much as all other checks together."""
     books, memory, specified = scheduler.books, scheduler.memory, specification.memory
-    waiting, limits = specification.waiting, specification.limits
+    limits = specification.limits
     sizes = (
         specification.steps,
-        len(waiting),
+        waiting,
         specification.chunked is None,
         len(specification.running),
         len(specification.flights),
@@ -444,6 +459,7 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
         specified.cached_pages,
         specified.free_rows,
         specification.grammars.waiting(),
+        len(specification.transfers.open),
         specification.launched,
         *specification.totals.values(),
     )
@@ -462,6 +478,7 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
             memory.pages.cached,
             memory.rows.free,
             scheduler.features.grammars.waiting,
+            books.open_transfers,
             *_counted(scheduler.counters),
         )
         and (not limits.max_loras or len(specification.loras.resident) == scheduler.features.loras.resident)

@@ -122,9 +122,10 @@ def _waits_for_another(engine: _Engine, request: Request) -> bool:
     """**Shared**: a prompt launched to its end or received, and to be published, spares this one most of its work."""
     memory, size, receives = engine.memory, engine.limits.page_size, engine.transfers.may_receive(request)
     for other in memory.owners if engine.limits.radix_cache else ():
-        is_left = other.end is not None or other.is_leaving or other.is_delivering
-        is_left |= other.is_receiving and not receives
-        if other.is_running or is_left or other is engine.chunked or other.kv_key != request.kv_key:
+        if other.is_running or other is engine.chunked or other.end is not None:
+            continue
+        is_left = other.is_leaving or other.is_delivering or (other.is_receiving and not receives)
+        if is_left or other.kv_key != request.kv_key:
             continue
         pairs = [*zip(request.ids[: request.may_hit], other.ids, strict=False)]
         alike = next((place for place, (one, two) in enumerate(pairs) if one != two), len(pairs))

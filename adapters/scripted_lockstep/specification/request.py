@@ -6,6 +6,7 @@ It makes the replies to its client and the sampling for the last stage. The spec
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from engine.core.limits import Limits
@@ -26,7 +27,8 @@ from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 # The fields that stages and clients call by the same name, except the seed, which the engine may choose.
-_FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
+_FROM_THE_MESSAGE: Final = sorted({*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"})
+_given: Final = attrgetter(*_FROM_THE_MESSAGE)
 
 
 # The version of the LoRA that computed the KV, and the number of the cache salt.
@@ -98,7 +100,7 @@ class SpecifiedRequest:
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
         self.guesses_hold = False  # whether there was one in one of the last two
-        self.lora = lora
+        self.lora, self._salt = lora, salt_key(message.cache_salt)
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()  # what its client was told of its prompt
@@ -167,7 +169,7 @@ class SpecifiedRequest:
     @property
     def kv_key(self) -> SpecifiedKey:
         """**Hit**: the LoRA and the salt of its KV: a prefix is hit where both are equal."""
-        return self.version, salt_key(self.message.cache_salt)
+        return self.version, self._salt
 
     def use_lora(self, microbatch: int) -> int:
         """Return the LoRA version for a microbatch, and note the use."""
@@ -212,5 +214,5 @@ class SpecifiedRequest:
             prompt_tokens=prompt_tokens,
             prompt_top_logprobs_num=self.message.prompt_top_logprobs_num,
             grammar_id=self.grammar_id,
-            **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
+            **dict(zip(_FROM_THE_MESSAGE, _given(sampling), strict=True)),
         )
