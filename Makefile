@@ -13,12 +13,12 @@ SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs lint types unit load unit-and-load registered left-out browser picture pages soak attack odd recorded ray clients sglang vllm bench gpu serve clean
+.PHONY: help install demo test docs lint types unit load unit-and-load registered left-out nightly browser picture pages soak attack odd recorded ray clients sglang vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load unit-and-load registered browser picture pages soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
-unit load unit-and-load registered soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
+demo unit load unit-and-load registered nightly browser picture pages soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
+unit load unit-and-load registered nightly soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -47,7 +47,10 @@ load: $(INSTALLED) ## real servers under disturbed clients and under attack, eve
 
 # Both in one run of pytest: its workers import torch once, and no core waits for the last file of a run.
 unit-and-load: $(INSTALLED)
-	$(BIN)/python -m pytest tests/load tests/unit tests/browser -q --vet off -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/load tests/unit tests/browser -q --vet off -m "not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+nightly: $(INSTALLED) ## the tests that repeat those of `make test` with more cases, or for longer
+	$(BIN)/python -m pytest tests/load tests/unit -q --vet off -m nightly -n $(WORKERS) --dist loadfile
 
 left-out: $(INSTALLED)
 	@$(BIN)/python tests/browser/browser_installed.py
