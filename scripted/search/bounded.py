@@ -1,7 +1,7 @@
 """Bounded claims: a few events, placed at every step up to a bound and in every order, with no state seen twice.
 
-Goes down the tree of all placements, one step at a time. Where the whole state of a run, the step and the events that
-are left are those of an earlier run, what follows is known, and only its schedules are counted.
+Walks the tree of all placements, one step at a time. If a run's whole state, its step and its remaining events equal
+those of an earlier run, the outcome is known, and the walk only counts its schedules.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ DEFAULT_DEPTH = 6
 DEFAULT_TOGETHER = 2
 _COPIES = "a bounded claim needs runs that can be copied"
 
-# The state of a run and the actions that are left.
+# The state of a run and its remaining actions.
 _Key = tuple[tuple[bytes | None, ...], tuple[Action, ...]]
 
 
 class Bounded(msgspec.Struct, frozen=True):
     """The coverage of a bounded search: ``schedules`` placements through ``states`` different states.
 
-    ``merged`` steps led to a known state. ``failure`` is the failure of ``schedule``, the first that breaks a promise.
-    The search stops there, and also when its time is up: then ``complete`` is false.
+    ``merged`` counts the steps that led to a known state. ``failure`` is the failure of ``schedule``, the first that
+    breaks a promise. The search stops there, or when its time is up; ``complete`` is then false.
     """
 
     schedules: int
@@ -74,7 +74,7 @@ def check_all_orders(
 
 
 class _TreeEnded(Exception):
-    """A failure, or the end of the time."""
+    """Raised at a failure, or when the time is up."""
 
 
 class _Tree:
@@ -88,7 +88,7 @@ class _Tree:
         self._together = together
         self._began = time.monotonic()
         self._until = None if seconds is None else self._began + seconds
-        # How many schedules go through a state.
+        # The number of schedules that go through each state.
         self._known: dict[_Key, int] = {}
         self._merged = 0
         self._broken: tuple[Schedule, Failure] | None = None
@@ -108,7 +108,7 @@ class _Tree:
         return Bounded(schedules, len(self._known), self._merged, spent, complete, schedule, failure)
 
     def _schedule(self, placed: tuple[Placed, ...]) -> Schedule:
-        """Nothing is settled before the last step in which an event may come: time that does not pass marks it."""
+        """Return the schedule of a path. An empty advance of the clock keeps it from settling before the last step."""
         return self._base.of_placed((*placed, Placed(self._depth, AdvanceClock(seconds=0.0))))
 
     def _frozen(self, gate: Run) -> Freezer:
@@ -119,7 +119,7 @@ class _Tree:
         return frozen
 
     def _below(self, frozen: Freezer, left: tuple[Action, ...], path: tuple[Placed, ...]) -> int:
-        """How many schedules begin with ``path``, all of them run. ``frozen`` is the run before the next step."""
+        """Run and count the schedules that begin with ``path``. ``frozen`` is the run before the next step."""
         schedules = 0
         for chosen, rest in _choices(left, self._together):
             if self._until is not None and time.monotonic() >= self._until:
@@ -133,7 +133,7 @@ class _Tree:
         return schedules
 
     def _after(self, gate: Run, step: int, placed: tuple[Placed, ...], rest: tuple[Action, ...]) -> int:
-        """One step further: to a state that is known, or that is gone on from, or to the end."""
+        """Run one step: to a known state, to a new one, or to the end."""
         key: _Key | None = None
         schedule = self._schedule(placed)
 
@@ -166,7 +166,7 @@ class _Tree:
 
 
 def _choices(left: tuple[Action, ...], most: int) -> Iterator[tuple[tuple[Action, ...], tuple[Action, ...]]]:
-    """Yield the actions of one step in each order, with the actions left; equal ones are taken once."""
+    """Yield each ordered choice of actions for one step, with the remaining actions; skip repetitions."""
     seen = set()
     for count in range(min(most, len(left)) + 1):
         for numbers in itertools.permutations(range(len(left)), count):

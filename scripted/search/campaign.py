@@ -1,6 +1,6 @@
 """A campaign: many runs over many targets in parallel processes, until all are done, one fails, or time is up.
 
-Work is cut into units that are equal in every process, so that a campaign finds the same with any number of jobs.
+The units of work are equal in every process, so a campaign finds the same with any number of jobs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
-# A context without a reference is left again as soon as it is collected.
+# A context manager that nobody refers to exits when it is collected.
 _for_life: Final = ExitStack()
-# Runs in one unit of a strategy that never ends: about a fifth of a second of work.
+# Runs in a unit of an endless strategy: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
-# Of so many generated targets nothing is added to one.
+# One generated target in this many runs without additions.
 _ALONE_EVERY: Final = 3
 _COLLECTED_EVERY_OBJECTS: Final = 20_000
-# Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
+# A complete strategy over one target is cut into this many parts, so that no process waits long.
 _PARTS: Final = 4
 
 
@@ -67,9 +67,9 @@ class SearchReport:
 
 
 class Campaign:
-    """One search. ``watch`` is called with every unit that is done, ``sort`` with every failure that it hands over.
+    """One search. Calls ``watch`` with every finished unit, and ``sort`` with every failure that the unit returns.
 
-    ``is_enough`` is asked between two units.
+    Asks ``is_enough`` between two units whether to stop.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Campaign:
         self._report = SearchReport()
 
     def run(self) -> SearchReport:
-        """Search until there is nothing left to do. The mutant is on in this process too, where failures are sorted."""
+        """Search until no unit is left. The mutant is on in this process too, because failures are sorted here."""
         forget_targets()
         units = self._units()
         with switched_on(adapter_named(self._plan.adapter), self._plan.mutant):
@@ -100,7 +100,7 @@ class Campaign:
         return self._report
 
     def _units(self) -> Iterator[Unit]:
-        """The targets by themselves first; then small pieces of all of them."""
+        """Yield the targets without additions first, then small units of all of them."""
         plan = self._plan
         until = None if plan.seconds is None else time.time() + plan.seconds
         if not plan.targets:
@@ -121,9 +121,9 @@ class Campaign:
                 yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
 
     def _generated(self, until: float | None) -> Iterator[Unit]:
-        """One target after the other: one run of each, because the next target finds more than more runs of one.
+        """Yield one run of each target: a new target finds more than further runs of an old one.
 
-        A third is run by itself. Where the strategy is complete each is, and then all other runs of it follow.
+        A third of the targets run without additions. With a complete strategy all do, followed by all their other runs.
         """
         complete, left = strategy_of(self._plan).complete, self._plan.schedules
         for number in itertools.count(self._plan.generated_from):
@@ -135,7 +135,7 @@ class Campaign:
                     return
 
     def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:
-        """The parts of a complete strategy. In one process a part gets all that is left, in several its share of it."""
+        """Yield the parts of a complete strategy. One process gets all remaining schedules, several get shares."""
         alone = self._plan.jobs == 1 and self._plan.ray is None
         parts = 1 if alone else _PARTS
         units = len(targets) * parts
@@ -167,7 +167,7 @@ class Campaign:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _submitted(self, pool: ProcessPoolExecutor, unit: Unit) -> Future[UnitResult]:
-        """The first unit starts the workers. Ctrl-C is not for them: they end with the pool, and without tracebacks."""
+        """Submit a unit; the first one starts the workers. They ignore Ctrl-C, and end with the pool."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return pool.submit(run_unit, unit, self._plan)
@@ -179,7 +179,7 @@ class Campaign:
             return self._run_in(units, lambda unit: pool.submit(unit, self._plan), pool.cores)
 
     def _run_in(self, units: Iterator[Unit], submit: Callable[[Unit], Future[UnitResult]], workers: int) -> bool:
-        """Keep every worker busy, and one unit more for each of them ready."""
+        """Keep every worker busy, with one more unit queued for each."""
         pending: set[Future[UnitResult]] = set()
         for unit in units:
             pending.add(submit(unit))
@@ -217,7 +217,7 @@ class Campaign:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """A run makes many objects and hardly any cycles: to look for those as often as by default costs 5 %."""
+    """Collect garbage less often: a run makes many objects and hardly any cycles, and the default costs 5 %."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECTED_EVERY_OBJECTS, *before[1:])
     try:
@@ -227,6 +227,6 @@ def _rare_collections() -> Iterator[None]:
 
 
 def _begin(adapter: str, mutant: str | None) -> None:
-    """In each process, once, for its whole life."""
+    """Initialize a worker process."""
     _for_life.enter_context(_rare_collections())
     _for_life.enter_context(switched_on(adapter_named(adapter), mutant))

@@ -1,7 +1,7 @@
-"""Further turns for generated targets: requests whose prompts continue earlier prompts and outputs, or come again.
+"""Further turns for generated targets: prompts that continue earlier prompts and outputs, or repeat them.
 
-Clients of a prefix cache do this all day: a chat, an answer that is generated again, an agent with the results of its
-tools, a retry after an abort. Knows no scheduler: a turn is a copy of a start with another ``after``.
+These are the everyday workloads of a prefix cache: a chat, a regenerated answer, an agent that sends tool results, a
+retry after an abort. Knows no scheduler: a turn is a copy of a start with another ``after``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scripted.core.action import Action
 from scripted.core.placed_action import Placed, parse_action
 from scripted.core.schedule import Schedule
 
-# A conversation is about one of the first requests; a stream has dozens.
+# A conversation continues one of the first requests; a stream has dozens.
 _FIRST_STARTS: Final = 6
 # The number of tokens that a user adds; a tool's result is longer.
 _SAID_BY_USERS: Final = (0, 1, 1, 2, 3, 5, 9)
@@ -37,7 +37,7 @@ class StartsTurns(Protocol):
 
 
 def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw one conversation about a request of the schedule; nothing where no request can be continued."""
+    """Draw one conversation that continues a request of the schedule; empty if no request can be continued."""
     starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
     if not starts:
         return
@@ -47,18 +47,18 @@ def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     yield from rng.choice(_KINDS)(rng, start, step, ends, schedule)
 
 
-# Of a start: the draw, the request, the step in which it begins, about when it ends, the schedule.
+# The arguments: the draw, the request, its first step, its estimated last step, the schedule.
 _Kind = Callable[[random.Random, StartsTurns, int, int, Schedule], Iterator[Placed]]
 
 
 def _chat(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """Several turns one after the other, each after the end of the one before, or a little too early."""
+    """Send several turns in sequence, each after the end of the previous one, or a little too early."""
     del step, schedule
     yield from _chain(rng, start, ends, rng.randint(1, _MOST_TURNS), _SAID_BY_USERS)
 
 
 def _agent(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """An agent sends the result of a tool as soon as it was called."""
+    """Send the result of a tool as soon as the tool is called."""
     del step, schedule
     yield from _chain(rng, start, ends, rng.randint(2, _MOST_TURNS), _RESULTS_OF_TOOLS)
 
@@ -73,7 +73,7 @@ def _chain(rng: random.Random, start: StartsTurns, ends: int, turns: int, sizes:
 
 
 def _branches(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """Two continuations of one request: cut at any token, whole, or edited."""
+    """Send two continuations of one request: cut at any token, whole, or edited."""
     del schedule
     at = rng.choice((ends, ends, rng.randint(step + 1, ends)))
     for number in range(2):
@@ -85,7 +85,7 @@ def _branches(rng: random.Random, start: StartsTurns, step: int, ends: int, sche
 def _while_it_runs(
     rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
 ) -> Iterator[Placed]:
-    """A continuation of what the request has said so far, while it goes on."""
+    """Continue the output so far of a request that still runs."""
     del schedule
     turn = _turn(start, f"{start.rid}-w", start.rid, rng.choice(_SAID_BY_USERS), 0)
     yield Placed(rng.randint(step + 1, max(step + 1, ends - 1)), turn)
@@ -94,7 +94,7 @@ def _while_it_runs(
 def _after_its_abort(
     rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
 ) -> Iterator[Placed]:
-    """The client aborts, and continues, or asks the same again, at once."""
+    """Abort a request and at once continue it, or send it again."""
     at = rng.randint(step, ends)
     yield Placed(at, parse_action(f"abort {start.rid}", schedule.adapter.actions))
     at += rng.choice((0, 0, 1, 1, 2))
@@ -105,7 +105,7 @@ def _after_its_abort(
 
 
 def _prefixes(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """A prompt that is the beginning of another one, or the other way round."""
+    """Send a prompt that is a prefix of another one, or that another one is a prefix of."""
     del schedule
     shorter = rng.randint(1, max(1, start.prompt))
     prompt = rng.choice((shorter, shorter, start.prompt + rng.choice(_RESULTS_OF_TOOLS)))
@@ -125,7 +125,7 @@ _KINDS: Final[Sequence[_Kind]] = (
 
 
 def _turn(start: StartsTurns, rid: str, after: str, prompt: int, seed: int, cut: int | None = None) -> Action:
-    """Make a turn that asks for the same as the first request, but has no prefix of another prompt."""
+    """Make a turn with the fields of the first request, but without a prefix of another prompt."""
     return _replaced(start, rid=rid, after=after, cut=cut, prompt=prompt, seed=seed, shared=0, tail=0)
 
 

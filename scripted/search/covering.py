@@ -1,8 +1,8 @@
-"""A covering array: rows of a few features each, so that every two levels that go together meet in one, and of some
-features every three.
+"""A covering array: rows of a few features that together contain every compatible pair of levels, and for some features
+every triple.
 
-Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on, all others off, because a feature may
-keep others from ever happening.
+Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on and all others off, because a feature may
+suppress others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-# Of each feature that is on, its level.
+# The level of each feature that is on.
 Row = Mapping[str, str]
 _Level = tuple[str, str]
 _FEWEST_ON: Final = 6
@@ -20,7 +20,7 @@ _MOST_ON: Final = 18
 
 
 def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool]) -> list[tuple[_Level, _Level]]:
-    """Every two levels of different features that go together."""
+    """Return every compatible pair of levels of different features."""
     levels = [(feature, level) for feature, levels in features.items() for level in levels]
     pairs = itertools.combinations(levels, 2)
     return [(one, other) for one, other in pairs if one[0] != other[0] and allows(dict([one, other]))]
@@ -44,7 +44,7 @@ def covering_rows(
         together[numbers[one]] |= 1 << numbers[other]
         together[numbers[other]] |= 1 << numbers[one]
     if not pairs:
-        # No two levels go together: one feature at a time.
+        # No two levels are compatible: one feature at a time.
         alone = [dict([level]) for level in levels if allows(dict([level]))]
         yield from itertools.cycle(alone or [{}])
     core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
@@ -69,7 +69,7 @@ def covering_rows(
 
 
 def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None:
-    """Note that the pairs of this row are covered, and that each of its levels is used once more."""
+    """Mark the pairs of this row as covered, and count one more use of each level."""
     on = sum(1 << number for number in row)
     for number in row:
         missing[number] &= ~on
@@ -77,7 +77,7 @@ def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None
 
 
 def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return every three levels of ``core`` of which each two go together."""
+    """Return every triple of levels of ``core`` whose pairs are compatible."""
     return [
         (one, two, three)
         for one, two, three in itertools.combinations(sorted(core), 3)
@@ -86,7 +86,7 @@ def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int
 
 
 def _thirds_of(threes: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, int]]:
-    """Return for each two levels of a triple the third ones, as bits: the triples that no row has yet."""
+    """Return, for each pair of levels, the third levels of uncovered triples as bits."""
     thirds: dict[int, dict[int, int]] = {}
     for three in threes:
         for here, there in itertools.permutations(three, 2):
@@ -96,7 +96,7 @@ def _thirds_of(threes: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, in
 
 
 def _in_turn(*all_of: Iterator[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """One of each, until none has any more. Each is asked for when it is needed."""
+    """Yield from each in turn, lazily, until all are exhausted."""
     left = list(all_of)
     while left:
         turn = left.pop(0)
@@ -120,7 +120,7 @@ def _row(
     on = sum(1 << number for number in row)
     candidates = rng.sample(range(len(levels)), len(levels))
     while len(row) < size:
-        # Levels of one feature do not go together.
+        # Levels of one feature are incompatible.
         candidates = [number for number in candidates if together[number] & on == on]
         if not candidates:
             break
@@ -138,5 +138,5 @@ def _row(
 
 
 def _triples(thirds: Mapping[int, int] | None, inside: Sequence[int], on: int) -> int:
-    """How many new triples a level makes with two of those that are on."""
+    """Count the new triples that a level forms with two levels that are on."""
     return 0 if thirds is None else sum([(thirds.get(number, 0) & on).bit_count() for number in inside])

@@ -1,7 +1,7 @@
-"""Finds the scheduler's wrong decision: the last branch of a failing run that mends it, if it goes the other way.
+"""Finds the scheduler's wrong decision: the last branch of a failing run whose reversal makes the run pass.
 
-Owns the tracing of a run's branches and their reversal, for one step of one run, in the compiled code. What no branch
-mends has no such decision: a wrong number, or a wrong object.
+Traces a run's branches and reverses one in the compiled code, for one step of one run. A wrong number or a wrong object
+has no such branch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _OPPOSITE: Final = {"TRUE": "FALSE", "FALSE": "TRUE", "NONE": "NOT_NONE", "NOT_N
 _BRANCH: Final = re.compile(r"(.*JUMP.*_IF_)(TRUE|FALSE|NOT_NONE|NONE)(_OR_POP)?")
 
 
-# A step, a piece of code and a line of it.
+# A step, a code object and one of its lines.
 _At: TypeAlias = tuple[int, CodeType, int]
 
 
 class Branch(NamedTuple):
-    """A branch of compiled code: the instruction at ``offset``, and the one that goes the other way.
+    """A branch of compiled code: the instruction at ``offset``, and its reverse.
 
-    ``place`` is equal for the same branch in edited code: the function, the line, and which branch of the line it is.
+    ``place`` is stable under edits elsewhere: the function, the line, and the position of the branch in the line.
     """
 
     code: CodeType
@@ -52,9 +52,9 @@ class Branch(NamedTuple):
 
 
 class Decisions:
-    """The branches that a failing run of a schedule comes to, with their steps, the last one first.
+    """The branches that a failing run of a schedule takes, with their steps, the last one first.
 
-    There are none where the run does not fail by itself, or where the scheduler's packages are not known.
+    Empty if the run does not fail without additions, or if the scheduler's packages are unknown.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -69,7 +69,7 @@ class Decisions:
             self._decided = _decided(lines)
 
     def wrong(self, budget_s: float = BUDGET_S) -> Branch | None:
-        """Return the last branch that mends the run by going the other way in its step; None if none does."""
+        """Return the last branch whose reversal in its step makes the run pass; None if there is none."""
         until = time.process_time() + budget_s
         for step, branch in self._decided:
             if time.process_time() > until:
@@ -79,7 +79,7 @@ class Decisions:
         return None
 
     def needed(self, passing: Iterable[Schedule]) -> frozenset[tuple[str, int]]:
-        """Return the lines, with their functions, that the run comes to and one of these passing ones does not."""
+        """Return the lines, with their functions, that the run executes and one of these passing runs does not."""
         needed: set[tuple[str, int]] = set()
         here = _places(self._lines)
         for schedule in passing:
@@ -89,7 +89,7 @@ class Decisions:
         return frozenset(needed)
 
     def _mends(self, branch: Branch, step: int) -> bool:
-        """Whether the run passes so, and refuses no more requests: what is refused breaks no promise."""
+        """Return whether the run passes without refusing more requests, since a refused request breaks no promise."""
         function = self._functions.get(branch.code)
         if function is None:
             return False
@@ -114,9 +114,9 @@ def _refused(run: Run) -> int:
 
 
 def _traced(schedule: Schedule) -> tuple[bool, Mapping[_At, int], int]:
-    """Run a schedule: whether it passes, the scheduler's lines by step with the turn of their last run, and refusals.
+    """Run a schedule; return whether it passes, the order of the scheduler's last executed lines by step, and refusals.
 
-    Lines that run while a step is judged are left out.
+    Leaves out lines that run while a step is judged.
     """
     packages, count = _packages_of(schedule.adapter), 0
     run: Run | None = None
@@ -126,7 +126,7 @@ def _traced(schedule: Schedule) -> tuple[bool, Mapping[_At, int], int]:
         nonlocal count
         if event == "line" and run is not None and run.phase is not Phase.ORACLE:
             count += 1
-            # Before a step is composed its number is not counted yet.
+            # The step counter lags until a step is composed.
             last[run.step + (run.phase is Phase.HARNESS), frame.f_code, frame.f_lineno] = count
         return on_line
 
@@ -161,7 +161,7 @@ def _places(lines: Iterable[_At]) -> set[tuple[str, int]]:
 
 
 def _passes(schedule: Schedule, watch: Callable[[Run], None], timeout_s: float | None = None) -> bool:
-    """Whether a watched run passes; one that cannot be judged does not."""
+    """Return whether a watched run passes; False if it cannot be judged."""
     try:
         return finish(Run(schedule, watch=watch), timeout_s=timeout_s).failure is None
     except (HarnessError, ScriptDefinitionError, ValueError):
@@ -181,7 +181,7 @@ def _branches(code: CodeType) -> Iterator[Branch]:
 
 
 def _reversed(outer: CodeType, branch: Branch) -> CodeType:
-    """Return the code of a function with a branch of it, or of a function inside it, going the other way."""
+    """Return the code of a function with a branch reversed, in it or in a nested function."""
     if outer is branch.code:
         instructions = bytearray(outer.co_code)
         instructions[branch.offset] = branch.reversed
@@ -191,7 +191,7 @@ def _reversed(outer: CodeType, branch: Branch) -> CodeType:
 
 
 def _packages_of(adapter: Adapter) -> frozenset[str]:
-    """Return the scheduler's packages; of an adapter in a file that states none, the modules in its folder."""
+    """Return the scheduler's packages; for an adapter file that states none, the modules in its folder."""
     file = Path(adapter.name)
     if adapter.packages or file.suffix != ".py":
         return frozenset(adapter.packages)
@@ -205,7 +205,7 @@ def _is_beside(module: ModuleType, file: Path) -> bool:
 
 
 def _functions(packages: Collection[str]) -> Mapping[CodeType, FunctionType]:
-    """Return the functions of these packages by each piece of code in them."""
+    """Return the functions of these packages by code object."""
     found: dict[CodeType, FunctionType] = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in packages:
@@ -219,7 +219,7 @@ def _functions(packages: Collection[str]) -> Mapping[CodeType, FunctionType]:
 
 
 def _function_of(member: object) -> FunctionType | None:
-    """Return the function in a method, a property or a decorator."""
+    """Return the function that a method, a property or a decorator wraps."""
     if isinstance(member, property):
         member = member.fget
     elif isinstance(member, functools.cached_property):

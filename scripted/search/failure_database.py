@@ -1,7 +1,7 @@
-"""Keeps the findings of a project in a file: run first by the next search, named by their numbers, shared as a file.
+"""Keeps the findings of a project in a file. The next search runs them first; commands name them by number.
 
-One finding a line, as JSON: the smallest schedule that shows it, and why it fails. Its number is never given again
-while it is kept.
+Each line is one finding as JSON: the smallest schedule that shows it, and why it fails. Its number is unique while the
+finding is kept.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 
 DEFAULT_FAILURES: Final = Path(".scripted/failures.jsonl")
-# A replay takes milliseconds, so all of them take a second or two.
+# A replay takes milliseconds, so all take a second or two.
 FAILURES_LIMIT: Final = 200
 _TEXT_LIMIT_CHARS: Final = 2_000
 
 
 class SavedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``schedule`` is the line that replays it; ``text`` is what the failure said.
+    """``schedule`` is the line that replays it; ``text`` is the failure's message.
 
-    ``decision`` is the scheduler's wrong decision, ``seen`` how many runs of the search that found it failed so.
+    ``decision`` is the scheduler's wrong decision. ``seen`` counts the runs of its search that failed this way.
     """
 
     adapter: str
@@ -43,7 +43,7 @@ class SavedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A saved failure that was run again. Without a ``failure`` it was dropped, and ``why`` says for what reason."""
+    """A replayed finding. Without a ``failure`` it was dropped, and ``why`` is the reason."""
 
     saved: SavedFailure
     failure: Failure | None
@@ -51,13 +51,13 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class FailureDatabase:
-    """The failures in ``file``, which need not be there yet; at most FAILURES_LIMIT, the newest."""
+    """The newest findings in ``file``, at most FAILURES_LIMIT; the file may not exist yet."""
 
     def __init__(self, file: Path = DEFAULT_FAILURES) -> None:
         self._file = file
 
     def read(self) -> list[SavedFailure]:
-        """All of them, oldest first, without lines that are none. Raises ScriptDefinitionError for another file.
+        """Return all findings, oldest first, without damaged lines. Raises ScriptDefinitionError for another file.
 
         A line without a number, of an older version, gets the next one.
         """
@@ -71,7 +71,7 @@ class FailureDatabase:
         return [one if one.number else msgspec.structs.replace(one, number=next(free)) for one in saved]
 
     def numbered(self, number: int) -> SavedFailure:
-        """The finding of this number. Raises ScriptDefinitionError where there is none."""
+        """Return the finding of this number. Raises ScriptDefinitionError if there is none."""
         saved = self.read()
         for one in saved:
             if one.number == number:
@@ -80,9 +80,9 @@ class FailureDatabase:
         raise ScriptDefinitionError(f"{self._file} keeps no finding {number}; there are: {there}")
 
     def set_damaged_aside(self) -> list[str]:
-        """Move lines that are no saved failures to a file beside this one. Returns a sentence for each of them.
+        """Move damaged lines to a file beside this one, and return a sentence for each.
 
-        Raises ScriptDefinitionError for a file without any saved failure, which is left as it is.
+        Raises ScriptDefinitionError for a file without any finding, which stays as it is.
         """
         saved, (_, damaged) = self.read(), self._lines()
         if not damaged:
@@ -97,7 +97,7 @@ class FailureDatabase:
         ]
 
     def add(self, schedule: Schedule, failure: Failure, decision: str = "") -> SavedFailure:
-        """Keep a finding with the next number; one of the same schedule keeps its own. Raises OSError."""
+        """Add a finding under the next number; a finding of the same schedule keeps its number. Raises OSError."""
         saved = self.read()
         old = next((one for one in saved if (one.adapter, one.schedule) == (schedule.of, str(schedule))), None)
         number = old.number if old else 1 + max((one.number for one in saved), default=0)
@@ -107,7 +107,7 @@ class FailureDatabase:
         return new
 
     def replace(self, new: SavedFailure) -> None:
-        """Keep this in place of the finding of its number. Raises OSError."""
+        """Replace the finding of the same number. Raises OSError."""
         self._write([new if one.number == new.number else one for one in self.read()])
 
     def add_seen(self, more: Mapping[int, int]) -> None:
@@ -117,15 +117,15 @@ class FailureDatabase:
             self._write([msgspec.structs.replace(one, seen=one.seen + more.get(one.number, 0)) for one in saved])
 
     def forget(self, number: int) -> SavedFailure:
-        """Drop the finding of this number. Raises ScriptDefinitionError where there is none, and OSError."""
+        """Drop the finding of this number. Raises ScriptDefinitionError if there is none, and OSError."""
         gone = self.numbered(number)
         self._write([one for one in self.read() if one.number != number])
         return gone
 
     def replay(self, adapter: str) -> Iterator[Replayed]:
-        """Run those of an adapter again, newest first. What no longer fails, or cannot be read any more, is dropped.
+        """Replay an adapter's findings, newest first. Drops those that no longer fail or can no longer be read.
 
-        Raises ScriptDefinitionError where the adapter cannot be loaded, which says nothing of its failures.
+        Raises ScriptDefinitionError if the adapter cannot be loaded; its findings are then kept.
         """
         mine = [one for one in reversed(self.read()) if one.adapter == adapter]
         if mine:
@@ -137,11 +137,11 @@ class FailureDatabase:
             yield Replayed(saved, failure, why)
 
     def _lines(self) -> tuple[list[SavedFailure], list[tuple[int, str, bytes]]]:
-        """The saved failures, and each line that is none: its number, why, and its bytes."""
+        """Return the findings, and each damaged line with its number, the reason and its bytes."""
         saved: list[SavedFailure] = []
         damaged: list[tuple[int, str, bytes]] = []
         data = self._file.read_bytes() if self._file.exists() else b""
-        # Line feeds alone end a line: JSON may hold whatever else ends one of a text.
+        # Only line feeds separate findings: JSON strings may contain other line separators.
         for number, line in enumerate(data.split(b"\n"), 1):
             if not line.strip():
                 continue
@@ -156,7 +156,7 @@ class FailureDatabase:
         self._replace(saved)
 
     def _replace(self, saved: list[SavedFailure]) -> None:
-        """In one piece: a process that is killed leaves the old ones."""
+        """Write atomically: a killed process leaves the old file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         new.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in saved[-FAILURES_LIMIT:]))

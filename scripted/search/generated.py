@@ -1,7 +1,7 @@
 """Targets by number: ``generated:17`` is the same schedule in every process, drawn from the space of its adapter.
 
-Also what those of every adapter have in common: how long prompts are and what they share, when they come and what they
-are called; and events, which are what the adapter's actions say can be added.
+Draws what all adapters have in common: the lengths of prompts and the prefixes they share, arrivals, request ids, and
+events from the adapter's extra actions.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from scripted.search.covering import Row, covering_rows
 from scripted.search.strategies import extras_of
 
 _NAME: Final = re.compile(r"generated:(\d{1,10})")
-# Targets of one covering array; the next ones have an array of their own, so that a large number costs no more.
+# Targets of one covering array. The next ones have their own array, so that a large number costs no more.
 _BLOCK: Final = 1000
 _SEARCHES: Final = 1_000_000
-# The first targets of an array have every feature by itself, without a scenario.
+# The first targets of an array have one feature each, without a scenario.
 _PLAIN_TARGETS: Final = 20
 # In each later group of targets the first has a rare scenario, which may hide the rest of its events; the last is a
 # scene and takes no row of the array.
 _GROUP_TARGETS: Final = 4
-# The share of a row's features that a scene has: most would keep it from happening.
+# The share of a row's features that a scene keeps: most features would suppress it.
 _KEPT: Final = 0.3
 SCENARIO: Final = "scenario"
-# One target in so many has further turns of its requests. They are drawn last: the rest does not depend on them.
+# One target in this many has further turns. They are drawn last, so that the rest does not depend on them.
 _CONVERSATION_EVERY: Final = 3
-# The numbers of a row are drawn again as often as this, when together they make no configuration. Of rows with many
-# settings of vLLM's two draws of a hundred make one.
+# The numbers of a row are redrawn this often if they make no configuration together. With many settings of vLLM two
+# draws of a hundred make one.
 _DRAWS: Final = 1000
 
 
-# The fields of a request by name, which each adapter's action of requests takes as its own.
+# The fields of a request by name, which each adapter's action for requests takes.
 RequestFields: TypeAlias = dict[str, Any]
 
 
 class Space(Protocol):
-    """The targets that can be drawn for an adapter.
+    """The space of targets that can be drawn for an adapter.
 
-    ``features`` are settings, kinds of requests and of events, each with the levels that are not its default.
+    ``features`` are settings, kinds of requests and kinds of events, each with its levels other than the default.
     """
 
     @property
@@ -58,15 +58,15 @@ class Space(Protocol):
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """The features of which any three levels meet too; of all others any two do."""
+        """Return the features whose triples of levels are covered; of all others pairs are."""
         ...
 
     def allows(self, row: Row) -> bool:
-        """Whether there is a configuration with all of this."""
+        """Return whether some configuration has all of these levels."""
         ...
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """A schedule with all of this; what the row does not say is as it is by default, numbers are drawn.
+        """Draw a schedule with all of these levels. Features outside the row have their defaults; numbers are drawn.
 
         Raises ValueError or ScriptDefinitionError for numbers that make no configuration.
         """
@@ -75,7 +75,7 @@ class Space(Protocol):
 
 @runtime_checkable
 class HasRareScenarios(Protocol):
-    """A space whose rows may have a rare scenario beside their features: one of these names, in turn."""
+    """A space whose rows may have a rare scenario beside their features, by name, in turn."""
 
     @property
     def rare_scenarios(self) -> Sequence[str]: ...
@@ -102,12 +102,12 @@ def generated_target(number: int) -> str:
 
 
 def first_of(seed: int) -> int:
-    """The number of the first target that a search with this seed takes; those of two seeds are others."""
+    """Return the number of the first target of a search with this seed; different seeds take different targets."""
     return seed % _SEARCHES * _BLOCK
 
 
 def number_of(target: str) -> int | None:
-    """The number of such a text; None for any other. Raises ScriptDefinitionError for one without a number."""
+    """Return the number in ``generated:NUMBER``; None for another text. Raises ScriptDefinitionError for a bad one."""
     found = _NAME.fullmatch(target)
     if found is None and target.partition(":")[0] == "generated":
         raise ScriptDefinitionError(f"a generated target is generated:NUMBER with at most ten digits, got {target!r}")
@@ -115,7 +115,7 @@ def number_of(target: str) -> int | None:
 
 
 def row_of(number: int, of: str) -> Row:
-    """The features of the target of this number."""
+    """Return the features of the target with this number."""
     space, rows, place = space_of(of), _rows(number // _BLOCK, of), number % _BLOCK
     rare_scenarios = space.rare_scenarios if isinstance(space, HasRareScenarios) else ()
     scenes = space.scenes if isinstance(space, HasScenes) else {}
@@ -139,7 +139,7 @@ def _scene(space: Space, row: Row, name: str, needed: Mapping[str, tuple[str, ..
 
 @functools.lru_cache(maxsize=1024)
 def generated_schedule(number: int, of: str) -> Schedule:
-    """The schedule of this number. Raises ScriptDefinitionError for an adapter that declares no space."""
+    """Return the schedule of this number. Raises ScriptDefinitionError for an adapter without a space."""
     row, space = row_of(number, of), space_of(of)
     for draw in range(_DRAWS):
         try:
@@ -162,7 +162,7 @@ def _with_turns(schedule: Schedule, number: int) -> Schedule:
 
 
 def space_of(of: str) -> Space:
-    """The adapter's space. Raises ScriptDefinitionError where it has none."""
+    """Return the adapter's space. Raises ScriptDefinitionError if it has none."""
     adapter = adapter_named(of)
     if not isinstance(adapter, GeneratesTargets):
         raise ScriptDefinitionError(
@@ -173,7 +173,7 @@ def space_of(of: str) -> Space:
 
 
 class _Rows:
-    """The rows of one covering array, as far as they were asked for."""
+    """The rows of one covering array, computed on demand."""
 
     def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
@@ -201,28 +201,28 @@ REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "stops": ("some",),
 }
 EVENT: Final = "event-"
-# Requests of a target by its level; None is the default.
+# The number of requests of a target by level; None is the default.
 _COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (9, 14), "stream": (26, 34)}
-# Of a stream, how many come in a step, in tenths: at each rate some configuration has always one that waits.
+# Arrivals of a stream a step, in tenths: at each rate some configuration always has a waiting request.
 _STREAM_RATES: Final = (5, 10, 20, 30)
-# Steps between two requests that begin.
+# Steps between two arrivals.
 _GAPS: Final = {None: (0, 1, 1, 2, 4, 9), "together": (0,), "in-line": (1,), "apart": (7, 9, 12, 16)}
 _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27)}
-# Some of the tokens that a simulated model says; the first few are those of one that says little else.
+# Some tokens that the simulated model samples; a model of few tokens samples mostly the first ones.
 _STOPS: Final = (33, 34, 35, 36, 50, 77, 100, 120)
 _SEEDS: Final = 3
-# What is shared where the row does not say; a seed is that of other prompts or not.
+# The shared prefix if the row names none; other prompts may have the same seed.
 _CONTENTS: Final = ("seed", "seed", "seed", "parts", "parts", "blocks")
 _MOST_EVENTS: Final = 3
-# Of an event that ends something by itself after a time, how much of that time passes.
+# The share of its time limit that passes after an event that expires.
 _PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in tokens that a prompt may be as long as, below or above. ``bounds`` are those beyond which none fits.
+    """Sizes in tokens at, below or above which prompts are drawn. Beyond ``bounds`` no prompt fits.
 
-    ``most`` is how long a prompt is unless it is at a bound.
+    ``most`` is the longest prompt that is not drawn at a bound.
     """
 
     block: int
@@ -232,7 +232,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
-    """The steps and the fields of a workload's requests, as the row has them."""
+    """Draw the steps and the fields of a workload's requests from the row."""
     if row.get("requests") == "stream":
         yield from _stream(row, rng, marks)
         return
@@ -240,7 +240,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
     step = 1
     starts: list[RequestFields] = []
     alike = _length(row, rng, marks)
-    # Among many small ones one may be of any size, which they pass.
+    # Among many small requests one may have any size; the others overtake it.
     large = rng.choice((-1, 0, 1, 1))
     for index in range(count):
         length = alike if row.get("prompts") == "alike" else _length(row, rng, marks)
@@ -260,13 +260,13 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
 
 
 def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
-    """Small requests that share a prefix keep coming, and near the first of them are one or two that are other."""
+    """Draw a stream of small requests that share a prefix, with one or two different ones near its beginning."""
     count, rate = rng.randint(*_COUNTS["stream"]), rng.choice(_STREAM_RATES)
     others = sorted(rng.sample(range(2, 9), rng.choice((1, 1, 2))))
     lengths = {index: _length(row, rng, marks) for index in others}
-    # What has left comes back: now it finds more than those that are alike, and is alone with it.
+    # The different request comes back, and alone finds more in the cache than the stream does.
     again = rng.choice((None, rng.randint(12, 20)))
-    # A whole block is what they find in a cache, so that a policy may prefer them.
+    # They share a whole block, so that they hit the cache and a policy may prefer them.
     alike = rng.randint(*rng.choice(((1, marks.block), (marks.block + 1, 2 * marks.block + 1))))
     for index in range(count):
         fields = {"rid": _rid(row, rng, index), "prompt": alike, "new": rng.choice((1, 1, 2, 3)), "seed": 0}
@@ -278,7 +278,7 @@ def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, R
 
 
 def _rid(row: Row, rng: random.Random, index: int) -> str:
-    """Most rids begin like others, or some come again."""
+    """Draw a request id; most are prefixes of others, and some repeat."""
     if row.get("rids") == "prefixes":
         return ("r-1", "r-10", "r", "r-100", "r-1x", "r-")[index] if index < 6 else f"r-1{index:03}"
     if row.get("rids") == "again" and index and rng.random() < 0.5:
@@ -287,7 +287,7 @@ def _rid(row: Row, rng: random.Random, index: int) -> str:
 
 
 def _length(row: Row, rng: random.Random, marks: Marks) -> int:
-    """Around a size, or a few of it; at the bounds, also one that does not fit."""
+    """Draw a length around a size or a multiple of it; at the bounds, also one that does not fit."""
     level = row.get("prompts")
     if level == "short":
         return rng.randint(1, marks.block + 1)
@@ -300,9 +300,9 @@ def _length(row: Row, rng: random.Random, marks: Marks) -> int:
 def _content(
     level: str, rng: random.Random, length: int, block: int, others: Sequence[RequestFields], index: int
 ) -> dict[str, int]:
-    """The tokens of a prompt: its own, those of another one, or some of these, up to any place.
+    """Draw the tokens of a prompt: its own, another prompt's, or a part of another's up to any position.
 
-    With ``blocks`` what follows a shared prefix is the beginning of another prompt: equal blocks behind different
+    With ``blocks`` a shared prefix is followed by the beginning of another prompt: equal blocks behind different
     prefixes.
     """
     seed = rng.randrange(_SEEDS)
@@ -311,11 +311,11 @@ def _content(
     if level == "all":
         return {"seed": 0}
     if level == "turns" and index:
-        # An earlier prompt again, as far as it went, or further.
+        # An earlier prompt again, whole or extended.
         earlier = rng.choice(others)
         return {name: int(earlier[name]) for name in ("seed", "shared", "tail") if name in earlier}
     if level == "blocks" and index:
-        # Of whole blocks, so that those behind them are the same blocks as at the beginning of the other one.
+        # Whole blocks, so that the following blocks equal those at the beginning of the other prompt.
         other = rng.choice([int(one["seed"]) for one in others])
         prefix = rng.randrange(_SEEDS)
         blocks = rng.randint(1, max(1, (length - 1) // block - 1))
@@ -329,15 +329,15 @@ def _content(
 
 
 def event_kinds(schedule: Schedule) -> tuple[str, ...]:
-    """Return the kinds of actions that a search can add to a schedule; requests are drawn apart."""
+    """Return the kinds of actions that a search can add to a schedule, without requests."""
     kinds = dict.fromkeys(_tag(extra) for extra in extras_of(schedule) if not extra.is_start)
     return tuple(EVENT + kind for kind in kinds)
 
 
 def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """One to three events of each kind that is on, anywhere; some are undone a few steps later.
+    """Draw one to three events of each kind that is on, anywhere; some are undone a few steps later.
 
-    Raises ValueError for a kind of which nothing can be added to this schedule.
+    Raises ValueError for a kind without an addition to this schedule.
     """
     wanted = [name.removeprefix(EVENT) for name in row if name.startswith(EVENT)]
     extras = [extra for extra in extras_of(schedule) if not extra.is_start] if wanted else []
@@ -350,7 +350,7 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
             action, last = rng.choice(of_kind), schedule.last_step + _LATE_STEPS
             step = rng.randint(last // 2 if action.is_fatal else 1, last)
             if action.is_fatal and met and rng.random() < 0.5:
-                # What ends the whole run has something before it, often what has just begun.
+                # An event that ends the run comes after others, often just after they begin.
                 step = rng.choice(met) + rng.randint(0, 3)
             if not action.is_fatal:
                 met.append(step)

@@ -1,8 +1,8 @@
 """Sorts the failures of a search by their causes: kinds of failure, with the known ones among them.
 
-A failure is of a kind if it has the kind's parts, settings and events, still fails with these alone, and no longer
-fails in its way without one of them. What no kind explains is shrunk, and then shrunk further while it fails in any
-way: it is of the kind that has the same wrong decision, or comes down to the same simplest failure in the same code.
+A failure belongs to a kind if it has the kind's settings and events, still fails with these alone, and no longer fails
+in the same way without one of them. A failure that no kind explains is shrunk, and then shrunk further while it fails
+in any way. It belongs to the kind with the same wrong decision, or with the same simplest failure in the same code.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from scripted.search.other_tree import OtherTree
 from scripted.search.shrinking import Shrunk, shrink, way_to_fail
 from scripted.search.units import Finding
 
-# Kinds that a search tells apart, and failures that wait to be sorted; further ones are counted.
+# The kinds that a search tells apart, and the failures that wait to be sorted; further ones are only counted.
 _KINDS_LIMIT: Final = 200
 _WAITING_LIMIT: Final = 200
-# The part of a search's time that goes to sorting, and what it may take at once.
+# The share of a search's time that goes to sorting, and the seconds that it may take at once.
 _SHARE: Final = 0.3
 _AT_ONCE_S: Final = 5.0
-# After the search the failures that still wait are sorted for so long.
+# Seconds for sorting the failures that still wait after the search.
 _FINISH_S: Final = 30.0
-# A finding that is shrunk for long keeps the search waiting; `scripted findings shrink` has more time.
+# The search waits while a finding is shrunk; `scripted findings shrink` has more time.
 _SHRINK_S: Final = 2.0
-# For the way down to the simplest failure of a cause.
+# Seconds for shrinking to the simplest failure of a cause.
 _SLIP_S: Final = 1.5
-# A failure may have the parts of so many kinds, one behind the other.
+# A failure may contain the parts of several kinds.
 _LAYERS: Final = 3
 
 
 class SchedulePart(NamedTuple):
-    """A setting that is not at its default, a kind of event, or a field of one that is not at its default."""
+    """A setting or a field of an event that is not at its default, or a kind of event."""
 
     event: str = ""
     name: str = ""
@@ -52,11 +52,11 @@ class SchedulePart(NamedTuple):
 
 
 class Kind:
-    """Failures of one cause. ``schedule`` is the smallest that shows it; None for a target that is a script.
+    """The failures of one cause. ``schedule`` is the smallest that shows it; None for a target that is a script.
 
-    ``parts`` are of ``schedule``, ``shapes`` of all smallest schedules. ``decision`` is the wrong decision of
-    the scheduler. ``seen`` counts failures.
-    ``defect``: it is known. ``number``: it is kept under it; 0 is not kept. ``is_old``: an earlier search found it.
+    ``parts`` are the parts of ``schedule``, ``shapes`` those of all smallest schedules. ``decision`` is the scheduler's
+    wrong decision. ``seen`` counts failures. ``defect`` names the known defect. ``number`` is the finding's number in
+    the project's file; 0 if it is not kept. ``is_old``: an earlier search found it.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Kind:
         self.shrunk = shrunk
         self.decision = decision
         self.signatures = {failure.signature, finding.failure.signature}
-        # The simplest failure that it comes down to; empty before it is examined.
+        # The signature of the simplest failure; empty before the kind is examined.
         self.root = ""
-        # The scheduler's code that all of its failures need.
+        # The scheduler's lines that all of its failures need.
         self.needed: frozenset[tuple[str, int]] = frozenset()
         self.is_examined = False
         self.defect = defect
@@ -101,25 +101,25 @@ class Kind:
 
     @property
     def is_replayed(self) -> bool:
-        """Its schedule fails from its beginning."""
+        """Return whether the schedule fails in a run from its beginning."""
         return self.shrunk is None or self.shrunk.fails
 
     @property
     def events(self) -> list[str]:
-        """The kinds of event of the smallest schedule."""
+        """Return the kinds of event of the smallest schedule."""
         return sorted({part.event for part in self.parts if part.event})
 
     @property
     def settings(self) -> list[str]:
-        """The settings of the smallest schedule that are not at their defaults."""
+        """Return the settings of the smallest schedule that are not at their defaults."""
         return sorted(part.name for part in self.parts if not part.event)
 
 
 class Sorter:
     """Sorts failures as they come. ``on_new`` is called with each new kind.
 
-    With ``against``, only what does not fail there is a finding; ``in_both`` counts the rest. ``unsorted`` counts the
-    failures that were not looked at: too many kinds, or too many in too little time.
+    With ``against``, a schedule that fails there too is no finding, and ``in_both`` counts it. ``unsorted`` counts the
+    failures that were not examined, because of too many kinds or too little time.
     """
 
     def __init__(self, *, on_new: Callable[[Kind], None] = lambda _: None, against: OtherTree | None = None) -> None:
@@ -136,11 +136,11 @@ class Sorter:
 
     @property
     def new(self) -> list[Kind]:
-        """The kinds that are neither known nor kept."""
+        """Return the kinds that are neither known nor kept."""
         return [kind for kind in self.kinds if kind.is_new]
 
     def add_known(self, defect: Defect, adapter: str) -> None:
-        """Run a known defect's schedules; one of which none fails is ``gone``."""
+        """Run a known defect's schedules; if none fails, the defect is ``gone``."""
         tried = [_known(text, defect, adapter) for text in defect.schedules if is_of(text, adapter)]
         kinds = [kind for kind in tried if kind is not None]
         self.kinds += kinds
@@ -148,7 +148,7 @@ class Sorter:
             self.gone.append(defect)
 
     def add_kept(self, saved: SavedFailure, failure: Failure) -> None:
-        """Know a kept finding, which still fails."""
+        """Add a kept finding that still fails."""
         schedule = Schedule.parse(saved.schedule, of=saved.adapter)
         finding = Finding(str(schedule), (), failure, saved.adapter)
         kind = Kind(finding, schedule, failure, decision=saved.decision, number=saved.number)
@@ -156,7 +156,7 @@ class Sorter:
         self.kinds.append(kind)
 
     def add(self, finding: Finding) -> None:
-        """Sort a failure now, or later where too much of the search's time went to sorting."""
+        """Sort a failure now, or later if too much of the search's time went to sorting."""
         elapsed = time.monotonic() - self._started
         self._waiting.append(finding)
         if len(self._waiting) > _WAITING_LIMIT:
@@ -166,7 +166,7 @@ class Sorter:
             self._sort_newest()
 
     def finish(self, seconds: float = _FINISH_S) -> None:
-        """Sort what still waits, for so long at most."""
+        """Sort the failures that still wait, within the time limit."""
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
             self._sort_newest()
@@ -177,7 +177,7 @@ class Sorter:
         return self._sorted[finding.failure.signature]
 
     def _sort_newest(self) -> None:
-        """Sort a failure of the promise that was sorted least often: a common failure must not keep others waiting."""
+        """Sort a failure of the promise that was sorted least often: common failures must not delay the others."""
         finding = min(self._waiting, key=self._often_sorted)
         self._waiting.remove(finding)
         self.sort(finding)
@@ -196,7 +196,7 @@ class Sorter:
         self._spent_s += time.monotonic() - started
 
     def _sort_script(self, finding: Finding) -> None:
-        """A script cannot be shrunk: its failures are told apart by promise, place and the events added."""
+        """Sort a script's failure by promise, place and added events; a script cannot be shrunk."""
         events = sorted(one.action.kind for one in finding.extra)
         for kind in self.kinds:
             other = kind.finding
@@ -240,9 +240,9 @@ class Sorter:
         self._on_new(kind)
 
     def _explained(self, schedule: Schedule, signature: str) -> tuple[Kind | None, Schedule | None]:
-        """The kind that is the whole cause of this failure; or what fails in the same way without a kind's cause.
+        """Return the kind that explains this failure, or a schedule that fails in the same way without a kind's cause.
 
-        A schedule may have two causes, and the second one must not hide behind the first.
+        A schedule may have two causes, and the second must not hide behind the first.
         """
         parts = parts_of(schedule)
         for kind in self.kinds:
@@ -260,7 +260,7 @@ class Sorter:
         return None, None
 
     def _same(self, found: Kind) -> Kind | None:
-        """The kind that a failure which none explains is of, all the same: the one with most code in common."""
+        """Return the kind of the same cause for a failure that none explains: the one with most code in common."""
         self._examine(found)
         alike: list[tuple[float, Kind]] = []
         for kind in self.kinds:
@@ -275,9 +275,9 @@ class Sorter:
         return max(alike, key=lambda one: one[0])[1] if alike else None
 
     def _examine(self, kind: Kind) -> None:
-        """Look once for a kind's simplest failure, its wrong decision, and the code that it needs.
+        """Find, once, a kind's simplest failure, its wrong decision, and the code that it needs.
 
-        Symptoms of one cause come down to the same failure where a smaller schedule may fail in any way.
+        Symptoms of one cause shrink to the same failure if a smaller schedule may fail in any way.
         """
         if kind.is_examined or kind.schedule is None:
             return
@@ -299,13 +299,13 @@ class Sorter:
 
 
 def _shows(kind: Kind, schedule: Schedule | None) -> bool:
-    """Whether a schedule with a kind's parts alone breaks a promise that the kind breaks."""
+    """Return whether a schedule with a kind's parts alone breaks a promise that the kind breaks."""
     failure = _failure(schedule)
     return failure is not None and failure.signature in kind.signatures
 
 
 def parts_of(schedule: Schedule) -> frozenset[SchedulePart]:
-    """Return the parts of a schedule, whatever the numbers in it."""
+    """Return the parts of a schedule, without its numbers."""
     found = {SchedulePart(name=name) for name in schedule.adapter.config_words(schedule.config)}
     for one in schedule.placed:
         found.add(SchedulePart(one.action.kind))
@@ -316,7 +316,7 @@ def parts_of(schedule: Schedule) -> frozenset[SchedulePart]:
 def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule | None:
     """Return the schedule with these parts alone: other settings and fields at their defaults, other events left out.
 
-    None where the adapter refuses that.
+    None if the adapter refuses that schedule.
     """
     words = schedule.adapter.config_words(schedule.config)
     kept = {name: str(value) for name, value in words.items() if SchedulePart(name=name) in parts}
@@ -328,7 +328,7 @@ def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule |
 
 
 def _plain(placed: Placed, parts: frozenset[SchedulePart]) -> Placed:
-    """The event with these fields alone; others at their defaults."""
+    """Return the event with only these fields; the others have their defaults."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(placed.action)}
     kind = placed.action.kind
     plain = {name: defaults[name] for name in _set_fields(placed) if SchedulePart(kind, name) not in parts}
@@ -336,7 +336,7 @@ def _plain(placed: Placed, parts: frozenset[SchedulePart]) -> Placed:
 
 
 def _neighbours(kind: Kind) -> Iterator[Schedule]:
-    """The smallest schedule without one of its parts each."""
+    """Return the smallest schedule without each of its parts in turn."""
     assert kind.schedule is not None, "it was shrunk"
     for part in sorted(kind.parts):
         if _has_starts(other := _without(kind.schedule, part)):
@@ -359,7 +359,7 @@ def _set_fields(placed: Placed) -> Iterator[str]:
 
 
 def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
-    """A known defect as a kind; None where its schedule passes, or is refused by this version."""
+    """Return a known defect as a kind; None if its schedule passes, or if this version refuses it."""
     try:
         schedule = Schedule.parse(text)
     except (ScriptDefinitionError, ValueError):
@@ -373,7 +373,7 @@ def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
 
 
 def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[SchedulePart]:
-    """The parts that a failing schedule needs; one that was written by hand may have more."""
+    """Return the parts that a failing schedule needs; a hand-written one may have more."""
     for part in sorted(parts_of(schedule)):
         smaller = _without(schedule, part)
         if _has_starts(smaller) and _fails(smaller, signature):
@@ -382,7 +382,7 @@ def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[SchedulePart]
 
 
 def _fails(schedule: Schedule | None, signature: str) -> bool:
-    """Whether a schedule fails like this; one that makes no run does not."""
+    """Return whether a schedule fails like this; False if it makes no run."""
     failure = _failure(schedule, signature)
     return failure is not None and failure.signature == signature
 

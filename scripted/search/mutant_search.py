@@ -1,7 +1,7 @@
-"""How soon an adapter's search finds each of its mutants, unaided: it knows neither the window nor the workload.
+"""Measures how soon an adapter's search finds each of its mutants, without knowing the window or the workload.
 
-In a sweep of the workloads, or from generated targets alone with each strategy, seed by seed. Of the latter every row
-is kept in a file of JSON lines, so that the measurement can be stopped and gone on with.
+Sweeps the workloads, or searches generated targets with each strategy, seed by seed. The rows of the latter go into a
+file of JSON lines, so that a measurement can be interrupted and continued.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from scripted.search.generated import first_of, generated_schedule, generated_ta
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
-# Nothing is added to the targets; and the sweep of the workloads that are written by hand, which has no seed.
+# No additions to the targets; and the sweep of the hand-written workloads, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"
-# Of a failure a row keeps the beginning.
+# A row keeps the beginning of a failure's text.
 _MOST_CHARS: Final = 300
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One search for one mutant; ``finding`` None means that the whole sweep passed with it.
+    """The result of one search for one mutant; without a ``finding`` the whole sweep passed.
 
-    ``misfit`` says why nothing was searched, where the scheduler that is installed has no place for the mutant.
+    ``misfit`` says why nothing was searched: the installed scheduler has no place for the mutant.
     """
 
     mutant: str
@@ -46,7 +46,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def is_missed(self) -> bool:
-        """The search ran and did not find it."""
+        """Return whether the search ran without finding the mutant."""
         return self.finding is None and not self.misfit
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> str:
-        """In a word or two: after which schedule and how many seconds of process time."""
+        """Format the result: the schedule that found it, and the seconds of process time."""
         if self.misfit:
             return "skipped: it does not fit the installed version"
         if self.finding is None:
@@ -72,16 +72,16 @@ class Found(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class HasRoles(Protocol):
-    """An adapter some of whose mutants are searched for in the targets of another role of its scheduler."""
+    """An adapter with mutants that need the targets of another role of its scheduler."""
 
     def adapter_of(self, mutant: str) -> str:
-        """The adapter in whose targets this mutant is searched for. Raises ValueError for an unknown one."""
+        """Return the adapter whose targets are searched for this mutant. Raises ValueError for an unknown mutant."""
         ...
 
 
 @runtime_checkable
 class HasContracts(Protocol):
-    """An adapter with mutants that no engine had: each breaks a promise of this scheduler."""
+    """An adapter with invented mutants: each breaks a promise of this scheduler."""
 
     @property
     def contract_names(self) -> tuple[str, ...]: ...
@@ -92,16 +92,16 @@ class DrawsMutants(Protocol):
     """An adapter that draws mutants at random."""
 
     def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
-        """Single edits of the scheduler, the same for the same seed; what each changes, by name."""
+        """Return single edits of the scheduler for a seed: the change by name."""
         ...
 
 
 @runtime_checkable
 class DescribesMutants(Protocol):
-    """An adapter that says more of its mutants in tables."""
+    """An adapter that adds columns about its mutants to tables."""
 
     def about(self, mutant: str) -> Mapping[str, str]:
-        """Further columns of the mutant's line, by their heads."""
+        """Return further columns of the mutant's line by heading."""
         ...
 
 
@@ -115,13 +115,13 @@ class WritesGallery(Protocol):
 
 
 def adapter_of(mutant: str, of: str) -> str:
-    """The adapter in whose targets a mutant of ``of`` is searched for: its own, or one of another role."""
+    """Return the adapter whose targets are searched for a mutant of ``of``: the same, or one of another role."""
     adapter = adapter_named(of)
     return adapter.adapter_of(mutant) if isinstance(adapter, HasRoles) else of
 
 
 def find_mutant(name: str, of: str = DEFAULT_ADAPTER) -> Found:
-    """Sweep the adapter's workloads with a mutant on, from a cold start, up to the first failure.
+    """Sweep the adapter's workloads with a mutant on, from a cold start to the first failure.
 
     Raises ValueError for an unknown name.
     """
@@ -136,7 +136,7 @@ def find_mutant(name: str, of: str = DEFAULT_ADAPTER) -> Found:
 
 
 def _misfit(mutant: str, of: str) -> str:
-    """Why the scheduler that is installed has no place for a mutant; empty where it has. Raises ValueError."""
+    """Return why the installed scheduler has no place for a mutant; empty if it has. Raises ValueError."""
     try:
         with switched_on(adapter_named(of), mutant):
             return ""
@@ -145,11 +145,11 @@ def _misfit(mutant: str, of: str) -> str:
 
 
 class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` is what showed it.
+    """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` showed the failure.
 
-    ``cpu_s`` are seconds of process time, ``cpu_bound_s`` how many there may be. ``misfit`` says why nothing was
-    searched; ``equivalent`` why nothing can be found, as a reader of the mutant judged. A search that ended with a
-    HarnessError has found nothing.
+    ``cpu_s`` are seconds of process time, at most ``cpu_bound_s``. ``misfit`` says why nothing was searched;
+    ``equivalent`` why nothing can be found, as a reader of the mutant judged. A search that ended with a HarnessError
+    found nothing.
     """
 
     mutant: str
@@ -177,7 +177,7 @@ class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{what}: schedule {self.schedules}, {self.cpu_s:.2f} s: {self.target}: {self.failure}"
 
     def stands_for(self, other: TimedSearch) -> bool:
-        """Whether a search with the other's bounds need not be run again: it found it, or would end no later."""
+        """Return whether a search with the other's bounds is superfluous: this one succeeded, or would end no later."""
         if (self.mutant, self.strategy, self.seed) != (other.mutant, other.strategy, other.seed):
             return False
         if self.misfit or self.equivalent or (self.is_found and self.schedules <= other.bound):
@@ -188,7 +188,7 @@ class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def measured_in(file: Path) -> list[TimedSearch]:
-    """The rows of a file; none where there is no file. A line that was cut off by a kill is left out."""
+    """Return the rows of a file, without a line that was cut off; none if there is no file."""
     rows = []
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
@@ -209,7 +209,7 @@ def measure(
     of: str = DEFAULT_ADAPTER,
     watch: Callable[[TimedSearch], None] = lambda _: None,
 ) -> list[TimedSearch]:
-    """Search for each mutant with each strategy and seed, seeds outside; what the file has is not searched again."""
+    """Search for each mutant with each strategy and seed, seeds outermost, without searches that the file has."""
     rows = measured_in(file)
     for seed, strategy, mutant in itertools.product(seeds, strategies, mutants):
         wanted = TimedSearch(mutant, strategy, 0 if strategy == CORPUS else seed, schedules, cpu_bound_s=cpu_seconds)
@@ -222,7 +222,7 @@ def measure(
 
 
 def _search(wanted: TimedSearch, of: str) -> TimedSearch:
-    """The row with what came of it."""
+    """Return the row with the search's result."""
     if misfit := _misfit(wanted.mutant, of):
         return msgspec.structs.replace(wanted, misfit=misfit)
     started = time.process_time()
@@ -255,7 +255,7 @@ def _search(wanted: TimedSearch, of: str) -> TimedSearch:
 
 
 def _campaign(plan: SearchPlan) -> tuple[int, str, str]:
-    """Up to the first failure that the scheduler does not have without the mutant too."""
+    """Search up to the first failure that needs the mutant."""
     done = 0
     while True:
         report = Campaign(plan).run()
@@ -296,10 +296,10 @@ def table_of(
     said: Callable[[str], str] | None = None,
     about: Callable[[str], Mapping[str, str]] | None = None,
 ) -> str:
-    """The table as Markdown: under the sums a line for each mutant, with what is ``said`` of it.
+    """Format the table as Markdown: the sums, then a line for each mutant with the words in ``said``.
 
-    What a mutant is ``about`` are the first columns of its line, by their heads.
-    A seed that was not searched does not count, nor does a mutant that was judged to be equivalent; those come last.
+    The first columns of a line are those in ``about``, by heading. Seeds that were not searched do not count, nor do
+    mutants that were judged to be equivalent, which come last.
     """
     judged = {row.mutant: row.equivalent for row in rows if row.equivalent}
     every = tuple(mutants)
@@ -346,7 +346,7 @@ def _cell(rows: Sequence[TimedSearch]) -> str:
 
 
 def _sum(cells: Sequence[Sequence[TimedSearch]]) -> str:
-    """Mutants that any seed found, of those that were searched; searches that found theirs; the median of medians."""
+    """Format the mutants found by any seed, the searches that found theirs, and the median of medians."""
     searched = [rows for rows in cells if rows]
     found = [[row for row in rows if row.is_found] for rows in searched]
     medians = [statistics.median(row.schedules for row in rows) for rows in found if rows]

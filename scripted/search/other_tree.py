@@ -1,7 +1,7 @@
 """Runs schedules on the scheduler of another tree: a checkout, a folder of packages, or a commit, in its own process.
 
-Owns that process and the temporary copy of a commit. The harness and installed adapters stay those of this environment;
-only the scheduler's packages, and an adapter that is a file of the project, come from the other tree.
+Owns that process and the temporary copy of a commit. Only the scheduler's packages, and an adapter that is a file of
+the project, come from the other tree; the harness and installed adapters are those of this environment.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 
-# Where the packages of a repository lie.
+# The folders of a repository that may contain its packages.
 _SOURCE_FOLDERS: Final = (".", "src", "python")
-# What a build leaves beside the sources, and the scheduler imports: a commit has none of it.
+# Build products beside the sources that the scheduler imports; a commit has none of them.
 _BUILT: Final = ("*.so", "*_version.py")
 _ENDING_S: Final = 10.0
 
@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class OtherTree:
-    """A scheduler of another tree. ``name`` is what the user called it."""
+    """A scheduler of another tree. ``name`` is the user's name for it."""
 
     def __init__(self, folder: Path, adapter: str, name: str) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class OtherTree:
             raise ScriptDefinitionError(f"--against {self.name}: {answer.error}")
 
     def failure_of(self, schedule: Schedule, signature: str) -> Failure | None:
-        """Return how a schedule fails there, if it can like this signature; None if it passes, or is refused there.
+        """Return how a schedule fails there, preferably with this signature; None if it passes or is refused.
 
         Raises HarnessError.
         """
@@ -103,9 +103,9 @@ class OtherTree:
 
 @contextlib.contextmanager
 def other_tree(where: str, adapter: str) -> Iterator[OtherTree]:
-    """Start the scheduler of a folder, or of a commit of the repository that this process is in.
+    """Start the scheduler of a folder, or of a commit of this process's repository.
 
-    Raises ScriptDefinitionError for a name that is neither, and where the scheduler is not imported from there.
+    Raises ScriptDefinitionError for a name that is neither, or if the scheduler is imported from elsewhere.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(where)
@@ -118,7 +118,7 @@ def other_tree(where: str, adapter: str) -> Iterator[OtherTree]:
 
 
 def _unpack(commit: str, folder: Path) -> None:
-    """Put the files of a commit into a folder, with what a build has left in the working tree."""
+    """Put the files of a commit into a folder, with the working tree's build products."""
     try:
         top = Path(_git("rev-parse", "--show-toplevel").decode().strip())
         archive = _git("archive", "--format=tar", commit, "--", folder=top)
@@ -143,7 +143,7 @@ def _git(*words: str, folder: Path | None = None) -> bytes:
 
 
 def _main(folder: Path, adapter: str) -> None:
-    """Answer questions on standard input. What the scheduler prints goes to standard error."""
+    """Answer questions on standard input. The scheduler's output goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     answers.write(msgspec.json.encode(_Answer(error=_load(folder, adapter))) + b"\n")
@@ -152,7 +152,7 @@ def _main(folder: Path, adapter: str) -> None:
 
 
 def _load(folder: Path, adapter: str) -> str:
-    """Import the adapter with the scheduler of this folder; why it is not from there, if so."""
+    """Import the adapter with the scheduler of this folder; return why it is not from there, if so."""
     before = set(sys.modules)
     os.chdir(folder)
     sys.path[:0] = [str(folder / name) for name in _SOURCE_FOLDERS if (folder / name).is_dir()]
@@ -172,7 +172,7 @@ def _answer_to(question: _Question) -> _Answer:
         schedule = Schedule.parse(question.schedule)
         return _Answer(way_to_fail(schedule, question.signature)[1])
     except (ScriptDefinitionError, ValueError):
-        return _Answer()  # A setting or an event that the other tree does not have.
+        return _Answer()  # The other tree lacks a setting or an event.
     except HarnessError as exc:
         return _Answer(error=str(exc))
 

@@ -1,6 +1,6 @@
-"""Units of a campaign on Ray: many machines, or a local Ray that lives as long as the campaign.
+"""Runs units of a campaign on Ray: on many machines, or on a local Ray that lives as long as the campaign.
 
-Owns nothing of the search: a unit says what to do, wherever it runs. Ray is an optional extra and imported here alone.
+Knows nothing about the search: a unit describes its work. Ray is an optional extra, imported only here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUIET: Final[dict[str, object]] = {"log_to_driver": False, "logging_level": "ER
 
 
 class RayPool:
-    """Runs units on the Ray that this process is connected to. ``cores`` is how many of its CPUs there are."""
+    """Runs units on the Ray that this process is connected to, which has ``cores`` CPUs."""
 
     def __init__(self, ray: Any) -> None:
         self._run = ray.remote(num_cpus=1)(_run_switched_on)
@@ -49,7 +49,7 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
-    # Of a cluster that it starts Ray knows the token by itself.
+    # Ray knows the token of a cluster that it starts.
     defaults = ray_defaults()
     if address == LOCAL:
         defaults.pop("RAY_AUTH_MODE", None)

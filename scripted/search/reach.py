@@ -1,6 +1,6 @@
 """The reach of a failure: the least unusual settings that show it, how often random work does, and who can cause it.
 
-A schedule is shrunk to few events in small settings. Its reach says whether a server that people run can meet it.
+A schedule is shrunk to few events in small settings; its reach says whether a production server can meet it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets,
 from scripted.search.shrinking import shrink, way_to_fail
 
 WORKLOADS: Final = 200
-# Workloads that are tried with settings that the events themselves do not fail with.
+# Random workloads to try with settings under which the events themselves do not fail.
 _TRIES: Final = 40
 _SHRINK_S: Final = 2.0
-# The share of the features of requests that a workload has.
+# The share of request features that a workload has.
 _FEATURES: Final = 0.3
-# A client that chooses the names of its requests is one of the answers, so these workloads do not.
+# Whether clients must choose request ids is one of the answers, so these workloads choose none.
 _NAMES: Final = "rids"
-# Fields of a request that a row draws only if it has the feature.
+# Fields of a request that are drawn only if the row has the feature.
 _FEATURE_OF: Final = {
     "priority": "priorities",
     "lora": "loras",
@@ -40,7 +40,7 @@ _FEATURE_OF: Final = {
     "images": "images",
 }
 _FACTORS: Final = (2, 4, 8)
-# Numbers of tokens of an action, which grow with the settings that count tokens.
+# Token counts of an action, which scale with the settings that count tokens.
 _TOKENS: Final = ("prompt", "shared", "tokens")
 
 
@@ -52,7 +52,7 @@ class DrawsWork(Protocol[ConfigIn]):
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """Other settings, and whether the events fail with them; ``failed`` of ``workloads`` random ones do."""
+    """Neighbouring settings: whether the events fail under them, and ``failed`` of ``workloads`` random workloads."""
 
     words: str
     fails: bool
@@ -68,10 +68,10 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class MeasuredReach(msgspec.Struct, frozen=True):
-    """``schedule`` has the least unusual settings that still fail, and ``unusual`` names what is left of them.
+    """``schedule`` has the least unusual settings that still fail; ``unusual`` names those that are not defaults.
 
-    With these settings ``failed`` of ``workloads`` random ones fail in the same way. ``needs_names``: only with request
-    ids that clients choose. ``ends_engine``: by an exception of the scheduler, so no request is served any more.
+    Under these settings ``failed`` of ``workloads`` random workloads fail in the same way. ``needs_names``: only with
+    request ids that clients choose. ``ends_engine``: the scheduler raises, so no further request is served.
     """
 
     schedule: Schedule
@@ -85,7 +85,7 @@ class MeasuredReach(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """Who can cause it, in words."""
+        """Describe who can cause the failure."""
         others = [culprit for culprit in self.culprits if culprit is not Culprit.CLIENT]
         if others:
             return " and ".join(others)
@@ -95,13 +95,13 @@ class MeasuredReach(msgspec.Struct, frozen=True):
 
 
 def server_of(schedule: Schedule) -> ServerSettings:
-    """The server of a schedule's adapter."""
+    """Return the server of a schedule's adapter."""
     adapter = schedule.adapter
     return adapter.server if isinstance(adapter, DescribesServer) else ServerSettings()
 
 
 def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> MeasuredReach:
-    """Find the reach of a schedule that fails. Raises ScriptDefinitionError for one that does not."""
+    """Find the reach of a failing schedule. Raises ScriptDefinitionError for a passing one."""
     _, failure = way_to_fail(schedule, signature)
     if failure is None:
         raise ScriptDefinitionError(f"{str(schedule)!r} does not fail, so nothing can be said of its reach")
@@ -120,7 +120,7 @@ def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int
 
 
 def _least_unusual(schedule: Schedule, signature: str) -> Schedule:
-    """Set one unusual setting after the other to the server's default, with other requests where it takes them."""
+    """Set one unusual setting after the other to the server's default, with other requests if it needs them."""
     for _, config in server_of(schedule).usual_configs(schedule.config):
         candidate = schedule.with_config(config)
         if _fails(candidate, signature):
@@ -162,7 +162,7 @@ def _fails(schedule: Schedule, signature: str) -> bool:
 
 
 def _failure_of(schedule: Schedule) -> Failure | None:
-    """How a schedule fails; None also for settings that make no machine."""
+    """Return how a schedule fails; None if it passes, or if its settings make no machine."""
     try:
         return execute(schedule).failure
     except (ValueError, HarnessError, ScriptDefinitionError):
@@ -170,7 +170,7 @@ def _failure_of(schedule: Schedule) -> Failure | None:
 
 
 def _rate(schedule: Schedule, signature: str, count: int) -> tuple[int, int]:
-    """Of random workloads with these settings: how many fail in this way, and how many there were."""
+    """Run random workloads under these settings; return how many fail in this way, and how many ran."""
     drawn = list(_random_work(schedule, count))
     return sum(_fails(one, signature) for one in drawn), len(drawn)
 
@@ -180,7 +180,7 @@ def _failing(schedule: Schedule, signature: str, count: int) -> Iterator[Schedul
 
 
 def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
-    """Draw workloads with the settings and the kinds of requests and events of a schedule; the same each time."""
+    """Yield workloads with the settings and the kinds of requests and events of a schedule, deterministically."""
     adapter = schedule.adapter
     if not isinstance(adapter, GeneratesTargets) or not isinstance(adapter.space, DrawsWork):
         return
@@ -198,7 +198,7 @@ def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
             drawn = adapter.space.workload(schedule.config, {**row, **needed}, rng)
             yield drawn.with_placed(list(drawn_events(kinds, rng, drawn)))
         except (ValueError, ScriptDefinitionError):
-            continue  # Nothing of a kind can be added to these requests.
+            continue  # Some kind has no addition to these requests.
 
 
 def _features_of(starts: Sequence[Action]) -> Row:
@@ -207,7 +207,7 @@ def _features_of(starts: Sequence[Action]) -> Row:
 
 
 def _with_plain_names(schedule: Schedule) -> Schedule:
-    """Each request has a name that begins like no other one and is used once."""
+    """Give each request a unique name that is no prefix of another."""
     names: dict[str, str] = {}
     placed = []
     for number, one in enumerate(schedule.placed):

@@ -1,7 +1,7 @@
-"""Shrinking: from a schedule that fails to the few events that matter, while the same invariant is what fails.
+"""Shrinking: reduces a failing schedule to the few events that matter, while the same invariant fails.
 
-The server's default settings first, then delta debugging over events, smaller numbers, earlier steps, plain names.
-Every candidate is really run. What is left is one-minimal: no single one of these steps leads to a schedule that fails
+Tries the server's default settings first, then delta debugging over events, smaller numbers, earlier steps and plain
+names, and runs every candidate. The result is one-minimal: no single change of these leads to a schedule that fails
 in the same way.
 """
 
@@ -26,14 +26,14 @@ from scripted.search.execution import Failure, Outcome, execute, execute_recorde
 
 SHRINK_BUDGET_S: Final = 5.0
 _LETTERS: Final = string.ascii_lowercase
-# How many runs that hang fit into the budget.
+# The number of hanging runs that fit into the budget.
 _HANGING_RUNS: Final = 10
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """The smallest schedule found, how many runs that took, and how long. ``fails``: it failed in the first of them.
+    """The smallest schedule found, with the runs and seconds that it took. ``fails``: the first run failed.
 
-    ``is_minimal``: nothing single can be left out or made smaller; False when the time was over before that was known.
+    ``is_minimal``: no single event can be dropped and no number reduced; False if the time was over before.
     """
 
     schedule: Schedule
@@ -51,11 +51,11 @@ def shrink(
     keeps: Callable[[Schedule], bool] = lambda _: True,
     slips: bool = False,
 ) -> Shrunk:
-    """Make a failing schedule small. One that does not fail comes back as it is.
+    """Shrink a failing schedule; return a passing one unchanged.
 
-    ``signature`` is that of the failure that was found. It is kept even where a whole run fails in another way: a
-    search leaves some checks out in some of its runs, and without those it is seen again. ``keeps``: a smaller schedule
-    must have this too. ``slips``: it may fail in any way, which leads from all symptoms of a cause to the simplest one.
+    ``signature`` is the signature of the failure that was found. It is kept even where a whole run fails in another
+    way: a search leaves some checks out in some runs, and the failure needs them left out. A smaller schedule must also
+    satisfy ``keeps``. With ``slips`` it may fail in any way, which leads from every symptom of a cause to the simplest.
     """
     search = _Search(schedule, signature, budget_s, keeps)
     search.slips = slips
@@ -67,9 +67,10 @@ def shrink(
 
 
 def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[..., Outcome], Failure | None]:
-    """How to run a schedule so that it fails as it was found to, and that failure; else as a whole run fails.
+    """Return the function that runs a schedule into the failure that was found, and that failure.
 
-    Some runs of a search leave some checks out, and only a target by itself is recorded and judged by its records.
+    Falls back on a whole run. Some runs of a search leave some checks out, and only targets without additions are
+    recorded and judged by their records.
     """
     ways = execute, functools.partial(execute, leave_out=True), execute_recorded
     failures = []
@@ -82,13 +83,13 @@ def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[...
 
 
 class _Search:
-    """The best schedule so far; everything else is a candidate."""
+    """Holds the best schedule so far, and tries candidates."""
 
     def __init__(
         self, schedule: Schedule, signature: str | None, budget_s: float, keeps: Callable[[Schedule], bool]
     ) -> None:
         self.started = time.monotonic()
-        # A process that was stopped or starved for a while shrinks no less.
+        # Process time: a process that was stopped or starved for a while has its whole budget.
         self._clock = time.process_time
         self._deadline = self._clock() + budget_s
         self.best = schedule
@@ -100,7 +101,7 @@ class _Search:
         self._execute, failure = way_to_fail(schedule, signature)
         self.signature = None if failure is None else failure.signature
         if failure is not None and failure.hangs:
-            # It has shown that it never ends; what is left of it will show so sooner.
+            # The run hangs; a smaller one is given less time to show that.
             self._clock = time.monotonic
             self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, self._clock() + budget_s
 
@@ -109,9 +110,9 @@ class _Search:
         return self._clock() >= self._deadline
 
     def improve(self) -> bool:
-        """Try every kind of smaller schedule once; True when one of them became the best."""
+        """Try every kind of smaller schedule once; return whether one of them became the best."""
         before = self.best
-        # A finding in settings that people use is worth more than one of few events.
+        # A finding in settings that people use is worth more than a finding with few events.
         self._take_first_of(_fewer_settings)
         self._drop_events()
         for kind in (_earlier, _smaller_numbers, _fewer_settings, _plain_names):
@@ -126,14 +127,14 @@ class _Search:
         try:
             failure = self._execute(candidate, timeout_s=self._timeout_s).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
-            return False  # Settings that need one another.
+            return False  # These settings need one another.
         if failure is None or not (self.slips or failure.signature == self.signature) or not self._keeps(candidate):
             return False
         self.best = candidate
         return True
 
     def _drop_events(self) -> None:
-        """Halves first, single events last; after a success go on with what is left."""
+        """Drop halves first and single events last; after a success go on with the rest."""
         size = max(1, len(self.best.placed) // 2)
         while size:
             index = 0
@@ -145,13 +146,13 @@ class _Search:
             size //= 2
 
     def _take_first_of(self, candidates: Callable[[Schedule], Iterator[Schedule]]) -> None:
-        """Walk from success to success until no candidate of this kind fails."""
+        """Take one failing candidate of this kind after the other, until none fails."""
         while any(self._fails(candidate) for candidate in candidates(self.best)):
             pass
 
 
 def _earlier(schedule: Schedule) -> Iterator[Schedule]:
-    """The events from one on move up together, or one of them alone."""
+    """Yield schedules in which an event moves to an earlier step, with all later events or alone."""
     placed = schedule.placed
     for index, one in enumerate(placed):
         gap = one.step - (placed[index - 1].step if index else 1)
@@ -178,12 +179,12 @@ def _lower_numbers(action: Action) -> Iterator[Action]:
         value = values[field.name]
         if type(value) is int and value > 1 and value != field.default:
             for less in dict.fromkeys((value // 2, value - 1)):
-                with contextlib.suppress(ValueError, ScriptDefinitionError):  # Some are refused.
+                with contextlib.suppress(ValueError, ScriptDefinitionError):  # The action refuses some numbers.
                     yield msgspec.structs.replace(action, **{field.name: less})
 
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
-    """One setting at its default, or nearer to it."""
+    """Yield schedules with one setting at its default, or nearer to it."""
     adapter = schedule.adapter
     if not isinstance(adapter, ShrinksConfigs):
         return iter(())
@@ -191,7 +192,7 @@ def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _plain_names(schedule: Schedule) -> Iterator[Schedule]:
-    """Requests called a, b, c in the order in which they are named: all of them, or one."""
+    """Yield schedules whose requests are called a, b, c by first mention: all of them, or one."""
     rids = dict.fromkeys(rid for one in schedule.placed if (rid := rid_of(one.action)) is not None)
     if len(rids) > len(_LETTERS):
         return

@@ -1,7 +1,4 @@
-"""Strategies of search: each chooses additions to a base workload among the extras of its adapter's actions.
-
-They run nothing.
-"""
+"""Strategies of the search: each chooses additions to a base workload from its adapter's extras, and runs nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 
-# Events aim at this many requests of a workload at most; the others are alike.
+# Events target at most this many requests of a workload; the others are alike.
 _TARGETS_LIMIT: Final = 4
-# Nothing happens after an event that ends a run: one run in this many may have such an event.
+# Nothing happens after an event that ends a run, so only one run in this many may have such an event.
 _FATAL_EVERY_RUNS: Final = 8
-# Random events may come this long after the end of the workload; half of the runs have at most a few.
+# Random events may come this many steps after the end of the workload; half of the runs have at most a few.
 _LATE_STEPS: Final = 10
 _FEW_EVENTS: Final = 3
-# In half of the runs the events are close together, so that one meets the effects of another.
+# In half of the runs the events are close together, so that each meets the effects of others.
 _GAPS: Final = (0, 0, 1, 1, 2, 4)
-# The share of events that are drawn until one has something to act on, and how often at most.
+# The share of events that are redrawn until they have something to act on, and the most redraws.
 _ACTING: Final = 0.8
 _TRIES: Final = 30
 # Actors act on a scheduler: clients, operators, and the pipeline, which returns results one by one.
@@ -38,7 +35,7 @@ _MOST_ACTIONS: Final = 3
 
 
 def extras_of(schedule: Schedule) -> tuple[Action, ...]:
-    """Return all possible additions to a workload, in a fixed order."""
+    """Return all possible additions to a workload in a fixed order."""
     actions = [placed.action for placed in schedule.placed]
     starts = [action for action in actions if action.is_start]
     adapter = schedule.adapter
@@ -51,14 +48,14 @@ def extras_of(schedule: Schedule) -> tuple[Action, ...]:
     return tuple(extra for action in adapter.actions for extra in action.extras(base))
 
 
-# What an action would meet in the run now; None if it has nothing to act on.
+# The state that an action would meet in the run now; None if it has nothing to act on.
 Meets = Callable[[Action], Cell | None]
 
 
 class Drawn:
     """Additions whose steps are drawn before a run, and whose actions are drawn in their steps.
 
-    So each has something to act on, whatever the earlier ones did. ``placed`` are the additions so far; ``name``
+    Each then has something to act on, whatever the earlier ones did. ``placed`` are the additions so far; ``name``
     identifies the run.
     """
 
@@ -69,7 +66,7 @@ class Drawn:
         self._choose = choose
 
     def come(self, step: int, meets: Meets) -> Sequence[Placed]:
-        """Choose those of this step, which is not before any that was asked for; they are in ``placed`` from now on."""
+        """Draw the additions of this step and append them to ``placed``. Steps must be asked for in order."""
         here = [Placed(step, self._choose(meets)) for one in self.steps[len(self.placed) :] if one == step]
         self.placed += tuple(here)
         return here
@@ -79,7 +76,7 @@ Addition: TypeAlias = tuple[Placed, ...] | Drawn
 
 
 class Strategy(ABC):
-    """``complete`` strategies end by themselves and have then tried everything of their kind; others never end."""
+    """A ``complete`` strategy ends when it has tried everything of its kind; the others never end."""
 
     complete: ClassVar[bool]
 
@@ -94,7 +91,7 @@ class Strategy(ABC):
 class Exhaustive(Strategy):
     """Every ``events`` extra events, each at most ``window_steps`` after the one before it.
 
-    Bound: all runs of that form, so what passes is free of every bug that they show.
+    Bound: tries all such runs, so a scheduler that passes has no bug that one of them shows.
     """
 
     complete = True
@@ -104,7 +101,7 @@ class Exhaustive(Strategy):
         self._window_steps = window_steps
 
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
-        """Steps outside, kinds inside, first events outside, so that runs that begin alike come together."""
+        """Iterate over steps, then kinds, first events outermost, so that runs with a common beginning are adjacent."""
         del name
         return itertools.islice(self._all(extras_of(base), 1, steps, self._events), first, None)
 
@@ -120,7 +117,7 @@ class Exhaustive(Strategy):
 
 
 class _Seeded(Strategy):
-    """Runs without end, each of which depends on the seed, the workload and its number alone."""
+    """Yields endless runs, each a function of the seed, the workload and its number."""
 
     complete = False
 
@@ -140,11 +137,11 @@ class _Seeded(Strategy):
 
     @abstractmethod
     def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Addition:
-        """The additions of one run, of these extras."""
+        """Draw the additions of one run from these extras."""
 
 
 class RandomEvents(_Seeded):
-    """Up to ``most_events`` extra events a run, each of any kind at any step; most where they have something to act on.
+    """Adds up to ``most_events`` events a run, of any kind at any step; most have something to act on.
 
     For long campaigns, where completeness is out of reach. Bound: each run of k such events that are not fatal has at
     least the probability (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of
@@ -159,7 +156,7 @@ class RandomEvents(_Seeded):
         return (*extras_of(base), *base.adapter.undoing)
 
     def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Drawn:
-        # Events may come after the workload's own end: earlier ones make it longer.
+        # Events may come after the workload's own end, because earlier events make it longer.
         last = steps + rng.choice((0, 0, _LATE_STEPS))
         most = rng.choice((_FEW_EVENTS, self._most_events))
         at = sorted(rng.randint(1, last) for _ in range(rng.randint(1, most)))
@@ -178,7 +175,7 @@ class RandomEvents(_Seeded):
 
 
 class Swarm(RandomEvents):
-    """Each run draws from half of the kinds, chosen by a coin for each.
+    """Draws the events of each run from half of the kinds, chosen by a coin for each.
 
     Groce et al., Swarm Testing, ISSTA 2012: what one kind hides, such as a flush that empties what an eviction would
     meet, is absent from half of the runs. Bound: runs that need j kinds and none of i others are 1 / 2 ** (i + j) of
@@ -191,7 +188,7 @@ class Swarm(RandomEvents):
 
 
 class _Actors(_Seeded):
-    """In each step one actor does its next action, or the pipeline returns one result."""
+    """Lets one actor do its next action in each step, or the pipeline return one result."""
 
     def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> tuple[Placed, ...]:
         del key
@@ -207,11 +204,11 @@ class _Actors(_Seeded):
 
     @abstractmethod
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
-        """Who acts in each step, where each actor has so many actions left."""
+        """Return who acts in each step, given the remaining actions of each actor."""
 
 
 class Pct(_Actors):
-    """Actors with random priorities, which change at a few random points, decide who goes next.
+    """Gives actors random priorities that change at a few random points; the highest acts next.
 
     Burckhardt et al., A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010. ``depth``
     counts the orderings that matter: one priority change fewer is made in each run. Bound: once the actors are drawn, a
@@ -221,7 +218,7 @@ class Pct(_Actors):
     depth: ClassVar = 3
 
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterator[int]:
-        """The actor of the highest priority that has something left; the pipeline always has."""
+        """Return the actor of the highest priority that has an action left; the pipeline always has."""
         order = [*range(len(left)), _PIPELINE]
         rng.shuffle(order)
         changes = set(rng.sample(range(2, steps + 2), min(self.depth - 1, steps)))
@@ -235,7 +232,7 @@ class Pct(_Actors):
 
 
 class Surw(_Actors):
-    """Every order of the added events and the results is equally likely.
+    """Makes every order of the added events and the results equally likely.
 
     A random walk that picks the next actor uniformly favours orders in which one ends early; this one weighs each actor
     by what it has left. Zhao et al., Selectively Uniform Concurrency Testing, ASPLOS 2025. The events that it selects
@@ -246,7 +243,7 @@ class Surw(_Actors):
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
         turns = [actor for actor, actions in enumerate(left) for _ in range(actions)]
         turns += [_PIPELINE] * (steps - len(turns))
-        # To draw in proportion to what is left is to shuffle all of it.
+        # Drawing in proportion to the remaining actions is the same as shuffling all of them.
         rng.shuffle(turns)
         return turns
 
@@ -268,5 +265,5 @@ _SEEDED: Final[dict[StrategyName, type[_Seeded]]] = {
 
 
 def strategy_named(name: StrategyName, seed: int, events: int) -> Strategy:
-    """``events`` is how many the exhaustive one adds at a time, ``seed`` is of all others."""
+    """Return a strategy. The exhaustive one adds ``events`` at a time; all others take ``seed``."""
     return Exhaustive(events) if name is StrategyName.EXHAUSTIVE else _SEEDED[name](seed)

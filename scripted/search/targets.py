@@ -1,6 +1,6 @@
-"""Targets of a search: a base schedule or a registered script, which runs again and again with added events.
+"""Targets of a search: a base schedule or a registered script, which runs many times with added events.
 
-Both have a number of steps, and run with additions; a target's text builds the same target in another process.
+Both have a number of steps and run with additions. A target's text builds the same target in another process.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
 from scripted.search.strategies import Drawn
 
-# Only a file that makes schedules is run to find one.
+# Only a file that makes schedules is executed to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
-# A machine that is not deterministic, and a digest that leaves something out, show it in many targets: one generated
-# target in so many is run twice by itself and judged by its records.
+# A nondeterministic machine, or a digest that misses a field, shows in many targets: one generated target in this many
+# runs twice without additions and is judged by its records.
 _THOROUGH_EVERY: Final = 21
-# Of so many the engine of one is restored from a checkpoint, which costs a tenth.
+# One target in this many is restored from a checkpoint, which costs a tenth.
 _RESTORED_EVERY: Final = 5
 
 
@@ -38,7 +38,7 @@ class Target(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """How it ends by itself."""
+        """Return the end of the target without additions."""
         ...
 
     @property
@@ -54,12 +54,12 @@ class HasScriptTargets(Protocol):
     """An adapter whose registered scripts can be searched like schedules."""
 
     def script_target(self, target: str) -> Target:
-        """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
+        """Return the registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError if there is none."""
         ...
 
 
 def target_named(target: str, of: str = DEFAULT_ADAPTER, *, is_copied: bool = True) -> Target:
-    """The target of a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or Schedule.
+    """Return the target that a text names: a workload, ``generated:NUMBER``, a schedule, or ``FILE::NAME``.
 
     ``of`` is the adapter that is searched; ``is_copied``: many runs are to begin like it.
     Raises ScriptDefinitionError for anything else.
@@ -84,14 +84,14 @@ def target_named(target: str, of: str = DEFAULT_ADAPTER, *, is_copied: bool = Tr
 
 
 def schedule_of(target: str, of: str = DEFAULT_ADAPTER) -> Schedule | None:
-    """The schedule of a target, which is not run; None for a script. Raises ScriptDefinitionError."""
+    """Return the schedule of a target without running it; None for a script. Raises ScriptDefinitionError."""
     if "::" in target:
         return _schedule_in(target)
     return workload_named(target, of) if is_one_word(target, of) else Schedule.parse(target, of=of)
 
 
 def workload_named(name: str, of: str = DEFAULT_ADAPTER) -> Schedule:
-    """The adapter's base workload of this name, or its generated one. Raises ScriptDefinitionError with all names."""
+    """Return the adapter's workload or generated target of this name. Raises ScriptDefinitionError with all names."""
     number = number_of(name)
     if number is not None:
         return generated_schedule(number, of)
@@ -106,7 +106,7 @@ def workload_named(name: str, of: str = DEFAULT_ADAPTER) -> Schedule:
 
 
 def is_one_word(target: str, of: str = DEFAULT_ADAPTER) -> bool:
-    """Whether a target is the name of something, and no schedule. Raises ScriptDefinitionError for a missing file."""
+    """Return whether a target is a name and not a schedule. Raises ScriptDefinitionError for a missing file."""
     if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
         return False
     if target not in adapter_named(of).workloads and (Path(target).suffix or "/" in target):
@@ -115,7 +115,7 @@ def is_one_word(target: str, of: str = DEFAULT_ADAPTER) -> bool:
 
 
 def _schedule_in(target: str) -> Schedule | None:
-    """The Schedule that a file calls by this name, if it is one."""
+    """Return the Schedule of this name in a file, if it is one."""
     file, _, name = target.partition("::")
     if not Path(file).is_file() or not _SCENARIO.search(Path(file).read_text(encoding="utf-8")):
         return None

@@ -1,4 +1,4 @@
-"""Plans of a search, and the units of its work: a unit finds the same in every process."""
+"""Plans of a search and its units of work; a unit finds the same in every process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from scripted.search.strategies import Drawn, Strategy, StrategyName, strategy_n
 from scripted.search.targets import Target, schedule_of, target_named
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-# With the names of events beside it, no wider than 100 columns.
+# With the names of events beside it, a table is at most 100 columns wide.
 _STATES_WIDTH_COLUMNS = 70
-# Failures that one unit hands over: of each promise some, with different events added.
+# The failures that one unit returns: a few of each promise, with different events added.
 _FAILURES_LIMIT: Final = 64
 _FAILURES_OF_A_PROMISE: Final = 8
 
 
 class Coverage:
-    """Cells and how often each was reached, over many runs."""
+    """Counts over many runs how often each cell was reached."""
 
     def __init__(self) -> None:
         self.counts: Counter[Cell] = Counter()
@@ -42,11 +42,11 @@ class Coverage:
             self.counts[cell] += count
 
     def windows(self, names: Iterable[str]) -> dict[str, int]:
-        """Return in how many runs each of these windows was open."""
+        """Return the number of runs in which each of these windows was open."""
         return {name: self.counts[Cell(WINDOW, name, "")] for name in names}
 
     def table(self) -> Table:
-        """A row for each kind of event: the states that it met, with positions of the pipeline and times in all."""
+        """Format a row for each kind of event: the states that it met, the positions of the pipeline, and the total."""
         legend = "'running 2 (7)': met a running request 7 times in all, with the pipeline at 2 different positions"
         table = Table(title="what each event met", title_justify="left", caption=legend, caption_justify="left")
         table.add_column("event", no_wrap=True)
@@ -56,7 +56,7 @@ class Coverage:
         return table
 
     def _states_of(self, kind: str) -> list[str]:
-        """One state at a time, simple ones first; each is kept in one piece."""
+        """Return the states, simple ones first, each as one word of the table."""
         states = sorted({cell.state for cell in self.counts if cell.kind == kind}, key=lambda s: (s.count("+"), s))
         return [self._cell_text(kind, state).replace(" ", _NO_BREAK) for state in states]
 
@@ -68,9 +68,9 @@ class Coverage:
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A search of ``targets`` of ``adapter``, as ``target_named`` reads them.
 
-    ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them without
-    end, from the number ``generated_from`` on. ``events`` is the number that the exhaustive strategy adds at a time.
-    ``ray`` is the address of the Ray that runs it, 'local' for a Ray of its own, None for none.
+    ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them from the
+    number ``generated_from`` on, endlessly. ``events`` is the number that the exhaustive strategy adds at a time.
+    ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes.
     """
 
     targets: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A failure and what brought it about: a target and what was added to it, with a mutant on."""
+    """A failure and its origin: the target, the additions and the mutant."""
 
     target: str
     extra: tuple[Placed, ...]
@@ -99,7 +99,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def schedule(self) -> Schedule | None:
-        """All of it as one schedule; None for a target that is a script."""
+        """Return target and additions as one schedule; None for a script."""
         base = schedule_of(self.target, self.adapter)
         return None if base is None else base.with_placed(self.extra)
 
@@ -107,8 +107,8 @@ class Finding(msgspec.Struct, frozen=True):
 class Unit(msgspec.Struct, frozen=True):
     """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
 
-    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself;
-    ``alone_first``: it is one of the runs, the first.
+    ``until`` is in seconds of the wall clock, which all processes share. Without parts the unit is the target without
+    additions; with ``alone_first`` that is the first of its runs.
     """
 
     target: str
@@ -120,9 +120,9 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """The results of one unit. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time.
+    """The results of one unit. ``rejoined`` counts runs that became their target again; ``cpu_s`` is process time.
 
-    ``findings`` are some of its ``failed`` runs: of each promise a few, with different events added.
+    ``findings`` are some of its ``failed`` runs: a few of each promise, with different events added.
     """
 
     target: str
@@ -139,13 +139,13 @@ def strategy_of(plan: SearchPlan) -> Strategy:
     return strategy_named(plan.strategy, plan.seed, plan.events)
 
 
-# A target that was prepared serves all units of its campaign in a process. It holds about a megabyte.
+# A prepared target serves all units of its campaign in a process. It holds about a megabyte.
 _PREPARED_LIMIT: Final = 512
 _prepared: dict[tuple[str, str, str | None], Target] = {}
 
 
 def forget_targets() -> None:
-    """A new campaign: a file that a target is read from may have changed."""
+    """Forget the prepared targets: the file of a target may have changed since the last campaign."""
     _prepared.clear()
 
 
@@ -159,7 +159,7 @@ def _prepared_target(name: str, plan: SearchPlan, *, is_copied: bool) -> Target:
 
 
 class _Failures:
-    """Failures of a unit: of each promise a few, with different events added."""
+    """Collects failures of a unit: a few of each promise, with different events added."""
 
     def __init__(self, unit: Unit, plan: SearchPlan) -> None:
         self._unit = unit
@@ -178,10 +178,10 @@ class _Failures:
 
 
 def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
-    """Do one unit of a campaign in this process, with the mutant of its plan switched on."""
+    """Run one unit of a campaign in this process, with the plan's mutant switched on."""
     started, counted = time.process_time(), Coverage()
     strategy = strategy_of(plan)
-    # For one run a copy costs more than it saves.
+    # For a single run a copy costs more than it saves.
     target = _prepared_target(unit.target, plan, is_copied=unit.count != 1)
     rejoined = target.rejoined
     failures = _Failures(unit, plan)

@@ -1,6 +1,6 @@
-"""Cuts a long failing schedule to its window: first by time, then by request; events are left to shrinking.
+"""Cuts a long failing schedule to its window: first by time, then by request. Shrinking drops single events.
 
-A recording of a server has thousands of events, and each run of it takes seconds. Whole spans of requests go first.
+A server's recording has thousands of events and runs for seconds, so whole spans of requests are dropped first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from scripted.core.schedule import Schedule
 from scripted.search.shrinking import way_to_fail
 
 WINDOW_BUDGET_S: Final = 60.0
-# A schedule of fewer events is shrunk at once.
+# A schedule with fewer events goes straight to shrinking.
 _LONG_EVENTS: Final = 24
 
 
 def cut_to_window(schedule: Schedule, *, budget_s: float = WINDOW_BUDGET_S) -> Schedule:
-    """Return what is left of a failing schedule that fails in the same way; one that does not fail, as it is."""
+    """Return the window of a failing schedule that fails in the same way; return a passing schedule unchanged."""
     if len(schedule.placed) < _LONG_EVENTS:
         return schedule
     way, failure = way_to_fail(schedule, None)
@@ -48,7 +48,7 @@ def cut_to_window(schedule: Schedule, *, budget_s: float = WINDOW_BUDGET_S) -> S
 
 
 class _Window:
-    """The best schedule so far, within a budget of time."""
+    """Holds the best schedule so far, within a time budget."""
 
     def __init__(self, schedule: Schedule, fails: Callable[[Schedule], bool], deadline: float) -> None:
         self.best = schedule
@@ -56,7 +56,7 @@ class _Window:
         self._deadline = deadline
 
     def try_(self, candidate: Schedule) -> bool:
-        """Take a candidate that is shorter and fails in the same way."""
+        """Take a shorter candidate if it fails in the same way."""
         if len(candidate.placed) >= len(self.best.placed) or time.process_time() > self._deadline:
             return False
         if self._fails(candidate):
@@ -65,11 +65,11 @@ class _Window:
         return False
 
     def end_at(self, step: int) -> None:
-        """Leave out what comes behind the failure."""
+        """Drop the events after the failure."""
         self.try_(self.best.of_placed([one for one in self.best.placed if one.step <= step]))
 
     def drop_the_oldest(self) -> None:
-        """By time: drop the requests that came first, as many at once as go."""
+        """Drop the earliest requests, as many at once as possible."""
         rids = _requests(self.best)
         dropped, size = 0, len(rids) // 2
         while size:
@@ -79,7 +79,7 @@ class _Window:
                 size //= 2
 
     def drop_requests(self) -> None:
-        """By request: drop spans of the others, from long ones to single ones."""
+        """Drop spans of the remaining requests, from long ones to single ones."""
         size = len(_requests(self.best)) // 2
         while size:
             rids = _requests(self.best)
@@ -95,7 +95,7 @@ def _requests(schedule: Schedule) -> list[str]:
 
 
 def _later(schedule: Schedule, rids: Collection[str]) -> Schedule:
-    """Return the schedule without these requests, which begins in its first step."""
+    """Return the schedule without these requests, moved to its first step."""
     placed = [one for one in schedule.placed if rid_of(one.action) not in rids]
     first = min([one.step for one in placed if rid_of(one.action) is not None], default=1)
     moved = [Placed(max(1, one.step - first + 1), one.action) for one in placed]

@@ -1,7 +1,7 @@
-"""A schedule as a pytest file that was run before it is kept: red with the bug, green without it.
+"""Writes a schedule as a pytest file, and runs it before it is kept: red with the bug, green without it.
 
-A test that is not both is written in a longer form, or of the schedule as it was found, or not at all, with the reason.
-An adapter says what its tests look like, and runs them.
+A test that is not both is replaced by a longer form, by one of the schedule as it was found, or by the reason why there
+is none. The adapter formats and runs its tests.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from scripted.script.options import ScriptOptions
 from scripted.script.wait import DEFAULT_BUDGET_STEPS
 from scripted.search.execution import Failure, Outcome, execute
 
-# A script of a schedule takes milliseconds; one that needs longer hangs.
+# A script of a schedule takes milliseconds; a longer one hangs.
 _LIMIT_S: Final = 20.0
 _WIDTH: Final = 116
 _SHOWN_LINES: Final = 20
 _INDENT: Final = "    "
 _REHEARSAL: Final = ScriptOptions(oracle=False, must_step=False)
-# A script that is left by one of these is wrong itself; it shows nothing of the scheduler.
+# A script that raises one of these is wrong itself and shows nothing about the scheduler.
 _FAULTS_OF_SCRIPTS: Final = ("BadCall", "UnknownName", "Departure", "RequestRefused", "NameError", "TypeError")
 
 
@@ -49,7 +49,7 @@ class WritesTests(WritesScripts[ConfigIn], Protocol[ConfigIn]):
     """An adapter whose schedules can be written as scripts."""
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> Sequence[Placed]:
-        """The actions that ended the run of a schedule, and the ones that a script needs after a broken run."""
+        """Return the actions that settled the run of a schedule, and those that a script needs after a broken run."""
         ...
 
 
@@ -58,12 +58,12 @@ class WritesStandaloneTests(Protocol):
     """An adapter that writes tests of the scheduler's own classes, without this project."""
 
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
-        """A test of the first of these schedules that makes one."""
+        """Return a test of the first of these schedules that can be written as one."""
         ...
 
 
 def test_writer(schedule: Schedule) -> WritesTests:
-    """The adapter of a schedule, which writes tests. Raises ScriptDefinitionError for any other."""
+    """Return the schedule's adapter as a writer of tests. Raises ScriptDefinitionError if it writes none."""
     adapter = schedule.adapter
     if not isinstance(adapter, WritesTests):
         raise ScriptDefinitionError(
@@ -73,7 +73,7 @@ def test_writer(schedule: Schedule) -> WritesTests:
 
 
 class Line(msgspec.Struct, frozen=True):
-    """An action as a line of script. ``is_refused``: the server refuses it; ``impossible``: why no script can do it."""
+    """An action as a line of a script. ``is_refused``: by the server. ``impossible``: why no script can do it."""
 
     step: int
     action: Action
@@ -84,7 +84,7 @@ class Line(msgspec.Struct, frozen=True):
 class Draft(msgspec.Struct, frozen=True):
     """A test to be written: actions at their steps. Its docstring has ``schedule`` and ``failure``.
 
-    The run of the schedule took ``steps``. ``settled`` goes on for as many and then flushes; ``waits`` until idle.
+    The schedule ran for ``steps``. A ``settled`` test runs as many and then flushes; with ``waits`` it runs until idle.
     """
 
     schedule: Schedule
@@ -99,7 +99,7 @@ class Draft(msgspec.Struct, frozen=True):
 def write_test(
     schedules: Iterable[Schedule], *, name: str, mutant: str | None = None, standalone: bool = False
 ) -> WrittenTest:
-    """A test of the first of these schedules that makes one which is right.
+    """Write a test of the first of these schedules for which a correct one exists.
 
     A schedule that fails, under ``mutant`` or as the scheduler is, becomes a test that fails there and passes without
     the mutant. One that does not fail becomes a test that passes. No mutant may be on. A ``standalone``
@@ -129,7 +129,7 @@ def write_test(
 
 
 def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft]]:
-    """The forms of a test, the shortest first; each is made when the one before it was of no use."""
+    """Yield the forms of a test, the shortest first, lazily: each replaces the one before."""
     with switched_on(schedule.adapter, mutant):
         failing = execute(schedule)
     shown = mutant if failing.failure is not None else None
@@ -147,13 +147,13 @@ def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft
         yield "one that waits for nothing", msgspec.structs.replace(draft, waits=False)
 
 
-# -- what a script can do --
+# -- actions that a script can do --
 
 
 def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
-    """Perform a schedule, and what settled its run, as a script; of a step, control comes first as in the search.
+    """Perform a schedule and its settling actions as a script; control comes first in each step, as in the search.
 
-    What comes after the step in which the scheduler breaks counts as possible.
+    Actions after the step in which the scheduler breaks count as possible.
     """
     writer = test_writer(schedule)
     placed = [*schedule.placed, *writer.settling(schedule.placed, outcome)]
@@ -190,7 +190,7 @@ def _performed(t: BaseContext, placed: Placed, handles: dict[str, BaseRequest]) 
 
 
 def _with_handles(verb: Verb, handles: dict[str, BaseRequest]) -> Verb:
-    """The same call with handles for their names. Raises BadCall for a handle that there is not."""
+    """Return the call with handles in place of their names. Raises BadCall for a missing handle."""
     arguments = [_with_handle(verb, argument, handles) for argument in verb.arguments]
     keywords = {name: _with_handle(verb, argument, handles) for name, argument in verb.keywords.items()}
     return Verb(verb.name, *arguments, **keywords)
@@ -208,9 +208,9 @@ def _with_handle(verb: Verb, argument: object, handles: Mapping[str, BaseRequest
 
 
 def script_text(draft: Draft, *, name: str) -> str:
-    """The draft as a file of one test. What no script can do is left out.
+    """Format the draft as a file of one test, without the actions that no script can do.
 
-    Raises ScriptDefinitionError for a configuration that the adapter's tests cannot say.
+    Raises ScriptDefinitionError for a configuration that the adapter's tests cannot express.
     """
     body = "\n".join(_body(draft))
     refused = "pytest.raises(RequestRefused)" in body
@@ -225,7 +225,7 @@ def _name(name: str) -> str:
 
 
 def _docstring(draft: Draft) -> str:
-    """In ASCII, with its quotes. A schedule that is too long to be read is left out: the script below says it."""
+    """Format the docstring in ASCII, with its quotes, without a schedule that is too long to read."""
     method, failure = "Method: the events of the schedule at its steps, then to the end.", draft.failure
     if failure is None:
         lines = ['"""A schedule as a test.', "", "Goal: every promise is kept.", f"{method} Origin: scripted replay."]
@@ -243,7 +243,7 @@ def _docstring(draft: Draft) -> str:
 
 
 def _body(draft: Draft) -> Iterator[str]:
-    """One line a verb, and the steps between them."""
+    """Yield one line a verb, and the steps between them."""
     yield f"{_INDENT}t.smoke()  # every promise is judged in each step; nothing else is asserted here"
     at = 1
     for line in draft.lines:
@@ -251,7 +251,7 @@ def _body(draft: Draft) -> Iterator[str]:
             yield from _steps(line.step - at)
             at = line.step
             yield from (_INDENT + text for text in _verb(line))
-    # At least a step: what was sent last has arrived, but the scheduler has not seen it.
+    # At least one step: the last message has arrived, but the scheduler has not seen it.
     yield from _steps(max(1, draft.steps - at) if draft.settled else 1)
     if draft.settled:
         yield f"{_INDENT}t.flush_cache()"
@@ -278,11 +278,11 @@ def _verb(line: Line) -> list[str]:
     return [f"{variable_of(rid_of(line.action) or '')} = {text}" for text in lines] if line.action.is_start else lines
 
 
-# -- what was seen of it --
+# -- the verdict --
 
 
 def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
-    """Why a test is not what it says; None for one that is."""
+    """Return why a test is not red with the bug and green without it; None if it is."""
     with_bug = _error_of(text, name, draft, draft.mutant)
     failure = draft.failure
     if failure is None:
@@ -292,7 +292,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
         return f"it passes {where}"
     seen = with_bug.report.headline
     is_alike = with_bug.report.error.startswith(f"{failure.type}: {failure.text}".removesuffix(": "))
-    # An adapter without audits of its own raises in a script what it raises in a schedule.
+    # An adapter without audits raises the same in a script as in a schedule.
     if not is_alike and not violations_of(draft.schedule.adapter):
         return f"it fails {where} with other words than the schedule: {seen}"
     if draft.mutant is not None:
@@ -303,7 +303,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
 
 
 def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptError | None:
-    """How the test does not pass where a test takes milliseconds."""
+    """Return how a test fails or hangs; None if it passes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test_written.py"
         path.write_text(text, encoding="ascii")
