@@ -10,13 +10,14 @@ import dis
 import functools
 import inspect
 import linecache
+import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from scripted.core.protocol import Adapter
@@ -195,13 +196,11 @@ def _packages_of(adapter: Adapter) -> frozenset[str]:
     file = Path(adapter.name)
     if adapter.packages or file.suffix != ".py":
         return frozenset(adapter.packages)
-    beside = (name for name, module in list(sys.modules.items()) if _is_beside(module, file.resolve()))
-    return frozenset(beside)
-
-
-def _is_beside(module: ModuleType, file: Path) -> bool:
-    path = Path(getattr(module, "__file__", None) or "/")
-    return path.parent == file.parent and path != file
+    # Thousands of modules are imported, and each failure asks: a Path of each would take longest of all.
+    place = str(file.resolve())
+    folder = place.rpartition(os.sep)[0]
+    files = [(name, getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())]
+    return frozenset(name for name, other in files if other != place and other.rpartition(os.sep)[0] == folder)
 
 
 def _functions(packages: Collection[str]) -> Mapping[CodeType, FunctionType]:
