@@ -247,6 +247,7 @@ def _become(order: dict[str, Any], fds: list[int], path: list[str], forker: int)
         os.chdir(order["cwd"])
         os.environ.clear()
         os.environ.update(order["environment"])
+        tempfile.tempdir = None  # it was chosen by another environment
         commands = ForkedCommands(socket.socket(fileno=orders_fd))
         status = _status_of(order["arguments"], path, commands)
     finally:

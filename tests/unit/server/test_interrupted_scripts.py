@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_commands import ForkedCommand, ForkedCommands
 from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
@@ -60,18 +59,19 @@ def folders() -> Iterator[Path]:
 
 
 @pytest.fixture
-def endless(tmp_path: Path, folders: Path) -> Iterator[subprocess.Popen[bytes]]:
+def endless(tmp_path: Path, folders: Path, commands: ForkedCommands) -> Iterator[ForkedCommand]:
     """A process with a server and a script that never ends, from the moment when the script runs."""
     file, started = tmp_path / "endless.py", tmp_path / "started"
     file.write_text(ENDLESS)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folders)}
-    with subprocess.Popen([sys.executable, str(file), str(started)], env=environment) as process:
-        try:
-            wait_until(lambda: started.exists() or process.poll() is not None)
-            assert started.exists()
-            yield process
-        finally:
-            process.kill()
+    with Path(os.devnull).open() as nothing, (tmp_path / "said").open("w") as said:
+        process = commands.start(file, started, cwd=folders, env=environment, files=(nothing, said, said))
+    try:
+        wait_until(started.exists)
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
 
 
 def wait_until(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
@@ -87,27 +87,28 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """The server's processes, by the temporary folder that they were started with."""
+    """The processes of a server, and the one that started it: they work in this folder."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
     return found
 
 
-def test_an_interrupt_ends_the_server_with_its_script(endless: subprocess.Popen[bytes], folders: Path) -> None:
-    endless.send_signal(signal.SIGINT)
+def test_an_interrupt_ends_the_server_with_its_script(endless: ForkedCommand, folders: Path) -> None:
+    assert len(processes_in(folders)) > 3
+    os.kill(endless.pid, signal.SIGINT)
     endless.wait(PATIENCE_S)
     wait_until(lambda: not folders_in(folders))
     wait_until(lambda: not processes_in(folders))
 
 
-def test_a_killed_test_process_leaves_nothing(endless: subprocess.Popen[bytes], folders: Path) -> None:
+def test_a_killed_test_process_leaves_nothing(endless: ForkedCommand, folders: Path) -> None:
     assert folders_in(folders)
-    endless.kill()
+    os.kill(endless.pid, signal.SIGKILL)
     wait_until(lambda: not folders_in(folders))
     wait_until(lambda: not processes_in(folders))
 

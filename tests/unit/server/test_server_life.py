@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_commands import ForkedCommands
 from scripted_lockstep.tiers.server.pool import EngineServers
 from scripted_lockstep.tiers.server.runner import EngineServer
 
@@ -171,8 +172,11 @@ def test_script_goes_on_behind_a_stage_that_it_killed(server: EngineServer) -> N
     assert not server.usable
 
 
-def test_pool_replaces_what_was_spoilt_and_leaves_nothing() -> None:
+def test_pool_replaces_what_was_spoilt_and_leaves_nothing(
+    commands: ForkedCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D05, D06: a dirty server refuses; the pool's next one is fresh."""
+    monkeypatch.setattr(PreloadedParent, "start", commands.start_parent)
     me = psutil.Process()
     before = ({child.pid for child in me.children(recursive=True)}, me.num_fds(), threading.active_count())
     pool = EngineServers()
