@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import httpx
@@ -25,6 +27,25 @@ from engine.frontend.text.dialect import PLAIN, Dialect
 from engine.frontend.text.tokenizer import ChatTemplate
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
+
+_signatures: dict[CodeType, inspect.Signature] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _signatures_are_read_once() -> Iterator[None]:
+    """FastAPI reads those of forty routes for each application, and compiles their types: for half of a test's time."""
+    read = inspect.signature
+
+    def signature(call: Any, *, eval_str: bool = False, **how: Any) -> inspect.Signature:
+        if not eval_str or how or type(call) is not FunctionType or call.__defaults__ or call.__kwdefaults__:
+            return read(call, eval_str=eval_str, **how)
+        if call.__code__ not in _signatures:
+            _signatures[call.__code__] = read(call, eval_str=True)
+        return _signatures[call.__code__]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "signature", signature)
+        yield
 
 
 class ByteTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -30,18 +31,25 @@ CHUNK = 7
 VERSIONS = (0, 1, 2, 1)
 
 
+@functools.cache
+def linears_of(model: Path) -> tuple[tuple[str, int, int], ...]:
+    """The linear modules of a model: name, features in and out."""
+    modules = transformers.AutoModelForCausalLM.from_pretrained(model).named_modules()
+    return tuple((name, one.in_features, one.out_features) for name, one in modules if isinstance(one, torch.nn.Linear))
+
+
 def write_lora(folder: Path, model: Path, seed: int, modules: tuple[str, ...], **config: Any) -> Path:
     """As peft saves it: named by the model's own modules, A [rank, in] and B [out, rank]."""
     said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "bias": "none"} | config
     said["target_modules"] = list(modules)
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, module in transformers.AutoModelForCausalLM.from_pretrained(model).named_modules():
-        if not isinstance(module, torch.nn.Linear) or name.rpartition(".")[2] not in modules:
+    for name, features_in, features_out in linears_of(model):
+        if name.rpartition(".")[2] not in modules:
             continue
         ranks = said.get("rank_pattern", {})
         rank = next((rank for pattern, rank in ranks.items() if name.endswith(pattern)), said["r"])
-        for side, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
+        for side, shape in (("A", (rank, features_in)), ("B", (features_out, rank))):
             tensor = torch.randn(shape, generator=generator) * 0.15
             weights[f"base_model.model.{name}.lora_{side}.weight"] = tensor
     folder.mkdir()
