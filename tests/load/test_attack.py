@@ -14,14 +14,14 @@ from engine.frontend.schema.operator_routes import PauseBody
 from engine.server.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(
-    bodies=150,
-    large_bytes=2**20,
+    bodies=100,
+    large_bytes=2**19,
     prompt_tokens=800,
     choices=4,
-    slow_clients=100,
+    slow_clients=60,
     leaving_clients=10,
-    leaves=3,
-    soak_requests=200,
+    leaves=2,
+    soak_requests=120,
     judges_pace=False,
 )
 

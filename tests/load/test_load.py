@@ -22,8 +22,8 @@ from engine.core.scheduler.scheduler import Scheduler
 from engine.server.launch.preload import PreloadedParent
 
 CLIENTS = 24
-LOAD_S = 3.0
-DEATH_S = 1.5
+LOAD_S = 2.0
+DEATH_S = 1.0
 # Tests judge no pace: `make soak` and the tables of benchmarks have it.
 PATIENCE_S = 30.0
 SEED = 1

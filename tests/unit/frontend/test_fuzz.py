@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from engine.server.launch.preload import PreloadedParent
 
-EXAMPLES = 5
+EXAMPLES = 3
 # Far above what the longest answer takes in the small context of this server.
 HANG_S = 30.0
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
