@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from scripted_vllm.config import VllmSettings
 
-from benchmarks.planted_flights import Load, attached
+from benchmarks.planted_flights import Engine, Load, attached, vllm
 from scripted.sdk.flight.recorder import FlightRecorder
 
 _RUNNING: Final = (16, 64, 128)
@@ -32,18 +32,18 @@ _NOTED: Final = ("add_request", "schedule", "update_from_output", "finish_reques
 _Call = tuple[str, tuple[Any, ...], dict[str, Any], Any]
 
 
-def load_of(running: int, seed: int = 0) -> Load:
+def load_of(engine: Engine, running: int, seed: int = 0) -> Load:
     settings = VllmSettings(
         num_gpu_blocks=40 * running, max_num_seqs=running, max_model_len=512, max_num_batched_tokens=2048
     )
-    return Load(settings, seed, clients=running, most_new=_MOST_NEW)
+    return Load(engine, settings, seed, clients=running, most_new=_MOST_NEW)
 
 
 class _Noted:
     """The calls of a load from outside the scheduler, with what they returned. Calling makes them again, on nothing."""
 
     def __init__(self, running: int) -> None:
-        self.load = load_of(running)
+        self.load = load_of(vllm(), running)
         self._calls: list[_Call] = []
         self._is_inside = False
         scheduler = self.scheduler = self.load.machine.scheduler
@@ -90,7 +90,7 @@ def row_of(running: int, folder: Path) -> str:
     with_it = []
     for _ in range(_ROUNDS):
         own = dict(vars(noted.scheduler))
-        recorder = attached(noted.load, folder)
+        recorder = attached(vllm(), noted.load, folder)
         with_it.append(noted())
         sizes = _sizes(recorder)
         recorder.close()
@@ -121,8 +121,8 @@ def whole_steps(running: int, folder: Path) -> str:
     for seed in range(_ROUNDS):
         pair = []
         for is_on in (False, True):
-            load = load_of(running, seed)
-            recorder = attached(load, folder) if is_on else None
+            load = load_of(vllm(), running, seed)
+            recorder = attached(vllm(), load, folder) if is_on else None
             begun = time.process_time()
             for _ in range(_STEPS):
                 load.step()

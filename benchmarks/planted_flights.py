@@ -1,8 +1,9 @@
-"""Bugs planted in vLLM's scheduler, hit under load by chance, recorded, replayed and shrunk.
+"""Bugs planted in vLLM's or SGLang's scheduler, hit under load by chance, recorded, replayed and shrunk.
 
 `.venv-vllm/bin/python -m benchmarks.planted_flights [NAME ...]` prints a row for each bug of
-benchmarks/planted_flights.toml. The load is 64 clients with aborts and flushes, in process: vLLM's scheduler with a
-simulated model that checks nothing, as a server's does.
+benchmarks/planted_flights.toml, `.venv-sglang/bin/python -m benchmarks.planted_flights --adapter sglang` of
+benchmarks/planted_flights_sglang.toml. The load is 64 clients with aborts and flushes, in process: the engine's
+scheduler with a simulated model that checks nothing, as a server's does.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from scripted_vllm.config import VllmSettings
-from scripted_vllm.flight.hook import attach
-from scripted_vllm.machine import VllmMachine
+from typing import Any, Final, NamedTuple
 
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, read_mutants
@@ -35,20 +32,59 @@ from scripted.sdk.pipeline import SimulatedRunner
 from scripted.search.shrinking import shrink
 from scripted.search.windows import cut_to_window
 
-PLANTED: Final = read_mutants(Path(__file__).with_suffix(".toml"))
-ADAPTER: Final[Any] = adapter_named("vllm")
 CLIENTS: Final = 64
 MOST_NEW: Final = 20
 STEPS: Final = 400
 SEEDS: Final = 6
-SETTINGS: Final = (
-    VllmSettings(num_gpu_blocks=48, max_num_seqs=16, max_model_len=64, max_num_batched_tokens=64),
-    VllmSettings(
-        num_gpu_blocks=48, max_num_seqs=16, max_model_len=64, max_num_batched_tokens=64, async_scheduling=True
-    ),
-)
 # Empty plans in a row after which a server's recorder would see a stall.
 _STALL_PLANS: Final = 40
+
+
+class Engine(NamedTuple):
+    """An engine whose scheduler is loaded: its machine, how it is recorded, and the loads' settings."""
+
+    name: str
+    machine: Callable[[Any], Any]
+    attach: Callable[[Any], FlightRecorder | None]
+    settings: tuple[Any, ...]
+    planted: str
+
+    @property
+    def adapter(self) -> Any:
+        return adapter_named(self.name)
+
+    def bugs(self) -> Sequence[Mutant]:
+        return read_mutants(Path(__file__).with_name(self.planted))
+
+
+def vllm() -> Engine:
+    from scripted_vllm.config import VllmSettings
+    from scripted_vllm.flight.hook import attach
+    from scripted_vllm.machine import VllmMachine
+
+    sizes = {"num_gpu_blocks": 48, "max_num_seqs": 16, "max_model_len": 64, "max_num_batched_tokens": 64}
+    settings = (VllmSettings(**sizes), VllmSettings(**sizes, async_scheduling=True))
+    return Engine("vllm", VllmMachine, lambda machine: attach(machine.scheduler), settings, "planted_flights.toml")
+
+
+def sglang() -> Engine:
+    adapter_named("sglang")  # it replaces what is not installed
+    from scripted_sglang.config import SglangSettings
+    from scripted_sglang.flight.hook import attach
+    from scripted_sglang.machine import SglangMachine
+
+    sizes: dict[str, Any] = {"max_total_tokens": 192, "max_running_requests": 8, "context_length": 64}
+    sizes |= {"chunked_prefill_size": 16, "schedule_conservativeness": 0.1}
+    settings = (SglangSettings(**sizes), SglangSettings(**sizes, disable_overlap_schedule=True))
+
+    def attached_inside(machine: SglangMachine) -> FlightRecorder | None:
+        with machine.inside():
+            return attach(machine.scheduler)
+
+    return Engine("sglang", SglangMachine, attached_inside, settings, "planted_flights_sglang.toml")
+
+
+ENGINES: Final = {"vllm": vllm, "sglang": sglang}
 
 
 class _Careless(SimulatedRunner):
@@ -61,9 +97,11 @@ class _Careless(SimulatedRunner):
 class Load:
     """Clients that ask again when they are answered, hang up and sometimes have the cache flushed."""
 
-    def __init__(self, settings: VllmSettings, seed: int, clients: int = CLIENTS, most_new: int = MOST_NEW) -> None:
-        self.machine = VllmMachine(settings)
-        limits, can = ADAPTER.limits_of(settings)
+    def __init__(
+        self, engine: Engine, settings: Any, seed: int, clients: int = CLIENTS, most_new: int = MOST_NEW
+    ) -> None:
+        self.machine = engine.machine(settings)
+        limits, can = engine.adapter.limits_of(settings)
         self._runner = _Careless(limits, can)
         self._chance = random.Random(seed)  # noqa: S311 - a load that can be repeated
         self._free = clients
@@ -114,10 +152,10 @@ class Load:
             yield FlushCache(call_id=f"flush-{self._requests}-{chance.random()}")
 
 
-def recorded(settings: VllmSettings, seed: int, folder: Path) -> Path | None:
+def recorded(engine: Engine, settings: Any, seed: int, folder: Path) -> Path | None:
     """Run a load with a recorder, to a crash, a stall or its end; return what the recorder left."""
-    load = Load(settings, seed)
-    recorder = attached(load, folder)
+    load = Load(engine, settings, seed)
+    recorder = attached(engine, load, folder)
     try:
         for turn in range(2 * STEPS):
             load.step(arrivals=turn < STEPS)
@@ -130,31 +168,31 @@ def recorded(settings: VllmSettings, seed: int, folder: Path) -> Path | None:
     return recorder.leave("call")
 
 
-def attached(load: Load, folder: Path) -> FlightRecorder:
+def attached(engine: Engine, load: Load, folder: Path) -> FlightRecorder:
     """Record a load from here on, in one ring."""
     os.environ |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=100000 stall_s=0"}
-    recorder = attach(load.machine.scheduler)
+    recorder = engine.attach(load.machine)
     del os.environ[FOLDER_VARIABLE], os.environ[OPTIONS_VARIABLE]
     assert recorder is not None, "the environment asks for one"
     return recorder
 
 
-def row_of(mutant: Mutant, folder: Path) -> str:
+def row_of(engine: Engine, mutant: Mutant, folder: Path) -> str:
     """Plant a bug, record, replay and shrink: a row of the table."""
-    runs = [(settings, seed) for seed in range(SEEDS) for settings in SETTINGS]
+    runs = [(settings, seed) for seed in range(SEEDS) for settings in engine.settings]
     with mutant.switched_on():
         for number, (settings, seed) in enumerate(runs, 1):
-            path = recorded(settings, seed, folder)
+            path = recorded(engine, settings, seed, folder)
             if path is None:
                 continue
             flight, begun = read_flight(path), time.process_time()
-            outcome = replay_flight(ADAPTER, flight)
+            outcome = replay_flight(engine.adapter, flight)
             path.unlink()
             if outcome.breaks is None:
                 continue
             replayed_s, begun = time.process_time() - begun, time.process_time()
             as_recorded = "yes" if outcome.differs is None else f"to step {outcome.differs.plan}"
-            schedule = schedule_of(ADAPTER, settings, steps_of(outcome)).schedule
+            schedule = schedule_of(engine.adapter, settings, steps_of(outcome)).schedule
             small = shrink(cut_to_window(schedule))
             shrunk_s = time.process_time() - begun
             events = f"{len(small.schedule.placed)}" if small.fails else "not as a schedule"
@@ -173,14 +211,16 @@ def _short(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
+    parser.add_argument("--adapter", choices=tuple(ENGINES), default="vllm")
     options = parser.parse_args()
+    engine = ENGINES[options.adapter]()
     sys.stdout.write("| bug | loads | written at | replayed | the promise | events | s | shrunk to | s |" + "\n")
     sys.stdout.write("| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |" + "\n")
     with tempfile.TemporaryDirectory() as folder:
-        for mutant in PLANTED:
+        for mutant in engine.bugs():
             if not options.names or mutant.name in options.names:
                 try:
-                    sys.stdout.write(row_of(mutant, Path(folder)) + "\n")
+                    sys.stdout.write(row_of(engine, mutant, Path(folder)) + "\n")
                 except Violation as exc:
                     sys.stdout.write(f"| `{mutant.name}` | | | | {exc} | | | | |" + "\n")
 

@@ -1,6 +1,7 @@
 """The adapter ``sglang``: the scheduler of an installed SGLang, on a CPU, with a simulated worker.
 
-Nothing else imports SGLang. No code of SGLang is copied here.
+Nothing else imports SGLang. No code of SGLang is copied here. In the process of a server whose scheduler is recorded
+nothing is set, replaced or silenced, and there is no adapter.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 import warnings
 from importlib.metadata import version
+from typing import Final
 
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE
 from scripted.sdk.live.launch import PORT_VARIABLE
 from scripted_sglang import stubs
 
@@ -21,20 +25,22 @@ if importlib.util.find_spec("sglang") is None:
     raise ScriptDefinitionError(
         "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with one that runs on the CPU"
     )
-# SGLang reads these when it is imported. Its prefix tree is written in Rust by default, which cannot be copied.
-os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
-stubs.install()
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    try:
-        from scripted_sglang.adapter import ADAPTER
-    except (ImportError, AttributeError) as exc:
-        raise ScriptDefinitionError(
-            f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
-            "`make sglang` installs that one with what it needs"
-        ) from exc
-if PORT_VARIABLE not in os.environ:
-    # A search meets thousands of retractions, refused flushes and aborts; some are logged at the root.
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)
+_IS_RECORDED: Final = FOLDER_VARIABLE in os.environ and "sglang.srt.managers.scheduler" in sys.modules
+if not _IS_RECORDED:
+    # SGLang reads these when it is imported. Its prefix tree is written in Rust by default, which cannot be copied.
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    stubs.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from scripted_sglang.adapter import ADAPTER
+        except (ImportError, AttributeError) as exc:
+            raise ScriptDefinitionError(
+                f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
+                "`make sglang` installs that one with what it needs"
+            ) from exc
+    if PORT_VARIABLE not in os.environ:
+        # A search meets thousands of retractions, refused flushes and aborts; some are logged at the root.
+        logging.getLogger("sglang").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

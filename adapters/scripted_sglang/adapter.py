@@ -7,6 +7,7 @@ import functools
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,9 +35,11 @@ from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.states import UnreadableState
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.workloads import read_workloads
 from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.config import SglangSettings
+from scripted_sglang.flight.machine import SglangOfFlight
 from scripted_sglang.live.launch import launch
 from scripted_sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted_sglang.server import SglangServer
@@ -124,6 +127,14 @@ class SglangAdapter(SchedulerAdapter):
         """Yield no digests: tensors are not read, and each request holds the time of its arrival."""
         del run
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
+
+    def version(self) -> str:
+        return installed_version("sglang")
+
+    def flight_machine(self, header: FlightHeader) -> SglangOfFlight:
+        """Make SGLang's scheduler of the settings of a flight."""
+        settings = self.read_config({name: str(value) for name, value in header.config.items()})
+        return SglangOfFlight(settings, *self.limits_of(settings))
 
     def obstacle(self, run: Any) -> Action | None:
         """Return the machine's obstacle."""

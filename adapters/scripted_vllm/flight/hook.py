@@ -37,7 +37,7 @@ from scripted.sdk.flight.frames import (
 )
 from scripted.sdk.flight.of_machine import header_of
 from scripted.sdk.flight.packed import packed, packed_result, unpacked
-from scripted.sdk.flight.recorder import FlightRecorder, recorder_of
+from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError, recorder_of
 from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of, preempted_of
 from scripted_vllm.flight.settings import settings_of
 from scripted_vllm.versions import installed_version
@@ -162,11 +162,11 @@ class _Hooks:
 
     def _arrive(self, request: Any) -> None:
         if request.resumable or request.request_id in self._arrived:
-            raise NotImplementedError("streaming sessions are not recorded")
+            raise NotRecordedError("streaming sessions are not recorded")
         if request.pooling_params is not None or request.prompt_token_ids is None:
-            raise NotImplementedError("requests that do not generate from tokens are not recorded")
+            raise NotRecordedError("requests that do not generate from tokens are not recorded")
         if request.mm_features:
-            raise NotImplementedError("images and other inputs beside tokens are not recorded")
+            raise NotRecordedError("images and other inputs beside tokens are not recorded")
         self._requests += 1
         self._arrived[request.request_id] = frame = _arrived(request, self._requests)
         self._numbers_of.add(request.request_id, self._requests)

@@ -81,6 +81,10 @@ def read_options(text: str) -> Options:
     return msgspec.convert(words, Options, strict=False)
 
 
+class NotRecordedError(Exception):
+    """A request or a call that flights do not carry: it ends the recording, because no replay would be right."""
+
+
 class _Part:
     """Consecutive packed frames of a ring. ``start`` is the scheduler before them; None for a new one."""
 

@@ -21,7 +21,7 @@ if find_spec("vllm") is None:
 from scripted_vllm.flight.hook import attach
 from scripted_vllm.machine import VllmMachine
 
-from benchmarks.planted_flights import PLANTED, row_of
+from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.sdk.flight.reader import Flight, read_flight
@@ -133,12 +133,12 @@ def test_a_request_that_waits_for_a_load_says_so(
 
 def test_what_is_not_recorded_ends_the_recording_and_not_the_engine(recorders: list[FlightRecorder]) -> None:
     execute(Schedule.parse(ADAPTER.workloads["vllm-sessions"], of="vllm"))
-    assert recorders[-1].failure == "NotImplementedError: streaming sessions are not recorded"
+    assert recorders[-1].failure == "NotRecordedError: streaming sessions are not recorded"
 
 
 def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:
     """An abort that leaves its request among the running ones kills the engine: two events are left of 64 clients."""
-    planted = next(mutant for mutant in PLANTED if mutant.name == "lost-abort")
-    row = row_of(planted, tmp_path)
+    planted = next(mutant for mutant in vllm().bugs() if mutant.name == "lost-abort")
+    row = row_of(vllm(), planted, tmp_path)
     assert "| crash | yes | the scheduler dies of KeyError" in row
     assert row.split(" | ")[-2] == "2", row

@@ -1,0 +1,36 @@
+"""The plugin of SGLang's group ``sglang.srt.plugins``, which SGLang calls in each of its processes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+
+def install() -> None:
+    """Record each scheduler that this process makes if LOCKSTEP_RECORD names a folder; else import nothing."""
+    if not os.environ.get("LOCKSTEP_RECORD"):
+        return
+    try:
+        from sglang.srt.managers.scheduler import Scheduler
+
+        if not hasattr(Scheduler.__init__, "__wrapped__"):
+            Scheduler.__init__ = _recorded(Scheduler.__init__)
+    except Exception:
+        # A server starts without its recorder rather than not at all.
+        logging.getLogger(__name__).exception("nothing is recorded")
+
+
+def _recorded(own: Any) -> Any:
+    @functools.wraps(own)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **kwargs)
+        try:
+            from scripted_sglang.flight.hook import attach
+
+            attach(self)
+        except Exception:
+            logging.getLogger(__name__).exception("this scheduler is not recorded")
+
+    return init

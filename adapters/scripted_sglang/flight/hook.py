@@ -1,0 +1,238 @@
+"""Records SGLang's scheduler inside its own process: messages as they are dispatched, batches as they run, results.
+
+The calls are wrapped on the scheduler object; nothing of SGLang is edited. Nothing waits for a device that SGLang would
+not wait for at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchTokenizedGenerateReqInput,
+    ContinueGenerationReqInput,
+    PauseGenerationReqInput,
+    TokenizedGenerateReqInput,
+)
+
+from scripted.sdk.flight.frames import Aborted, Arrived, Called, Scalar, Start
+from scripted.sdk.flight.of_machine import header_of
+from scripted.sdk.flight.packed import packed_result
+from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError, recorder_of
+from scripted_sglang.flight.plans import packed_of, samples
+from scripted_sglang.flight.settings import settings_of, version
+
+_NAME: Final = "sglang"
+# Requests that ended without a result are forgotten once in so many plans.
+_FORGET_EVERY: Final = 256
+# What a request may ask for that the adapter's scheduler does not do.
+_REFUSED: Final = (
+    *("mm_inputs", "session_params", "input_embeds", "lora_id", "custom_logit_processor", "bootstrap_room"),
+    *("return_hidden_states", "return_logprob", "positional_embed_overrides"),
+)
+_REFUSED_SAMPLING: Final = ("stop_strs", "stop_regex_strs", "json_schema", "regex", "ebnf", "structural_tag")
+# Messages that change what is planned, and have no frame.
+_NOT_TAKEN: Final = frozenset({
+    "BatchTokenizedEmbeddingReqInput", "TokenizedEmbeddingReqInput", "OpenSessionReqInput", "CloseSessionReqInput",
+    "UpdateWeightFromDiskReqInput", "UpdateWeightsFromDistributedReqInput", "UpdateWeightsFromTensorReqInput",
+    "UpdateWeightsFromIPCReqInput", "ReleaseMemoryOccupationReqInput", "ResumeMemoryOccupationReqInput",
+    "LoadLoRAAdapterReqInput", "UnloadLoRAAdapterReqInput", "SetInternalStateReq", "ClearHiCacheReqInput",
+})  # fmt: skip
+
+
+def attach(scheduler: Any) -> FlightRecorder | None:
+    """Record a scheduler as the environment asks; of several ranks, which plan alike, the first."""
+    words, notes = settings_of(scheduler)
+    if words is None:
+        return None
+    hooks = _Hooks(scheduler)
+    recorder = recorder_of(os.environ, header_of(_NAME, words, version(), notes), hooks.snapshot)
+    if recorder is not None:
+        hooks.record(recorder)
+    return recorder
+
+
+class _Hooks:
+    """The wrapped calls of one scheduler. Requests and plans are counted from 1."""
+
+    recorder: FlightRecorder
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._ids: dict[str, int] = {}
+        self._requests = 0
+        self._plans = 0
+        # Batches whose results are not in, by the identity of their results: the number, and who gets a token.
+        self._flights: dict[int, tuple[int, Any, list[bool]]] = {}
+        self._samples: list[bool] = []
+        self._has_died = False
+
+    def record(self, recorder: FlightRecorder) -> None:
+        """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
+        self.recorder = recorder
+        scheduler = self._scheduler
+        dispatcher = scheduler._request_dispatcher  # noqa: SLF001 - SGLang's table of messages
+        scheduler._request_dispatcher = self._wrapped(dispatcher, before=self._come, after=self._dispatched)  # noqa: SLF001
+        wrapper = scheduler.flush_wrapper
+        wrapper._flush_cache = self._wrapped(wrapper._flush_cache, after=self._flush)  # noqa: SLF001 - what it calls
+        for name, before, after in (
+            ("get_next_batch_to_run", None, self._next),
+            ("run_batch", self._run, self._ran),
+            ("process_batch_result", self._land, self._landed),
+            ("on_idle", None, None),
+        ):
+            setattr(scheduler, name, self._wrapped(getattr(scheduler, name), before=before, after=after))
+        scheduler.run_event_loop = self._closing(self._wrapped(scheduler.run_event_loop))
+
+    def _wrapped(
+        self,
+        own: Callable[..., Any],
+        *,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> Callable[..., Any]:
+        """Wrap a call: ``before`` gets its arguments, ``after`` what it returned, and its arguments."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._note(before, *args)
+            try:
+                returned = own(*args, **kwargs)
+            except Exception as exc:
+                if not self._has_died:
+                    self._has_died = True
+                    self.recorder.leave("crash", f"{type(exc).__name__}: {exc}")
+                raise
+            self._note(after, returned, *args)
+            return returned
+
+        return call
+
+    def _closing(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def loop(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return own(*args, **kwargs)
+            finally:
+                if self._ids and not self._has_died:
+                    self.recorder.leave("exit")
+                self.recorder.close()
+
+        return loop
+
+    def _note(self, note: Callable[..., None] | None, *args: Any) -> None:
+        """An error of ours ends the recording and not the server."""
+        if note is None or not self.recorder.is_on:
+            return
+        try:
+            note(*args)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the server goes on
+            self.recorder.fail(exc)
+
+    # -- what came in --
+
+    def _come(self, message: Any) -> None:
+        match message:
+            case TokenizedGenerateReqInput():
+                self._arrive(message)
+            case BatchTokenizedGenerateReqInput():
+                for one in message.batch:
+                    self._arrive(one)
+            case AbortReq():
+                self._abort(message)
+            case ContinueGenerationReqInput():
+                self.recorder.event(Called(name="resume"))
+            case _ if type(message).__name__ in _NOT_TAKEN:
+                raise NotRecordedError(f"{type(message).__name__} is not recorded")
+
+    def _dispatched(self, _: Any, message: Any) -> None:
+        """A pause that retracts takes the result in flight first, which a replay needs before it."""
+        if isinstance(message, PauseGenerationReqInput):
+            self.recorder.event(Called(name="pause", arguments={"mode": message.mode}))
+
+    def _arrive(self, message: Any) -> None:
+        sampling = message.sampling_params
+        asked = [name for name in _REFUSED if getattr(message, name, None)]
+        asked += [name for name in _REFUSED_SAMPLING if getattr(sampling, name, None)]
+        if asked:
+            raise NotRecordedError(f"requests with {', '.join(asked)} are not recorded")
+        self._requests += 1
+        self._ids[message.rid] = self._requests
+        ends = () if sampling.ignore_eos else self._scheduler.model_config.hf_eos_token_id or ()
+        engine: dict[str, Scalar] = {"ignore_eos": True} if sampling.ignore_eos else {}
+        if sampling.min_new_tokens:
+            engine["min_new_tokens"] = sampling.min_new_tokens
+        frame = Arrived(
+            id=self._requests,
+            # The adapter has another meaning for the sign that is replaced.
+            rid=message.rid.replace("#", "_"),
+            prompt_ids=tuple(message.input_ids),
+            max_new_tokens=sampling.max_new_tokens,
+            stop_token_ids=(*(sampling.stop_token_ids or ()), *ends),
+            priority=message.priority or 0,
+            salt=message.extra_key or "",
+            engine=engine,
+        )
+        self.recorder.event(frame)
+
+    def _abort(self, message: AbortReq) -> None:
+        ids = [one for rid, one in self._ids.items() if message.abort_all or rid.startswith(message.rid)]
+        if ids:
+            self.recorder.event(Aborted(ids=tuple(ids)))
+
+    def _flush(self, is_flushed: bool) -> None:
+        self.recorder.event(Called(name="flush", answer=is_flushed))
+
+    def _land(self, batch: Any, result: Any) -> None:
+        del batch
+        number, _, sampling = self._flights.pop(id(result))
+        if result.copy_done is not None:
+            result.copy_done.synchronize()
+        tokens = result.next_token_ids.tolist()
+        rows = [row if gets else None for row, gets in enumerate(sampling)]
+        self.recorder.packed_event(packed_result(number, rows, [[token] for token in tokens]), moves=True)
+
+    def _landed(self, _: None, batch: Any, result: Any) -> None:
+        del result
+        for req in batch.reqs:
+            if req.finished():
+                self._ids.pop(req.rid, None)
+
+    # -- what came out --
+
+    def _next(self, plan: Any) -> None:
+        if not plan.batch_to_run:
+            self._plans += 1
+            self.recorder.planned_nothing(self._plans, self.recorder.now, len(self._ids))
+
+    def _run(self, batch: Any) -> None:
+        self._plans += 1
+        packed = packed_of(self._scheduler, batch, self._plans, self.recorder.now, self._ids)
+        self._samples = samples(batch)
+        self.recorder.packed_plan(packed, len(self._ids))
+        if self._plans % _FORGET_EVERY == 0:
+            self._forget(self._alive())
+
+    def _ran(self, result: Any, batch: Any) -> None:
+        del batch
+        # The result is kept, so that its identity is nobody else's.
+        self._flights[id(result)] = self._plans, result, self._samples
+
+    def _forget(self, alive: Iterable[str]) -> None:
+        known = set(alive)
+        self._ids = {rid: one for rid, one in self._ids.items() if rid in known}
+
+    def _alive(self) -> Iterable[str]:
+        scheduler = self._scheduler
+        batches = (scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch_for_debug)
+        yield from [req.rid for req in scheduler.waiting_queue]
+        yield from [req.rid for batch in batches if batch is not None for req in batch.reqs]
+        if scheduler.chunked_req is not None:
+            yield scheduler.chunked_req.rid
+
+    def snapshot(self) -> Start:
+        """Say that a ring has lost its beginning: SGLang's tree of prefixes cannot be told in events."""
+        return Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",))

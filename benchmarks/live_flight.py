@@ -1,0 +1,242 @@
+"""A live vLLM or SGLang under load, recorded: what the recorder costs, and whether every plan of the replay is equal.
+
+`.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20] [--turns 6]` starts two
+servers of checkpoint S on this machine's CPU, one of them with a recorder. They are loaded in turns by clients that ask
+again when they are answered and sometimes hang up. Then the flight is replayed in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from benchmarks.checkpoints import make_checkpoint, vocabulary_of
+from scripted.core.adapters import adapter_named
+from scripted.sdk.flight.reader import read_flight
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
+from scripted.sdk.flight.replay import replay_flight
+
+_SHAPE: Final = "S"
+_CONTEXT: Final = 1024
+_READY_S: Final = 900.0
+_HANGS_UP: Final = 0.15
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class Turn(msgspec.Struct):
+    """What one turn of one server did."""
+
+    seconds: float
+    tokens: int = 0
+    requests: int = 0
+    aborts: int = 0
+    gaps: list[float] = []
+
+    @property
+    def tokens_a_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def p99_ms(self) -> float:
+        return statistics.quantiles(self.gaps, n=100)[-1] * 1e3
+
+
+class Server:
+    """A server in a process group of its own; ``folder`` is where its recorder writes, None without one."""
+
+    def __init__(self, engine: str, model: Path, port: int, folder: Path | None) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._path = "/generate" if engine == "sglang" else "/v1/completions"
+        environment = os.environ | _ENVIRONMENT
+        if folder is not None:
+            environment |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=1000000 mib=1024"}
+        common = ["--host", "127.0.0.1", "--port", str(port)]
+        words = _SGLANG if engine == "sglang" else _VLLM
+        place = "--model-path" if engine == "sglang" else "--model"
+        command = [sys.executable, "-m", *words, place, str(model), *common]
+        log = (model.parent / f"{engine}-{port}.log").open("wb")
+        self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
+        self.log = Path(log.name)
+
+    def await_ready(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server has ended: {self.log.read_text()[-3000:]}")
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()  # noqa: S310 - of this machine
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.5)
+            else:
+                return
+        raise RuntimeError(f"the server is not ready after {_READY_S:g} s: {self.log.read_text()[-3000:]}")
+
+    def body(self, chance: random.Random) -> dict[str, Any]:
+        prompt = [chance.randrange(2, vocabulary_of(_SHAPE) - 1) for _ in range(chance.randrange(20, 200))]
+        new = chance.randrange(8, 96)
+        if self._path == "/generate":
+            return {"input_ids": prompt, "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": new}}
+        return {"model": "S", "prompt": prompt, "stream": True, "temperature": 0, "max_tokens": new}
+
+    async def ask(self, session: aiohttp.ClientSession, chance: random.Random, turn: Turn) -> None:
+        most = chance.randrange(1, 20) if chance.random() < _HANGS_UP else 1 << 30
+        said, before = 0, 0.0
+        async with session.post(self.url + self._path, json=self.body(chance)) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.monotonic()
+                if before:
+                    turn.gaps.append(now - before)
+                said, before = said + 1, now
+                if said >= most:
+                    turn.aborts += 1
+                    break
+        turn.tokens += said
+        turn.requests += 1
+
+    async def load(self, clients: int, seconds: float, seed: int) -> Turn:
+        turn, until = Turn(seconds), time.monotonic() + seconds
+
+        async def client(number: int) -> None:
+            chance = random.Random(f"{seed}-{number}")  # noqa: S311 - a load that can be repeated
+            while time.monotonic() < until:
+                await self.ask(session, chance, turn)
+
+        begun = time.monotonic()
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*[client(number) for number in range(clients)])
+        turn.seconds = time.monotonic() - begun
+        return turn
+
+    def stop(self) -> None:
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, kind)
+            except ProcessLookupError:
+                break
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+_VLLM: Final = (
+    *("vllm.entrypoints.openai.api_server", "--served-model-name", "S", "--enforce-eager", "--dtype", "float32"),
+    *("--max-model-len", str(_CONTEXT), "--max-num-seqs", "48", "--num-gpu-blocks-override", "160"),
+    *("--block-size", "32", "--disable-log-stats"),
+)
+_SGLANG: Final = (
+    *("scripted_sglang.live.serve", "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--skip-server-warmup", "--random-seed", "0"),
+    *("--max-total-tokens", "5120", "--max-running-requests", "48", "--context-length", str(_CONTEXT)),
+    *("--chunked-prefill-size", "512", "--schedule-conservativeness", "0.3"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn (default: 20)")
+    parser.add_argument("--turns", type=int, default=6, help="of each server (default: 6)")
+    parser.add_argument("--port", type=int, default=30480)
+    parser.add_argument("--keep", type=Path, help="a folder for the flight; default: it is removed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as there:
+        folder = options.keep or Path(there) / "flights"
+        model = Path(there) / _SHAPE
+        make_checkpoint(model, "float32", _SHAPE)
+        servers = [Server(options.engine, model, options.port + number, [None, folder][number]) for number in range(2)]
+        try:
+            for server in servers:
+                server.await_ready()
+            turns = in_turns(servers, options.clients, options.seconds, options.turns)
+            os.kill(_recorder_of(folder), signal.SIGUSR2)
+            flight = _flight_in(folder)
+        finally:
+            for server in servers:
+                server.stop()
+        report(options, turns, flight)
+
+
+def in_turns(servers: list[Server], clients: int, seconds: float, count: int) -> list[list[Turn]]:
+    """Load the servers in turns; return the turns of each. The first of each is thrown away."""
+    turns: list[list[Turn]] = [[], []]
+    for number in range(count + 1):
+        for place in (number % 2, 1 - number % 2):
+            turns[place].append(asyncio.run(servers[place].load(clients, seconds if number else 3.0, number)))
+    return [of_server[1:] for of_server in turns]
+
+
+def _recorder_of(folder: Path) -> int:
+    return int(next(folder.glob("*.live")).read_text())
+
+
+def _flight_in(folder: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if found := list(folder.glob("*-signal.flight")):
+            return found[0]
+        time.sleep(0.2)
+    raise RuntimeError(f"the recorder has written nothing in {folder}")
+
+
+def report(options: argparse.Namespace, turns: list[list[Turn]], path: Path) -> None:
+    """Print what the turns did, and what the replay says."""
+    ratios = [one.tokens_a_second / other.tokens_a_second for other, one in zip(*turns, strict=True)]
+    gaps = [one.p99_ms / other.p99_ms for other, one in zip(*turns, strict=True)]
+    flight = read_flight(path)
+    shares = [len(frame.shares) for frame in flight.frames if getattr(frame, "shares", ())]
+    began = time.process_time()
+    outcome = replay_flight(adapter_named(options.engine), flight)  # type: ignore[arg-type]
+    said = {
+        "engine": options.engine,
+        "version": flight.header.version,
+        "clients": options.clients,
+        "seconds of a turn": options.seconds,
+        "turns": options.turns,
+        "requests": sum([turn.requests for turn in turns[1]]),
+        "hung up": sum([turn.aborts for turn in turns[1]]),
+        "tokens a second without": [round(turn.tokens_a_second) for turn in turns[0]],
+        "tokens a second with": [round(turn.tokens_a_second) for turn in turns[1]],
+        "throughput with / without, median": round(statistics.median(ratios), 3),
+        "p99 gap without, ms": [round(turn.p99_ms) for turn in turns[0]],
+        "p99 gap with / without, median": round(statistics.median(gaps), 3),
+        "plans": flight.plans,
+        "requests a plan": round(statistics.mean(shares), 1),
+        "MiB a million plans": round(path.stat().st_size / max(1, flight.plans) * 1e6 / (1 << 20)),
+        "notes": flight.header.notes,
+        "replay s": round(time.process_time() - began, 1),
+        "first plan that differs": None if outcome.differs is None else outcome.differs._asdict(),
+        "breaks": outcome.breaks,
+    }
+    sys.stdout.write(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
