@@ -37,6 +37,7 @@ from scripted_lockstep.actions import (
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.step_words import call_names, event_text
 from scripted_lockstep.tiers.sim.runner import EngineSim
+from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.messages import (
@@ -303,7 +304,7 @@ def test_its_verb_is_on_the_page_of_the_contract(action: Action) -> None:
         assert verb.name.startswith("clock.") or hasattr(ScriptContext, verb.name)
 
 
-@each_example
+@pytest.mark.parametrize("action", thinned(EXAMPLES, one_in=5))
 def test_a_test_that_is_written_with_it_passes(action: Action, tmp_path: Path) -> None:
     written = write_test([scheduled(action)], name="written")
     assert written.said == ("the schedule does not fail; the test of it passes",)

@@ -11,6 +11,7 @@ from base_workloads import WORKLOADS
 from rich.console import Console
 from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.tiers.sim.runner import EngineSim
+from thinned import thinned
 
 from engine.core.messages import FlushCache
 from engine.core.scheduler import Scheduler, StepResult
@@ -159,7 +160,7 @@ def test_a_test_that_is_red_for_a_reason_of_its_own_is_not_kept(monkeypatch: pyt
     assert f"it fails without {FLUSH} too" in written.said[0]
 
 
-@pytest.mark.parametrize("name", list(WORKLOADS)[1::6])
+@pytest.mark.parametrize("name", thinned(list(WORKLOADS)[1::6], one_in=4))
 def test_the_test_of_any_schedule_passes_on_a_healthy_engine(name: str) -> None:
     """No engine is broken here: a written test that is red lies."""
     prefixes = Prefixes(WORKLOADS[name])

@@ -77,7 +77,12 @@ def embed(client: openai.OpenAI, **more: Any) -> np.ndarray:
 
 @pytest.fixture(
     scope="module",
-    params=[(LAST, True, {}), (LAST, False, {"pp_size": 2}), (MEAN, True, {}), (MEAN, False, {"pp_size": 3})],
+    params=[
+        (LAST, True, {}),
+        pytest.param((LAST, False, {"pp_size": 2}), marks=pytest.mark.nightly),
+        pytest.param((MEAN, True, {}), marks=pytest.mark.nightly),
+        (MEAN, False, {"pp_size": 3}),
+    ],
     ids=["last", "last-2-stages", "mean", "mean-3-stages"],
 )
 def served(

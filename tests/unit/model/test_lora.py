@@ -16,6 +16,7 @@ import torch
 import transformers
 from chained_stages import DEVICE, ChainedStages, limits_for
 from safetensors.torch import load_file, save_file
+from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError, IntegrityError
@@ -116,7 +117,7 @@ def loras(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str
     return make
 
 
-@pytest.mark.parametrize("pp_size", [1, 4])
+@pytest.mark.parametrize("pp_size", thinned([4, 1], one_in=2))
 @pytest.mark.parametrize("family", ["qwen3", "qwen2_biased", "mistral_window", "gemma3_two_ropes"])
 def test_a_batch_of_several_loras_equals_merged_weights(
     family: str, pp_size: int, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
@@ -369,7 +370,7 @@ def test_a_matrix_of_another_kind_is_refused_by_name(
     assert said in str(error)
 
 
-@pytest.mark.parametrize("number", ["1" * 5000, "\u0661", "\u00b2", "0x1", "-1", "1_0"])
+@pytest.mark.parametrize("number", thinned(["1" * 5000, "\u0661", "\u00b2", "0x1", "-1", "1_0"], one_in=3))
 def test_a_layer_whose_number_is_none_is_refused_by_name(
     number: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:

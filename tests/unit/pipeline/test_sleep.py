@@ -12,6 +12,7 @@ import torch
 import transformers
 from handmade_plans import PlanWriter, generate, run
 from stage_farm import StageFarm
+from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -39,7 +40,7 @@ def local(**values: object) -> LocalPipeline:
     return LocalPipeline(StageRunner(config, limits(config), 0))
 
 
-@pytest.fixture(params=["one stage", "two stages"])
+@pytest.fixture(params=thinned(["two stages", "one stage"], one_in=2))
 def pipeline(request: pytest.FixtureRequest, farm: StageFarm, private_dir: Path) -> Iterator[Pipeline]:
     if request.param == "one stage":
         yield local()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from handmade_plans import PlanWriter, generate, run, take
 from stage_farm import StageFarm
+from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -114,7 +115,9 @@ def _nothing(folder: Path) -> str:
     return "which is no folder here"
 
 
-@pytest.mark.parametrize("damage", [_missing_weight, _infinite_weight, _other_model, _truncated, _nothing])
+@pytest.mark.parametrize(
+    "damage", thinned([_missing_weight, _infinite_weight, _other_model, _truncated, _nothing], one_in=2)
+)
 def test_a_folder_that_cannot_be_taken_leaves_all_stages_as_they_were(
     damage: Callable[[Path], str], pipeline: Pipeline, said: dict[int, list[int]], tmp_path: Path
 ) -> None:

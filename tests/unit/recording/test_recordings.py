@@ -14,6 +14,7 @@ from scripted_lockstep.configs import limits_of
 from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.sim.runner import EngineSim
+from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -55,7 +56,7 @@ def record_to(path: Path, schedule: Schedule, *, redactor: Redactor | None = Non
     return inner
 
 
-@pytest.mark.parametrize("name", list(WORKLOADS)[::2])
+@pytest.mark.parametrize("name", thinned(list(WORKLOADS)[::2], one_in=4))
 def test_a_recording_replays_step_by_step(name: str, tmp_path: Path) -> None:
     inner = record_to(tmp_path / "run.rec", WORKLOADS[name])
     again = rerun(str(tmp_path / "run.rec"))
@@ -207,7 +208,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "redacted"), MOMENTS)
+@pytest.mark.parametrize(("name", "redacted"), thinned(MOMENTS, one_in=4))
 def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: bool, tmp_path: Path) -> None:
     """B17: it does in every step what was recorded, and the next moment of rest finds it the same to the last count."""
     schedule, every = WORKLOADS.get(name, RESTING), EveryCheckpoint()
@@ -320,7 +321,11 @@ def test_a_hundred_saved_failures_fail_the_same_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in list(WORKLOADS)[1::2] if not name.startswith("drafts") and name != "ahead-of-a-stop"]
+    "name",
+    thinned(
+        (name for name in list(WORKLOADS)[1::2] if not name.startswith("drafts") and name != "ahead-of-a-stop"),
+        one_in=4,
+    ),
 )
 def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"

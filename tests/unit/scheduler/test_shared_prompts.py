@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from thinned import thinned
 
 from engine import EngineConfig
 from scripted import ScriptedSim
@@ -68,7 +69,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", thinned(CONFIGS, one_in=3))
 def test_each_step_is_as_specified(name: str) -> None:
     with ScriptedSim.start(EngineConfig(**CONFIGS[name])) as engine:
         for seed in range(5):

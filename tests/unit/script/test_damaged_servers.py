@@ -17,6 +17,7 @@ import pytest
 from damages import DESCRIPTORS, IN_SERVERS, OPTIONS, do, finds_a_whole_engine
 from scripted_lockstep.tiers.server.pool import EngineServers
 from scripted_lockstep.tiers.server.runner import EngineServer
+from thinned import thinned
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -36,7 +37,7 @@ def pool(parent: PreloadedParent) -> Iterator[EngineServers]:
         yield started
 
 
-@pytest.mark.parametrize("damage", IN_SERVERS)
+@pytest.mark.parametrize("damage", thinned(IN_SERVERS, one_in=3))
 def test_a_changed_server_is_replaced_and_the_next_script_finds_nothing(damage: str, pool: EngineServers) -> None:
     with pool.lend(EngineConfig()) as server:
         passed = server.run(damages, damage, options=OPTIONS)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 from base_workloads import WORKLOADS
 from scripted_lockstep.mutants import mutant_named
 
@@ -74,6 +75,7 @@ def in_a_process(verb: str, data: bytes, *, hash_seed: int) -> list[Saved]:
     return msgspec.json.decode(done.stdout, type=list[Saved])
 
 
+@pytest.mark.nightly
 def test_a_hundred_saved_failures_fail_the_same_way_again() -> None:
     """D10: in another process, with another hash seed: the same exception in the same step, after the same steps."""
     saved = in_a_process("find", b"", hash_seed=1)

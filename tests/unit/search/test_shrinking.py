@@ -33,7 +33,12 @@ def failing(mutant: str, *, first: int = 0, below: int = 150) -> Schedule:
 @pytest.mark.parametrize(
     ("mutant", "first"),
     # The first target that shows the second one takes a thousand runs to shrink, to the same two requests.
-    [(FLUSH, 0), ("victim-is-the-earliest", 6), ("token-after-the-end", 0), ("update-keeps-the-cache", 0)],
+    [
+        (FLUSH, 0),
+        pytest.param("victim-is-the-earliest", 6, marks=pytest.mark.nightly),
+        ("token-after-the-end", 0),
+        ("update-keeps-the-cache", 0),
+    ],
 )
 def test_a_shrunk_failure_is_one_minimal_and_the_same(mutant: str, first: int) -> None:
     """Also in a pool's size, in numbers below their defaults and in steps, and under other names."""

@@ -22,6 +22,7 @@ from scripted_lockstep.actions import (
 from scripted_lockstep.run_forks import COPIER
 from scripted_lockstep.space.workloads import FLAGSHIP
 from scripted_lockstep.tiers.sim.runner import EngineSim
+from thinned import thinned
 
 from engine.core.scheduler import StepRecord
 from scripted.core.forks import Frozen
@@ -41,7 +42,7 @@ FORKED = list(WORKLOADS)[::5]
 LASTING = (Press, HoldGrammars, FailGrammar, FailStage)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", thinned(WORKLOADS, one_in=3))
 def test_every_workload_keeps_every_promise(name: str) -> None:
     """B01, B02, B06, B11: budget, one terminal reply, balanced books, tokens as alone, after every step."""
     outcome = execute(WORKLOADS[name])
@@ -50,7 +51,7 @@ def test_every_workload_keeps_every_promise(name: str) -> None:
     assert [one for one in outcome.unreached if not isinstance(one.action, LASTING)] == []
 
 
-@pytest.mark.parametrize("name", FORKED)
+@pytest.mark.parametrize("name", thinned(FORKED, one_in=4))
 def test_a_fork_is_the_run_from_the_beginning(name: str) -> None:
     prefixes = Prefixes(WORKLOADS[name])
     additions = itertools.islice(Exhaustive().additions(name, prefixes.base, prefixes.steps), 3, None, SAMPLE_EVERY)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from scripted_lockstep.tiers.server.runner import EngineServer
+from thinned import thinned
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -129,7 +130,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {one} {other}"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", thinned(CONFIGS, one_in=2))
 def test_every_number_is_the_same_in_both_tiers(name: str, parent: PreloadedParent, tmp_path: Path) -> None:
     drafted = accepted = 0
     with EngineServer.start(CONFIGS[name], parent=parent) as server, ScriptedSim.start(CONFIGS[name]) as simulated:
