@@ -7,6 +7,7 @@ those of benchmarks/planted_flights.toml.
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=20, suite="vllm-cpu")
 
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[3]
 ADAPTER: Any = adapter_named("vllm")
 # What a scheduler of another release does in all of them is compared too.
 WORKLOADS = (
@@ -142,3 +146,54 @@ def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:
     row = row_of(vllm(), planted, tmp_path)
     assert "| crash | yes | the scheduler dies of KeyError" in row
     assert row.split(" | ")[-2] == "2", row
+
+
+TESTS_OF_AN_ENGINE = """
+import time
+
+import pytest
+from vllm.plugins import load_general_plugins
+
+from benchmarks.planted_flights import Load, vllm
+
+load_general_plugins()  # as an engine does
+
+
+@pytest.fixture
+def lost_abort():
+    (bug,) = [bug for bug in vllm().bugs() if bug.name == "lost-abort"]
+    with bug.switched_on():
+        yield
+
+
+def run(steps):
+    engine = vllm()
+    load = Load(engine, engine.settings[0], 0)
+    for _ in range(steps):
+        load.step()
+
+
+def test_clients_hang_up(lost_abort):
+    run(400)
+
+
+def test_wall_time():
+    begun = time.monotonic()
+    run(40)
+    assert time.monotonic() < begun, "too slow"
+"""
+
+
+def test_pytest_says_which_failures_of_an_engines_tests_replay(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost abort in vLLM's scheduler is a race that replays; a failing assertion on wall time is not."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "adapters"))))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(test_engine=TESTS_OF_AN_ENGINE)
+    result = pytester.runpytest_subprocess("-p", "scripted.pytest_plugin", "--record", "kept")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines([
+        "test_engine.py::test_clients_hang_up: it replays without a model, *: the scheduler dies of KeyError: *",
+        "test_engine.py::test_wall_time: it does not replay: * plans as recorded, and no promise breaks. *",
+    ])  # fmt: skip
