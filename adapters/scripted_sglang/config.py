@@ -136,7 +136,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
         return 1 if self.disable_overlap_schedule else 2
 
 
-class ServerSettings(SglangSettings, frozen=True):
+class ServedSettings(SglangSettings, frozen=True):
     """The settings of a server of a fleet, which has a role."""
 
     disaggregation_mode: Mode = "null"

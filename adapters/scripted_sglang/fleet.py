@@ -26,7 +26,7 @@ from scripted.sdk.actions import message_of
 from scripted.search.mutant_search import Found
 from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.adapter import COPIER, adapter_of
-from scripted_sglang.config import ServerSettings, SglangSettings
+from scripted_sglang.config import ServedSettings, SglangSettings
 from scripted_sglang.machine import SglangMachine
 from scripted_sglang.roles import Decode, Prefill
 from scripted_sglang.scheduler_view import rid_of
@@ -47,7 +47,7 @@ _FORGOTTEN: Final = (
 
 SERVER: Final = adapter_of(
     f"{__name__}:SERVER",
-    ServerSettings,
+    ServedSettings,
     may_grow=(*_ACQUAINTANCES, *_FORGOTTEN),
     settings={
         "page_size": (4,),

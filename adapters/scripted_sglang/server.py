@@ -9,11 +9,11 @@ from typing import ClassVar
 import msgspec
 from sglang.srt.server_args import ServerArgs
 
-from scripted.core.server_settings import ServeLine, ServerSettings
+from scripted.core.server_description import ServeLine, ServerDescription
 from scripted_sglang.config import SglangSettings
 
 
-class SglangServer(ServerSettings[SglangSettings]):
+class SglangServer(ServerDescription[SglangSettings]):
     """``sglang.launch_server`` with the settings of one scheduler."""
 
     sizes: ClassVar = (

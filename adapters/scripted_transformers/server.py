@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from scripted.core.server_settings import ServeLine, ServerSettings
+from scripted.core.server_description import ServeLine, ServerDescription
 from scripted_transformers.machine import TransformersSettings
 
 _FLAGS: Final = {
@@ -16,7 +16,7 @@ _FLAGS: Final = {
 }
 
 
-class TransformersServer(ServerSettings[TransformersSettings]):
+class TransformersServer(ServerDescription[TransformersSettings]):
     """A server with continuous batching on a graphics card, where batches are asynchronous by default."""
 
     defaults: ClassVar = {"use_async_batching": True}

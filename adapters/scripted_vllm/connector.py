@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
-class Offered(msgspec.Struct, frozen=True):
+class RequestedLoad(msgspec.Struct, frozen=True):
     """A load that vLLM requested: the tokens of a request from ``start`` to the end of ``token_ids``."""
 
     request_id: str
@@ -32,8 +32,8 @@ class Offered(msgspec.Struct, frozen=True):
     tables: tuple[tuple[int, ...], ...] = ()
 
 
-class Planned(KVConnectorMetadata):
-    def __init__(self, loads: tuple[Offered, ...]) -> None:
+class RequestedLoads(KVConnectorMetadata):
+    def __init__(self, loads: tuple[RequestedLoad, ...]) -> None:
         self.loads = loads
 
 
@@ -64,7 +64,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         self.unused: list[str] = []
         self.kept: dict[str, tuple[int, ...]] = {}
         self._from: dict[str, int] = {}
-        self._asked: list[Offered] = []
+        self._asked: list[RequestedLoad] = []
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
@@ -112,12 +112,12 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         if num_external_tokens:
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
             tables = tuple(map(tuple, blocks.get_block_ids()))
-            self._asked.append(Offered(request.request_id, start, tokens, tables[0], self._is_async, tables))
+            self._asked.append(RequestedLoad(request.request_id, start, tokens, tables[0], self._is_async, tables))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         del scheduler_output
         asked, self._asked = tuple(self._asked), []
-        return Planned(asked)
+        return RequestedLoads(asked)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Save a request that ended by itself, and keep its blocks until then."""

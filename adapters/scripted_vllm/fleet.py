@@ -90,7 +90,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Kept:
+class KeptBlocks:
     """A prompt that a producer keeps. ``read`` is the pending request for its blocks."""
 
     rid: str
@@ -241,7 +241,7 @@ class VllmMember(SearchedMember):
         self.run = run
         run.machine.transfers.is_remote = run.machine.scheduler.connector.is_remote = True
         self.proxy = run.proxy = Proxy(self, producers if name[0] == "d" else ())
-        self.kept: dict[tuple[str, int], Kept] = {}
+        self.kept: dict[tuple[str, int], KeptBlocks] = {}
         # Requests whose end the scheduler has not taken.
         self.ending: set[str] = set()
         self._begun = 0
@@ -309,7 +309,7 @@ class VllmMember(SearchedMember):
         self._begun += 1
         # A restarted consumer counts from 1 again.
         run, rid = self.run, f"{key[0]}.{self._begun}"
-        self.kept[key] = Kept(rid)
+        self.kept[key] = KeptBlocks(rid)
         add = message_of(run, rid, wanted.prompt_ids, 1, priority=wanted.priority, lora=wanted.lora)
         run.device.begin(add)
         run.give(add)

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from scripted.core.server_settings import ServeLine, ServerSettings
+from scripted.core.server_description import ServeLine, ServerDescription
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import arguments_of, default_arguments
 
@@ -30,7 +30,7 @@ _SIMULATED: Final = (
 )
 
 
-class VllmServer(ServerSettings[VllmSettings]):
+class VllmServer(ServerDescription[VllmSettings]):
     """vLLM's OpenAI server. Scheduling is asynchronous there by default."""
 
     defaults: ClassVar = {"async_scheduling": True}

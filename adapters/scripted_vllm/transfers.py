@@ -11,7 +11,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from scripted.sdk import Load, Signal
 from scripted_vllm.actions import ENDED, FAIL, HOLD, OFFER, UNKNOWN
 from scripted_vllm.config import VllmSettings
-from scripted_vllm.connector import Offered
+from scripted_vllm.connector import RequestedLoad
 from scripted_vllm.ids import rid_of
 from scripted_vllm.images import seen_in
 from scripted_vllm.runner_view import tables_of_groups
@@ -25,7 +25,7 @@ class _Transfer(msgspec.Struct, frozen=True):
 
     request_id: str
     due: int
-    load: Offered | None = None
+    load: RequestedLoad | None = None
 
 
 class Transfers:
@@ -54,10 +54,10 @@ class Transfers:
         # In a fleet the other engine ends transfers: by request, and whether all was lost.
         self.is_remote = False
         self._over: dict[str, bool] = {}
-        self._asked: list[Offered] = []
+        self._asked: list[RequestedLoad] = []
         self._ended: list[_Transfer] = []
 
-    def take_asked(self) -> list[Offered]:
+    def take_asked(self) -> list[RequestedLoad]:
         """Take the loads that began, for the fleet that carries them."""
         asked, self._asked = self._asked, []
         return asked
@@ -129,7 +129,7 @@ class Transfers:
     def _is_over(self, one: _Transfer) -> bool:
         return one.request_id in self._over if self.is_remote else one.due <= self._now
 
-    def _arrival(self, load: Offered, request: Any) -> Load:
+    def _arrival(self, load: RequestedLoad, request: Any) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
         if self._over.get(load.request_id):

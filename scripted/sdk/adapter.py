@@ -26,7 +26,7 @@ from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTe
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule, settings_in
-from scripted.core.server_settings import ServerSettings
+from scripted.core.server_description import ServerDescription
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
@@ -160,7 +160,7 @@ class SchedulerAdapter(
         windows: Mapping[str, Callable[[RunLike], bool]] | None = None,
         standalone: Standalone | None = None,
         live: Launcher | None = None,
-        server: ServerSettings[_SettingsT] | None = None,
+        server: ServerDescription[_SettingsT] | None = None,
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
@@ -189,7 +189,7 @@ class SchedulerAdapter(
         self.windows: Mapping[str, Callable[[RunLike], bool]] = {**WINDOWS, **(windows or {})}
         self.standalone = standalone
         self.live = live
-        self.server: ServerSettings[_SettingsT] = server or ServerSettings()
+        self.server: ServerDescription[_SettingsT] = server or ServerDescription()
         self._config = config
         self._machine = machine
         self._limits = limits

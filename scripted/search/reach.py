@@ -17,7 +17,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.protocol import ConfigValue
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.core.server_settings import DescribesServer, ServerSettings
+from scripted.core.server_description import DescribesServer, ServerDescription
 from scripted.search.covering import Row
 from scripted.search.execution import Failure, execute
 from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets, drawn_events
@@ -94,10 +94,10 @@ class MeasuredReach(msgspec.Struct, frozen=True):
         return f"{Culprit.CLIENT} (remote crash)" if self.ends_engine else str(Culprit.CLIENT)
 
 
-def server_of(schedule: Schedule) -> ServerSettings:
+def server_of(schedule: Schedule) -> ServerDescription:
     """Return the server of a schedule's adapter."""
     adapter = schedule.adapter
-    return adapter.server if isinstance(adapter, DescribesServer) else ServerSettings()
+    return adapter.server if isinstance(adapter, DescribesServer) else ServerDescription()
 
 
 def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> MeasuredReach:

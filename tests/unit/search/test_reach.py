@@ -11,7 +11,7 @@ import pytest
 from scripted.cli.report import issue_of
 from scripted.core.action import Culprit
 from scripted.core.schedule import Schedule
-from scripted.core.server_settings import ServerSettings
+from scripted.core.server_description import ServerDescription
 from scripted.sdk import standalone
 from scripted.search.reach import reach_of
 from scripted.search.shrinking import shrink
@@ -32,7 +32,7 @@ class Config(msgspec.Struct, frozen=True):
             raise ValueError("priority is synchronous")
 
 
-class Server(ServerSettings[Config]):
+class Server(ServerDescription[Config]):
     defaults: ClassVar = {"is_async": True}
     sizes: ClassVar = ("block_size", "budget")
     token_counts: ClassVar = ("block_size", "budget")

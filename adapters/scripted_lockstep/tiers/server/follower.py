@@ -21,12 +21,12 @@ from scripted.core.errors import NoAnswer
 from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.tiers.server.wire import (
     Answered,
-    Arrived,
     Ask,
     Do,
     FollowerReady,
     FollowerReply,
     GateSocket,
+    MessagesArrived,
     Unanswered,
     decode_asked,
 )
@@ -76,7 +76,7 @@ class Follower:
                     raise ProcessDiedError(message.process, message.cause, message.node)
             # Arrivals first: a question may be about one of them.
             if messages := self._context.inbox.drain():
-                self._send(Arrived(messages=tuple(messages)))
+                self._send(MessagesArrived(messages=tuple(messages)))
             if self._socket in readable:
                 command = decode_asked(self._socket.recv())
                 if isinstance(command, Do):

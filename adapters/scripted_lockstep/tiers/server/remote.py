@@ -47,12 +47,12 @@ from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfer
 from scripted_lockstep.tiers.server.clients import HttpClients
 from scripted_lockstep.tiers.server.wire import (
     Answered,
-    Arrived,
     Ask,
     Do,
     EnginePlace,
     FollowerReady,
     FollowerVerb,
+    MessagesArrived,
     Unanswered,
     connected_socket,
     decode_reply,
@@ -173,7 +173,7 @@ class RemoteWorld(World):
         """Take the messages of the engine's gate without waiting."""
         while self.socket.poll(0):
             reply = decode_reply(self.socket.recv())
-            if isinstance(reply, Arrived):
+            if isinstance(reply, MessagesArrived):
                 self._messages += reply.messages
             else:
                 self._answers.append(reply)

@@ -173,7 +173,7 @@ class FollowerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     limits: Limits
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class MessagesArrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The front end has sent these messages, which the scheduler has not seen. Sent unasked."""
 
     messages: tuple[ClientMessage, ...]
@@ -191,7 +191,7 @@ class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str
 
 
-FollowerReply = FollowerReady | Arrived | Answered | Unanswered
+FollowerReply = FollowerReady | MessagesArrived | Answered | Unanswered
 
 # Raises BadFrameError for anything else, as the one below.
 decode_asked: Callable[[bytes], Do | Ask] = decoder_of(Do | Ask)

@@ -26,7 +26,7 @@ class ServeLine(msgspec.Struct, frozen=True):
     beside: tuple[str, ...] = ()
 
 
-class ServerSettings(Generic[_SettingsT]):
+class ServerDescription(Generic[_SettingsT]):
     """A description of the server whose scheduler an adapter drives; by itself, of an adapter without a server.
 
     ``defaults`` are the settings whose default at a server is not the adapter's. ``sizes`` are numbers that a
@@ -88,4 +88,4 @@ class DescribesServer(Protocol):
     """An adapter that knows what its configurations are at a server."""
 
     @property
-    def server(self) -> ServerSettings: ...
+    def server(self) -> ServerDescription: ...
