@@ -16,7 +16,7 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted_vllm.adapter import MUTANTS, TRIED_VERSIONS
+from scripted_vllm.adapter import CONTRACT, MUTANTS, TRIED_VERSIONS
 from scripted_vllm.versions import installed_version
 
 from scripted.core.adapters import adapter_named
@@ -63,6 +63,11 @@ SHOWN_BY = {
     "kept-up-to-what-was-computed": "vllm-sessions-preempted",
     "the-hash-of-a-discarded-token": "vllm-sessions-alike",
     "queued-before-it-has-left": "vllm-sessions-preempted",
+    "the-last-output-is-cached": "vllm-turns",
+    "fewer-are-on-their-way-than-come": "vllm-async-chunks",
+    "cut-within-a-block-for-a-load": "vllm-loads-now-mamba-grown",
+    "the-lookup-of-an-aborted-request-stays": "vllm-loads-tight",
+    "each-question-moves-the-cursor": "connector-partly-here",
 }
 
 MISFITS = {
@@ -74,8 +79,19 @@ MISFITS = {
 }
 
 
+# The release's own on the page: "A failed load waits for itself", and "A forced flush under a request that is loaded
+# again ends the engine" and "A preempted session is lost" of 0.32.0.
+OWN_DEFECT = {"vllm-loads-tight": "fail-load"}
+if installed_version() == "0.32.0":
+    OWN_DEFECT |= {"vllm-sessions-preempted": "session=1", "connector-partly-here": "flush force=True"}
+
+OFFLOADING = "vllm+connector_cls=vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector"
+
+
 def search(workload: str, mutant: str | None) -> SearchReport:
-    plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=True, adapter="vllm")
+    # The contract of connectors is of adapters with one. A defect of the release may come before a mutant's bug.
+    adapter = OFFLOADING if workload in CONTRACT else "vllm"
+    plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=workload not in OWN_DEFECT, adapter=adapter)
     return Campaign(plan).run()
 
 
@@ -96,14 +112,10 @@ def test_the_search_finds(mutant: Mutant) -> None:
         if installed_version() in TRIED_VERSIONS and (mutant.name, installed_version()) not in MISFITS:
             raise
         pytest.skip(str(exc))
-    (finding,) = search(SHOWN_BY[mutant.name], mutant.name).findings.values()
+    findings = search(SHOWN_BY[mutant.name], mutant.name).findings.values()
+    texts = [f"{one.failure.signature} {one.failure.text}" for one in findings]
     assert mutant.signature
-    assert mutant.signature in f"{finding.failure.signature} {finding.failure.text}"
-
-
-# The release's own on the page: "A failed load waits for itself", and "A preempted session is lost" of 0.32.0.
-OWN_DEFECT = {"vllm-loads-tight": "fail-load"}
-OWN_DEFECT |= {"vllm-sessions-preempted": "session=1"} if installed_version() == "0.32.0" else {}
+    assert any(mutant.signature in text for text in texts), texts
 
 
 @pytest.mark.parametrize("workload", sorted(set(SHOWN_BY.values())))
