@@ -9,11 +9,14 @@ from typing import Final
 import torch
 from transformers import PretrainedConfig
 
+from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.workloads import read_workloads
 from scripted_transformers.machine import TransformersMachine, TransformersSettings
 from scripted_transformers.server import TransformersServer
 from scripted_transformers.standalone import TransformersStandalone
+
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 
 
 def _limits(settings: TransformersSettings) -> Limits:
@@ -41,5 +44,6 @@ ADAPTER: Final = SchedulerAdapter(
     packages=("transformers",),
     standalone=TransformersStandalone(),
     server=TransformersServer(),
+    mutants=MUTANTS,
     copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
 )

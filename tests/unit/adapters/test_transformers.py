@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from scripted_transformers.adapter import MUTANTS
 from scripted_transformers.standalone import TransformersStandalone
 from typer.testing import CliRunner
 
@@ -29,6 +30,16 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     failure = execute(Schedule.parse(line)).failure
     assert failure is not None
     assert words in str(failure)
+
+
+def test_a_second_turn_that_reads_the_last_output_is_found() -> None:
+    (mutant,) = MUTANTS
+    schedule = Schedule.parse(mutant.schedule, of="transformers")
+    assert execute(schedule).failure is None
+    with mutant.switched_on():
+        failure = execute(schedule).failure
+    assert failure is not None
+    assert mutant.signature in failure.text
 
 
 @pytest.mark.parametrize(
