@@ -34,4 +34,16 @@ ADAPTER = adapter_of(
         cut='self.messages.put(("abort", request.id))',
         becomes="self.end_aborted(request.id)",
     ),
+    Mutant(
+        name="a-late-abort-ends-the-thread",
+        origin="sgl-project/sglang pull request 29984",
+        bug="an abort of a request that has just ended ends the thread: messages are taken, and nobody reads them",
+        signature="list index out of range",
+        test="",
+        target="blocking_queue_engine:Engine.end_aborted",
+        cut="in (*self.waiting, *self.running):",
+        becomes="in ([one for one in (*self.waiting, *self.running) if one.id == request_id][0],):",
+        kind="imitated",
+        note="there two threads use one socket, and the one that is hit dies; here an order of messages does it",
+    ),
 )
