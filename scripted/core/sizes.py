@@ -22,8 +22,8 @@ _LEAVES: Final = (
     types.BuiltinFunctionType, types.MethodType, type(None),
 )  # fmt: skip
 # Bounded by themselves: the replies of the last step, which the next step replaces, and at most 256 steps that are not
-# in the digest yet.
-_BOUNDED: Final = frozenset(("_replies", "_pending"))
+# in the digests yet.
+_BOUNDED: Final = frozenset(("_replies", "_pending", "_pending_plans"))
 # Packages whose objects are not looked into: a model's modules, a tensor's storage, a socket.
 _FOREIGN: Final = frozenset(
     ("torch", "transformers", "transformers_modules", "numpy", "zmq", "socket", "threading", "logging", "pathlib")

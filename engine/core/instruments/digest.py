@@ -16,6 +16,8 @@ from engine.core.messages import CallAnswer, Event, Reply, StartProfile, encode
 from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
+# To copy it takes a sixth of the time of making one.
+_EMPTY: Final = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 # Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read.
 _PENDING_LIMIT_STEPS: Final = 256
 
@@ -29,7 +31,7 @@ _QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
-    """Two running hashes over the steps of one scheduler, brought up to date when they are read.
+    """Two running hashes over the steps of one scheduler, each brought up to date when it is read.
 
     A chain without ``keeps_steps`` records nothing.
     """
@@ -37,9 +39,10 @@ class DigestChain:
     keeps_steps: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        self._plans = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._full, self._plans = _EMPTY.copy(), _EMPTY.copy()
+        # The steps, and their plans with the sizes, that are not hashed yet.
         self._pending: list[_Entry] = []
+        self._pending_plans: list[tuple[Microbatch | None, tuple[int, ...]]] = []
         # The folder of the last profile, which a front end names by date and at random.
         self._folder = ""
 
@@ -59,8 +62,11 @@ class DigestChain:
 
     def _append(self, entry: _Entry) -> None:
         self._pending.append(entry)
+        self._pending_plans.append((entry[1], entry[3]))
         if len(self._pending) >= _PENDING_LIMIT_STEPS:
             self._fold()
+        if len(self._pending_plans) >= _PENDING_LIMIT_STEPS:
+            self._fold_plans()
 
     @property
     def digest(self) -> str:
@@ -71,7 +77,7 @@ class DigestChain:
     @property
     def plan_digest(self) -> str:
         """Return the digest of all launches, their pages and their order, without token values; 16 hex digits."""
-        self._fold()
+        self._fold_plans()
         return self._plans.hexdigest()
 
     def _without_folder(self, reply: Reply) -> Reply:
@@ -80,10 +86,14 @@ class DigestChain:
         return msgspec.structs.replace(reply, message=reply.message.replace(self._folder, ""))
 
     def _fold(self) -> None:
-        pending = self._pending
+        if self._pending:
+            self._full.update(_stream(self._pending))
+            self._pending.clear()
+
+    def _fold_plans(self) -> None:
+        pending = self._pending_plans
         if pending:
-            self._full.update(_stream(pending))
-            shapes = [(plan_shape(microbatch) if microbatch else (), sizes) for _, microbatch, _, sizes in pending]
+            shapes = [(plan_shape(microbatch) if microbatch else (), sizes) for microbatch, sizes in pending]
             self._plans.update(_stream(shapes))
             pending.clear()
 
