@@ -55,8 +55,9 @@ def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limit
     roomy = _roomy(limits) if request.lora is None else _with_lora(limits, request.lora.path)
     asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
     engine = weights[request.versions[0]], roomy, alphabet_of(limits)
-    alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
+    alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine, most=len(said))
     if said != alone[: len(said)]:
+        alone, _ = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
         limit = overrun(said, message.sampling.max_new_tokens)
         raise Violation(
             f"{request.rid} said {list(said)}, but alone it says {list(alone)}{limit}; it ended: {request.end}"
@@ -75,8 +76,10 @@ def said_alone(
     weights: str | None,
     limits: Limits,
     alphabet: int,
+    *,
+    most: int | None = None,
 ) -> SaidAlone:
-    """Return the output of a request alone, on simulated stages of these limits with these weights.
+    """Return the output of a request alone, or its first ``most`` tokens, on simulated stages with these weights.
 
     Stages that have a LoRA compute the request with it. No scheduler takes part: a defect of one would show in the
     output alone too.
@@ -98,11 +101,14 @@ def said_alone(
         request.grammar_id = _VERSION
         pipeline.order_grammar(GrammarOrder(_VERSION, sampling.grammar))
         pipeline.answers()
-    return _run_alone(request, limits.page_size, pipeline, lora=_VERSION if limits.loras else 0)
+    end = request.limit_tokens if most is None else len(prompt_ids) + most
+    return _run_alone(request, end, limits.page_size, pipeline, lora=_VERSION if limits.loras else 0)
 
 
-def _run_alone(request: SpecifiedRequest, page_size: int, pipeline: SimulatedPipeline, *, lora: int) -> SaidAlone:
-    """Compute the whole prompt in one microbatch, then each token in one, until one ends the request."""
+def _run_alone(
+    request: SpecifiedRequest, end: int, page_size: int, pipeline: SimulatedPipeline, *, lora: int
+) -> SaidAlone:
+    """Compute the prompt in one microbatch, then each token in one, until one ends the request or is at ``end``."""
     ids, start, told_pages = request.ids, 0, 0
     logprobs: tuple[PromptLogprob, ...] = ()
     while True:
@@ -126,7 +132,7 @@ def _run_alone(request: SpecifiedRequest, page_size: int, pipeline: SimulatedPip
             logprobs += part
         # A request whose grammar leads nowhere ends without another token.
         ids += () if result.errors else result.token_ids
-        if start == len(ids) or request.why_ended(ids[-1]) is not None:
+        if start == len(ids) or len(ids) >= end or request.why_ended(ids[-1]) is not None:
             return tuple(ids[len(request.message.prompt_ids) :]), logprobs
 
 
