@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from engine.core.limits import Limits
 from engine.core.plan import MIXED, PREFILL, ForwardMode
+from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NEWEST_SHARE: Final = 0.25
 
@@ -38,8 +40,16 @@ class SpecifiedGap:
         page = self.limits.page_size
         return max(1, (self.allowed - decodes) // page) * page
 
-    def land(self, now: float, mode: ForwardMode, tokens: int, *, failed: bool) -> None:
+    def launch(self, now: float) -> None:
+        """Note a microbatch in flight."""
+        if self.limits.max_gap_s is not None:
+            self.launches.append(now)
+
+    def land(self, now: float, mode: ForwardMode, segments: Sequence[ExpectedSegment], *, failed: bool) -> None:
         """Take the oldest microbatch out of flight, and measure it."""
+        if self.limits.max_gap_s is None:
+            return
         since, self.landed = max(self.launches.pop(0), self.landed), now
+        tokens = sum([len(segment.token_ids) for segment in segments])
         if mode in (PREFILL, MIXED) and not failed and 2 * tokens >= self.allowed:
             self.measured.append((now - since) / tokens)

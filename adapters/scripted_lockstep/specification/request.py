@@ -138,8 +138,6 @@ class SpecifiedRequest:
         version: int,
     ) -> Iterator[TokenOutput]:
         """**Prompt logprobs**: each part is sent in the step of its chunk's result, before any token."""
-        if not completion.prompt_logprobs:
-            return
         values = iter(completion.prompt_logprobs)
         for (request, _, _), segment in zip(plan, segments, strict=True):
             part = next(values) if segment.targets else ()

@@ -74,7 +74,7 @@ class Specification:
         copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
             self.flights.append((plan, segments, mode))
-            self.gap.launches.append(now)
+            self.gap.launch(now)
             self.launched += 1
         ordered, asked = self.transfers.take_news()
         self.replies += asked
@@ -187,10 +187,10 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
-        size = sum([len(segment.token_ids) for segment in segments])
-        self.gap.land(self.now, mode, size, failed=error is not None)
+        self.gap.land(self.now, mode, segments, failed=error is not None)
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
-        self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
+        if completion.prompt_logprobs:
+            self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
         for failed in completion.errors:
             for request in [one for one, *_ in plan if one.rid == failed.rid and one.end is None]:
                 self._end(request, failed.reason, error=failed.error)
