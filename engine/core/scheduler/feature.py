@@ -221,7 +221,7 @@ class Hooks:
     def __init__(self, features: Sequence[Feature] = ()) -> None:
         active = [feature for feature in features if feature.is_on]
         for hook, places in _places_of(tuple(map(type, active))):
-            setattr(self, hook, tuple([active[place] for place in places]))
+            setattr(self, hook, tuple(map(active.__getitem__, places)))
 
 
 @functools.cache

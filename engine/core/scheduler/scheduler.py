@@ -7,7 +7,7 @@ request enters by ``Generate``, moves through the books, and leaves by exactly o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from engine.core.errors import IntegrityError
 from engine.core.instruments import DigestChain, Pressure
@@ -44,6 +44,8 @@ from engine.core.scheduler.request import CHUNKED, DISPATCHED, RUNNING, Request
 from engine.core.scheduler.sizes import sizes_of, stats_of
 from engine.core.stats import EngineStats
 
+_OPERATOR_EVENTS: Final = get_args(OperatorEvent)
+
 
 class Scheduler(Core):
     """One engine's scheduler. ``step`` is the only way to change it."""
@@ -68,10 +70,11 @@ class Scheduler(Core):
             PauseGeneration: self._on_pause,
             ContinueGeneration: self._on_continue,
             GetStats: self._on_get_stats,
-            **dict.fromkeys(get_args(OperatorEvent), self.pressure.apply),
+            **dict.fromkeys(_OPERATOR_EVENTS, self.pressure.apply),
         }
         for feature in self.features:
-            self._handlers |= feature.handlers()
+            if type(feature).handlers is not Feature.handlers:
+                self._handlers |= feature.handlers()
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
         """Apply ``events`` in order, then plan at most one microbatch. ``now`` is in seconds and never goes back."""

@@ -289,6 +289,8 @@ class Transfers(Feature):
         """The transfers that are open are those that are counted, and only live requests receive or deliver."""
         if len(self._open) != self._books.open_transfers:
             raise IntegrityError(f"{len(self._open)} transfers are open, {self._books.open_transfers} are counted")
+        if not (self._open or self._wanting or self._sending) and self.deadline is None:
+            return
         awaited = [one.deadline for one in self._open.values() if one.deadline is not None]
         if self.deadline != min(awaited, default=None):
             raise IntegrityError(f"the transfers are awaited until {awaited}, but the deadline is {self.deadline}")
