@@ -43,7 +43,7 @@ def _load(parent: PreloadedParent, folder: Path, stages: int, seconds: float) ->
     )
 
 
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_nothing_is_lost_and_nothing_leaks_under_load(parent: PreloadedParent, tmp_path: Path, stages: int) -> None:
     """B05, B06, B11, C05, C07, A07: one right end for each request, a server at rest, nothing left of it."""
     result = run_load(_load(parent, tmp_path, stages, LOAD_S))
@@ -57,7 +57,7 @@ def test_nothing_is_lost_and_nothing_leaks_under_load(parent: PreloadedParent, t
     assert result.compared > 0
 
 
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("stages", [1, pytest.param(4, marks=pytest.mark.nightly)])
 def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParent, tmp_path: Path, stages: int) -> None:
     """A06: with the name of the dead process, and with nothing left."""
     result = run_death(_load(parent, tmp_path, stages, DEATH_S))

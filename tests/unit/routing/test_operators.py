@@ -6,6 +6,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
+from thinned import thinned
+
 from engine.core.routing.operators import Ask, Operators, Order, Outcome, Seen, State, Verb
 
 NAMES = ("a", "b", "c")
@@ -196,9 +199,10 @@ class Fleet:
         self.trouble = trouble
 
 
-def test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step() -> None:
+@pytest.mark.parametrize("seeds", thinned([range(7), range(7, 20)], one_in=2), ids=("first", "more"))
+def test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in seeds:
         fleet = Fleet(seed)
         for number in range(ACTS):
             verb = fleet.draw.choice((*VERBS, Verb.UPDATE, Verb.UPDATE, Verb.WAKE))
@@ -214,7 +218,7 @@ def test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step() -> None:
         seen += fleet.seen
     for verb in VERBS:
         for what in (f"{verb} True", f"{verb} False", f"refused {verb}", f"lost with {verb}"):
-            assert seen[what] > 20, (what, seen)
+            assert seen[what] > 10, (what, seen)
     assert seen["late"] > 20, seen
     assert seen["refused wake without weights"] > 20, seen
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from damages import DAMAGES, do, finds_a_whole_engine, isolated
 from forked_commands import ForkedCommands
+from thinned import thinned
 
 from engine import EngineConfig
 from scripted import ScriptError, ScriptFailed
@@ -27,7 +28,7 @@ from scripted.core.refusals import HarnessError
 from scripted.script.process_state import ProcessState
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", thinned(DAMAGES, one_in=3))
 def test_a_damage_stays_in_the_child(damage: str) -> None:
     """D02: whether or not the script comes to its end."""
 
