@@ -176,7 +176,9 @@ def isolated(script: Any, config: Any = None, **options: Any) -> dict[str, int]:
         config=config or EngineConfig(), adapter="lockstep", tiers=("sim",), options=given, script=script
     )
 
+    runner = script_runner(DEFAULT_ADAPTER)  # imported here, as by the plugin, and not in the script's time
+
     def run() -> Any:
-        return script_runner(DEFAULT_ADAPTER).run_script(script, {}, config=test.config, options=given, mutant=None)
+        return runner.run_script(script, {}, config=test.config, options=given, mutant=None)
 
     return run_isolated(test, given, run)
