@@ -339,8 +339,11 @@ BodyWork = Callable[[bytes], bytes]
 
 def is_long(data: bytes, *, is_chat: bool = False) -> bool:
     """Estimate, without parsing it, whether a body takes long. ``is_chat``: a template renders it."""
+    # Measured: to count in 16 MB takes 13 ms of the event loop.
+    if len(data) > LONG_BODY_BYTES:
+        return True
     cost = len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"["))
-    if is_chat and cost <= LONG_BODY_BYTES:
+    if is_chat:
         cost += BYTES_OF_AN_ENTRY * data.count(b",") + BYTES_OF_AN_EXPONENT * len(_EXPONENT.findall(data))
     return cost > LONG_BODY_BYTES
 

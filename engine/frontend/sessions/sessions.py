@@ -26,8 +26,8 @@ from engine.frontend.text.answer import Answer, Decoder, is_shown, joined
 TOKENS_A_TURN: Final = 262_144
 # Outputs made into pieces in one turn of the event loop; a client that paused has many.
 OUTPUTS_A_TURN: Final = 32
-# Logprobs encoded in one turn of the event loop, in 10 ms.
-VALUES_A_TURN: Final = 4096
+# Logprobs encoded in one turn of the event loop, in 3 ms.
+VALUES_A_TURN: Final = 1024
 # How streams of the native and the OpenAI protocol end.
 DONE: Final = b"data: [DONE]\n\n"
 

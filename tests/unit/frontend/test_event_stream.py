@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+from typing import Any
 
 import pytest
 from connections import Connection
+from msgspec.structs import replace
 
-from engine.core.messages import FinishReason, Generate, TokenOutput
-from engine.frontend.http.routes.generation import PART_WRITER
-from engine.frontend.sessions.sessions import OUTPUTS_A_TURN
+from engine.core.messages import FinishReason, Generate, TokenLogprob, TokenOutput
+from engine.frontend.http.routes.generation import PART_WRITER, TURNS_OF_A_TOKEN
+from engine.frontend.sessions.sessions import OUTPUTS_A_TURN, Session
 
 
 class Writer:
@@ -176,3 +179,47 @@ def test_a_mistake_in_the_front_end_ends_the_stream_and_is_logged(
     with caplog.at_level(logging.ERROR, logger="asyncio"):
         play(scene)
     assert not caplog.records, "nothing is left to the event loop's own handler"
+
+
+@pytest.mark.parametrize("work", ["collect", "body"])
+def test_a_whole_answer_leaves_turns_to_tokens_of_others(play, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """Outputs that had come were taken in one turn, and a token waited for three parts of a large answer."""
+    turn, worked_at = 0, []
+
+    def noted(session: Session) -> Any:
+        worked_at.append(turn)
+        return collect(session)
+
+    def noted_parts(session: Session) -> Any:
+        shaping = body(session)
+        while True:
+            worked_at.append(turn)
+            try:
+                yield next(shaping)
+            except StopIteration as done:
+                return done.value
+
+    collect, body = Session.collect, Session.body
+    monkeypatch.setattr(Session, work, noted if work == "collect" else noted_parts)
+    monkeypatch.setattr("engine.frontend.sessions.sessions.VALUES_A_TURN", 50)
+
+    async def scene(stage) -> None:
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        asked = {"input_ids": [1], "rid": "r", "return_logprob": True, "top_logprobs_num": 2}
+        answer, counting = asyncio.create_task(stage.http.post("/generate", json=asked)), asyncio.create_task(count())
+        await stage.scheduler.receive()
+        for number in range(5 * OUTPUTS_A_TURN):
+            stage.client.sessions.take(replace(_output(number), logprobs=(TokenLogprob(-1.0, ((1, -1.0),)),)))
+        stage.client.sessions.take(_output(number + 1, last=True))
+        assert (await answer).status_code == 200
+        counting.cancel()
+
+    play(scene)
+    assert len(worked_at) > 4
+    turns = [after - before for before, after in itertools.pairwise(worked_at)]
+    assert min(turns) >= (1 if work == "collect" else TURNS_OF_A_TOKEN)

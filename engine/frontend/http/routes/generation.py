@@ -70,6 +70,9 @@ _GENERATES: Final = (
 _EMBEDS: Final = "{0!r} is a model that embeds and generates no text; use /v1/embeddings here, or serve another model"
 # Bytes of an answer to write before other tasks of the event loop get a turn.
 BYTES_A_TURN: Final = 1 << 20
+# Turns of the event loop from a readable socket to the written event: the socket, the reply, the stream. A large answer
+# leaves so many to others after each of its own, or a token would wait for three of its parts.
+TURNS_OF_A_TOKEN: Final = 3
 # The extension of a request's scope with the connection's PartWriter.
 PART_WRITER: Final = "lockstep.part_writer"
 
@@ -293,7 +296,8 @@ async def _shaped(session: Session) -> bytes:
         except StopIteration as done:
             body: bytes = done.value
             return body
-        await asyncio.sleep(0)
+        for _ in range(TURNS_OF_A_TOKEN):
+            await asyncio.sleep(0)
 
 
 def _sent_in_parts(body: bytes) -> Response:
@@ -316,7 +320,9 @@ async def _first_part(session: Session) -> bytes:
 
 
 async def _news_of(session: Session) -> None:
+    """Wait until there is something to take; what is there already waits for a turn of the event loop."""
     if session.has_more:
+        await asyncio.sleep(0)
         return
     came = asyncio.Event()
     session.on_output = came.set
