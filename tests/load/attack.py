@@ -31,10 +31,14 @@ from rich.console import Console
 from rich.table import Table
 from victim import Victim
 
+from engine.process.inheritance import die_with_parent
 from engine.server.launch.preload import PreloadedParent
 
-# Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less.
+# Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less;
+# on one that does nothing else the longest stall was 150 ms, with the victim's own waits for a core in it.
 STALL_BOUND_S = 2.0
+QUIET_STALL_BOUND_S = 0.15
+QUIET_LOAD = 0.5
 FINAL_MESSAGE_BOUND_S = 2.0
 MOST_ANSWER_BYTES = 16_384
 MOST_BODY_BYTES = 16 * 2**20
@@ -45,6 +49,7 @@ STREAMS_AT_DEATH = 4
 SOAK_CLIENTS = 8
 GROWTH_BOUND_MB = 64.0
 CALM_S = 0.5
+LEAST_NICE = 19
 JSON = {"content-type": "application/json"}
 PAGE = {"origin": "http://evil.example", "content-type": "text/plain"}
 OPERATORS = ("/flush_cache", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/start_profile")
@@ -63,7 +68,7 @@ class AttackPlan:
     """How much of everything. ``large_bytes`` is the size of a large body, ``leaves`` how many leave each large answer.
 
     Large answers repeat what they say of ``prompt_tokens`` for so many ``choices``, up to what a server allows.
-    ``judges_pace``: the machine does nothing else, so the victim's waits are the server's.
+    ``judges_pace``: a wait of the victim beyond ``stall_bound_s`` is a complaint.
     """
 
     seed: int = 1
@@ -76,6 +81,7 @@ class AttackPlan:
     leaves: int = 8
     soak_requests: int = 5000
     judges_pace: bool = True
+    stall_bound_s: float = STALL_BOUND_S
 
 
 class LargeAnswer(NamedTuple):
@@ -199,8 +205,8 @@ async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) 
             result.complaints.append(f"the victim must have read much to tell something, read {victim.events} events")
         await server.wait_idle(http)
     worst = max(result.stalls_s.values())
-    if plan.judges_pace and worst > max(STALL_BOUND_S, 5 * result.calm_stall_s):
-        result.complaints.append(f"the victim must never wait for {STALL_BOUND_S} s, waited: {result.stalls_s}")
+    if plan.judges_pace and worst > max(plan.stall_bound_s, 5 * result.calm_stall_s):
+        result.complaints.append(f"the victim must never wait for {plan.stall_bound_s} s, waited: {result.stalls_s}")
     if result.answer_bytes > MOST_ANSWER_BYTES:
         result.complaints.append(f"the longest answer to a bad input has {result.answer_bytes} bytes")
     result.complaints += [
@@ -253,7 +259,7 @@ async def _send_bodies(http: httpx.AsyncClient, result: AttackResult, plan: Atta
 
 async def _send_large(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
     """Runs in a process of its own: making and sending such bodies here would keep the victim from reading."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sender:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _yield_cores, (plan.judges_pace,)) as sender:
         sending = asyncio.get_running_loop().run_in_executor(
             sender, _answers_to_large, server.serving.base_url, plan.large_bytes
         )
@@ -262,6 +268,20 @@ async def _send_large(server: LoadedServer, result: AttackResult, plan: AttackPl
             result.answer_bytes = max(result.answer_bytes, size)
             if status not in (400, 413):
                 result.complaints.append(f"{status} to a large bad body, {body!r}: {text}")
+
+
+def _yield_cores(judges_pace: bool) -> None:
+    """Leave the cores to the server, as a client on another machine does; on a busy machine it would never get one.
+
+    Where the kernel groups processes by session, niceness counts inside a session alone, and a group has its own.
+    """
+    if not judges_pace:
+        return
+    os.setsid()
+    die_with_parent(os.getppid(), signal.SIGKILL)  # no signal of a terminal reaches it any more
+    os.nice(LEAST_NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LEAST_NICE), encoding="ascii")
 
 
 def _answers_to_large(base_url: str, size: int) -> list[tuple[int, int, str, bytes]]:
@@ -282,7 +302,7 @@ def _answers_to_large(base_url: str, size: int) -> list[tuple[int, int, str, byt
 
 async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
     """Also in a process of its own, which reads what comes."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _yield_cores, (plan.judges_pace,)) as asker:
         asking = asyncio.get_running_loop().run_in_executor(
             asker, _large_answers, server.serving.base_url, plan.prompt_tokens, plan.choices
         )
@@ -502,7 +522,8 @@ def main() -> None:
     parser.add_argument("--bodies", type=int, default=AttackPlan.bodies)
     parser.add_argument("--requests", type=int, default=AttackPlan.soak_requests)
     flags = parser.parse_args()
-    plan = AttackPlan(seed=flags.seed, bodies=flags.bodies, soak_requests=flags.requests)
+    bound_s = QUIET_STALL_BOUND_S if os.getloadavg()[0] < QUIET_LOAD else STALL_BOUND_S
+    plan = AttackPlan(seed=flags.seed, bodies=flags.bodies, soak_requests=flags.requests, stall_bound_s=bound_s)
     with (
         tempfile.NamedTemporaryFile() as turns,
         tempfile.TemporaryDirectory() as one,

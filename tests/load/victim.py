@@ -1,4 +1,4 @@
-"""A client that does nothing but read its streams, and notes how long it waited for each event.
+"""A client that does nothing but read its streams, and notes how long the server kept it waiting for each event.
 
 Owns the measure of how an attack slows other clients.
 """
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 
@@ -36,21 +37,28 @@ class Victim:
             await asyncio.gather(task, return_exceptions=True)
 
     def worst_stall_s(self, since: float) -> float:
-        """The longest wait for an event that ended after a moment, in seconds."""
+        """The longest idle wait for an event that ended after a moment, in seconds."""
         return max((gap for ended, gap in self._gaps if ended >= since), default=0.0)
 
     async def _read(self) -> None:
         while True:
             async with self._http.stream("POST", "/generate", json=BODY) as response:
-                last = None
+                last, busy_s = None, 0.0
                 text = ""
                 async for text in response.aiter_lines():
-                    now = time.monotonic()
-                    if text and last is not None:
-                        self._gaps.append((now, now - last))
-                    if text:
-                        last = now
-                        self.events += 1
+                    if not text:
+                        continue
+                    now, before_s, busy_s = time.monotonic(), busy_s, _busy_s()
+                    if last is not None:
+                        self._gaps.append((now, now - last - (busy_s - before_s)))
+                    last = now
+                    self.events += 1
                 if response.status_code != 200:
                     self.broken.append(f"{response.status_code}: {text[:200]}")
                     await asyncio.sleep(RETRY_S)
+
+
+def _busy_s() -> float:
+    """The seconds that this thread has computed, or waited for a CPU: the attack's own, not the server's."""
+    computed, waited, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+    return (int(computed) + int(waited)) / 1e9
