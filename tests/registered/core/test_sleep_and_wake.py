@@ -5,7 +5,7 @@ or end, those of meanwhile wait, and an engine without weights does not wake. Me
 with results held, beside a pause, an abort, a flush, an update and a death; the harness compares every output with that
 of the request alone. Origin: vLLM issues 44483, 37131, 37357, 53934; Dynamo 8379. Mutants:
 sleep-overlooks-what-is-in-flight, sleep-keeps-the-cache, wake-without-weights, requests-begin-in-a-sleep,
-wake-ends-the-pause, failed-wake-counts, failed-sleep-drops-the-cache.
+wake-ends-the-pause, failed-wake-counts, failed-sleep-drops-the-cache, wake-overlooks-the-next-sleep.
 """
 
 import pytest
