@@ -31,7 +31,7 @@ _LONGEST_REPLAY_S: Final = 120.0
 _LONGEST_NAME: Final = 120
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ReplayVerdict(msgspec.Struct, frozen=True):
     """Whether a failure replays, and the sentence that says so; None where nothing can be replayed."""
 
     replays: bool | None
@@ -67,7 +67,7 @@ class RecordedTests:
             if value is not None:
                 os.environ[name] = value
 
-    def failed(self, test: str) -> Iterator[tuple[Path, Verdict]]:
+    def failed(self, test: str) -> Iterator[tuple[Path, ReplayVerdict]]:
         """Keep the flights of a failed test, and yield each with its verdict."""
         write_out()
         name = re.sub(r"[^\w.]+", "-", test).strip("-")[-_LONGEST_NAME:]
@@ -96,41 +96,43 @@ def _close(path: Path) -> None:
             file.write(line_of(End(why="stall", now=0.0)))
 
 
-def verdict_of(path: Path) -> Verdict:
+def verdict_of(path: Path) -> ReplayVerdict:
     """Replay a flight in a child, which sees what the test has changed in its engine's classes."""
     try:
         said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S)
-        return msgspec.json.decode(said, type=Verdict)
+        return msgspec.json.decode(said, type=ReplayVerdict)
     except ChildLate:
-        return Verdict(True, f"the replay does not end within {_LONGEST_REPLAY_S:g} s either: a step does not return")
+        return ReplayVerdict(
+            True, f"the replay does not end within {_LONGEST_REPLAY_S:g} s either: a step does not return"
+        )
     except ChildDied as died:
-        return Verdict(None, f"the replay {died}")
+        return ReplayVerdict(None, f"the replay {died}")
 
 
-def _replayed(path: Path) -> Verdict:
+def _replayed(path: Path) -> ReplayVerdict:
     # In this child nothing is recorded.
     os.environ.pop(FOLDER_VARIABLE, None)
     flight = read_flight(path)
     try:
         adapter = adapter_named(flight.header.adapter)
         if not isinstance(adapter, ReplaysFlights):
-            return Verdict(None, f"the adapter {flight.header.adapter} replays no flights")
+            return ReplayVerdict(None, f"the adapter {flight.header.adapter} replays no flights")
         outcome = replay_flight(adapter, flight)
     except (ScriptDefinitionError, ImportError) as exc:
-        return Verdict(None, f"it cannot be replayed: {exc}")
+        return ReplayVerdict(None, f"it cannot be replayed: {exc}")
     if outcome.breaks is not None:
-        return Verdict(True, f"it replays without a model, a race of the scheduler: {outcome.breaks}")
+        return ReplayVerdict(True, f"it replays without a model, a race of the scheduler: {outcome.breaks}")
     if outcome.differs is not None:
         found = f"step {outcome.differs.plan}: {outcome.differs.text}; probably not recorded: {outcome.differs.likely}"
-        return Verdict(None, f"the replay leaves the recording, and breaks no promise: {found}")
-    return Verdict(
+        return ReplayVerdict(None, f"the replay leaves the recording, and breaks no promise: {found}")
+    return ReplayVerdict(
         False,
         f"it does not replay: {plural(flight.plans, 'plan')} as recorded, and no promise breaks. The cause is not the "
         "scheduler: a time-out, numerics, the environment or the test",
     )
 
 
-def lines_of(path: Path, verdict: Verdict) -> Iterator[str]:
+def lines_of(path: Path, verdict: ReplayVerdict) -> Iterator[str]:
     """Yield the lines of a report."""
     yield verdict.text
     more = " --to-script test_race.py" if verdict.replays else ""
