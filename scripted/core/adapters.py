@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Final, Protocol, cast, runtime_checkable
 
 from scripted.core.installed import harness_packages, installed_adapters
@@ -69,7 +69,8 @@ def adapter_named(name: str) -> Adapter:
 
 def adapter_for(config: object) -> str:
     """Name the first installed adapter with configurations of this type. Raises ScriptDefinitionError."""
-    for name in installed_adapters():
+    # A function is a script whose decorator lacks its configuration: loading every engine to see that takes seconds.
+    for name in () if isinstance(config, FunctionType) else installed_adapters():
         # An adapter whose engine is not installed cannot be loaded, and the configuration is not its own.
         with suppress(ScriptDefinitionError, ImportError):
             adapter = adapter_named(name)
