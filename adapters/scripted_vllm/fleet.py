@@ -42,6 +42,7 @@ _LEFT_OUT: Final = {
     "kv_saves", "kv_transfer_steps", "structured_output", "grammar_steps", "encoder_cache_size",
     "encoder_compute_budget", "disable_chunked_mm_input", "grammars", "sessions", "images", "enable_kv_cache_events",
     "kv_cache_report_mode", "swa_bounded_replay", "hisparse_host_blocks", "hisparse_hot_blocks",
+    "ec_connector", "ec_transfer_steps", "is_encoder_decoder",
 }  # fmt: skip
 _STATES: Final = StateReader()
 _LOST: Final = 1

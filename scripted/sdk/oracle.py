@@ -28,6 +28,7 @@ from scripted.sdk.messages import (
     Resume,
     SdkMachine,
     Share,
+    Signal,
     Stepped,
     Tokens,
 )
@@ -141,6 +142,9 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 if event.grammar < 0:
                     # Its grammar fails before it is computed.
                     self.account.fail([event.rid])
+            case Signal():
+                # What it releases may be what somebody lost blocks for.
+                self.account.preemptions.gains += 1
             case Abort():
                 self.account.abort(event.rid)
             case FlushCache():

@@ -98,7 +98,7 @@ def search(workload: str, mutant: str | None) -> SearchReport:
 def test_every_bug_is_searched_for() -> None:
     assert set(SHOWN_BY) == set(adapter_named("vllm").mutant_names)
     assert len(MUTANTS) >= 8
-    assert all("vllm" in mutant.origin for mutant in MUTANTS)
+    assert all("vllm" in mutant.origin or "LMCache" in mutant.origin for mutant in MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
