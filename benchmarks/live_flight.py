@@ -2,7 +2,8 @@
 
 `.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20] [--turns 6]` starts two
 servers of checkpoint S on this machine's CPU, one of them with a recorder. They are loaded in turns by clients that ask
-again when they are answered and sometimes hang up. Then the flight is replayed in this process.
+again when they are answered and sometimes hang up. Then the flight is replayed in this process. With `--turns 0` there
+is one server, with a recorder, and one load.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+import psutil
 
 from benchmarks.checkpoints import make_checkpoint, vocabulary_of
 from scripted.core.adapters import adapter_named
+from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
 from scripted.sdk.flight.replay import replay_flight
@@ -53,11 +56,17 @@ class Turn(msgspec.Struct):
     tokens: int = 0
     requests: int = 0
     aborts: int = 0
+    # Of the server and its processes; it says more than wall time on a machine that does other things.
+    cpu_s: float = 0.0
     gaps: list[float] = []
 
     @property
     def tokens_a_second(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def cpu_ms_a_token(self) -> float:
+        return self.cpu_s / self.tokens * 1e3
 
     @property
     def p99_ms(self) -> float:
@@ -127,11 +136,17 @@ class Server:
             while time.monotonic() < until:
                 await self.ask(session, chance, turn)
 
-        begun = time.monotonic()
+        begun, cpu_s = time.monotonic(), self.cpu_s()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*[client(number) for number in range(clients)])
-        turn.seconds = time.monotonic() - begun
+        turn.seconds, turn.cpu_s = time.monotonic() - begun, self.cpu_s() - cpu_s
         return turn
+
+    def cpu_s(self) -> float:
+        """Return the process time of the server and its processes."""
+        root = psutil.Process(self.process.pid)
+        times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+        return sum([one.user + one.system for one in times])
 
     def stop(self) -> None:
         for kind in (signal.SIGTERM, signal.SIGKILL):
@@ -171,13 +186,13 @@ def main() -> None:
         folder = options.keep or Path(there) / "flights"
         model = Path(there) / _SHAPE
         make_checkpoint(model, "float32", _SHAPE)
-        servers = [Server(options.engine, model, options.port + number, [None, folder][number]) for number in range(2)]
+        recorders = (None, folder) if options.turns else (folder,)
+        servers = [Server(options.engine, model, options.port + number, one) for number, one in enumerate(recorders)]
         try:
             for server in servers:
                 server.await_ready()
             turns = in_turns(servers, options.clients, options.seconds, options.turns)
-            os.kill(_recorder_of(folder), signal.SIGUSR2)
-            flight = _flight_in(folder)
+            flight = flight_of(folder)
         finally:
             for server in servers:
                 server.stop()
@@ -185,48 +200,50 @@ def main() -> None:
 
 
 def in_turns(servers: list[Server], clients: int, seconds: float, count: int) -> list[list[Turn]]:
-    """Load the servers in turns; return the turns of each. The first of each is thrown away."""
-    turns: list[list[Turn]] = [[], []]
+    """Load the servers in turns; return the turns of each. The first of each is thrown away, if there are others."""
+    turns: list[list[Turn]] = [[] for _ in servers]
     for number in range(count + 1):
-        for place in (number % 2, 1 - number % 2):
-            turns[place].append(asyncio.run(servers[place].load(clients, seconds if number else 3.0, number)))
-    return [of_server[1:] for of_server in turns]
+        long = seconds if number or not count else 3.0
+        for place in range(len(servers))[:: 1 if number % 2 else -1]:
+            turns[place].append(asyncio.run(servers[place].load(clients, long, number)))
+    return [of_server[1:] or of_server for of_server in turns]
 
 
-def _recorder_of(folder: Path) -> int:
-    return int(next(folder.glob("*.live")).read_text())
-
-
-def _flight_in(folder: Path) -> Path:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if found := list(folder.glob("*-signal.flight")):
-            return found[0]
-        time.sleep(0.2)
-    raise RuntimeError(f"the recorder has written nothing in {folder}")
+def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
+    """Return throughputs and gaps with a recorder beside those without."""
+    pairs = list(zip(without, with_it, strict=True))
+    return {
+        "tokens a second without": [round(turn.tokens_a_second) for turn in without],
+        "tokens a second with": [round(turn.tokens_a_second) for turn in with_it],
+        "throughput, median of ratios": round(
+            statistics.median([b.tokens_a_second / a.tokens_a_second for a, b in pairs]), 3
+        ),
+        "cpu ms a token without": [round(turn.cpu_ms_a_token, 2) for turn in without],
+        "cpu ms a token, median of ratios": round(
+            statistics.median([b.cpu_ms_a_token / a.cpu_ms_a_token for a, b in pairs]), 3
+        ),
+        "p99 gap without, ms": [round(turn.p99_ms) for turn in without],
+        "p99 gap, median of ratios": round(statistics.median([b.p99_ms / a.p99_ms for a, b in pairs]), 3),
+    }
 
 
 def report(options: argparse.Namespace, turns: list[list[Turn]], path: Path) -> None:
     """Print what the turns did, and what the replay says."""
-    ratios = [one.tokens_a_second / other.tokens_a_second for other, one in zip(*turns, strict=True)]
-    gaps = [one.p99_ms / other.p99_ms for other, one in zip(*turns, strict=True)]
     flight = read_flight(path)
     shares = [len(frame.shares) for frame in flight.frames if getattr(frame, "shares", ())]
     began = time.process_time()
-    outcome = replay_flight(adapter_named(options.engine), flight)  # type: ignore[arg-type]
+    adapter: Any = adapter_named(options.engine)
+    outcome = replay_flight(adapter, flight)
     said = {
         "engine": options.engine,
         "version": flight.header.version,
         "clients": options.clients,
         "seconds of a turn": options.seconds,
         "turns": options.turns,
-        "requests": sum([turn.requests for turn in turns[1]]),
-        "hung up": sum([turn.aborts for turn in turns[1]]),
-        "tokens a second without": [round(turn.tokens_a_second) for turn in turns[0]],
-        "tokens a second with": [round(turn.tokens_a_second) for turn in turns[1]],
-        "throughput with / without, median": round(statistics.median(ratios), 3),
-        "p99 gap without, ms": [round(turn.p99_ms) for turn in turns[0]],
-        "p99 gap with / without, median": round(statistics.median(gaps), 3),
+        "requests": sum([turn.requests for turn in turns[-1]]),
+        "hung up": sum([turn.aborts for turn in turns[-1]]),
+        "tokens a second": round(statistics.median([turn.tokens_a_second for turn in turns[-1]])),
+        **(compared(*turns) if len(turns) > 1 else {}),
         "plans": flight.plans,
         "requests a plan": round(statistics.mean(shares), 1),
         "MiB a million plans": round(path.stat().st_size / max(1, flight.plans) * 1e6 / (1 << 20)),

@@ -6,6 +6,7 @@ environment or the test. Engines of this process and of its children record, eac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.output_files import open_private
 from scripted.core.adapters import adapter_named
 from scripted.core.phrases import path_of, plural
 from scripted.core.refusals import ScriptDefinitionError
@@ -74,9 +76,10 @@ class RecordedTests:
         moved = [path for path, size in self._files() if size != self._sizes.get(path)]
         for number, path in enumerate(moved, 1):
             kept = self._kept / f"{name}{f'-{number}' if number > 1 else ''}{SUFFIX}"
-            shutil.copyfile(path, kept)
-            kept.chmod(0o600)
-            _close(kept)
+            with open_private(kept) as file:
+                file.write(path.read_bytes())
+            with contextlib.suppress(ScriptDefinitionError):  # the replay says so
+                _close(kept)
             yield kept, verdict_of(kept)
 
     def _files(self) -> list[tuple[Path, int]]:
@@ -112,8 +115,8 @@ def verdict_of(path: Path) -> ReplayVerdict:
 def _replayed(path: Path) -> ReplayVerdict:
     # In this child nothing is recorded.
     os.environ.pop(FOLDER_VARIABLE, None)
-    flight = read_flight(path)
     try:
+        flight = read_flight(path)
         adapter = adapter_named(flight.header.adapter)
         if not isinstance(adapter, ReplaysFlights):
             return ReplayVerdict(None, f"the adapter {flight.header.adapter} replays no flights")

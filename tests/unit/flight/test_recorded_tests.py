@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+from scripted.sdk.flight.of_tests import RecordedTests
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
 
 pytest_plugins = ["pytester"]
 
@@ -79,3 +83,25 @@ def test_a_failure_that_replays_is_told_from_one_that_does_not(
         "test_engines.py-test_race.flight",
         "test_engines.py-test_wall_time.flight",
     ]
+
+
+def test_an_engine_that_has_only_begun_is_no_error_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (FOLDER_VARIABLE, OPTIONS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    recorded = RecordedTests(tmp_path)
+    try:
+        recorded.begin()
+        running = Path(os.environ[FOLDER_VARIABLE])
+        running.mkdir()
+        (running / "vllm-1-all.flight").write_bytes(b'{"type":"fli')
+        ((path, verdict),) = recorded.failed("test_x.py::test_a[b c]")
+        assert path.name == "test_x.py-test_a-b-c.flight"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert verdict.replays is None
+        assert "is no flight" in verdict.text
+    finally:
+        recorded.close()
+    assert FOLDER_VARIABLE not in os.environ
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
