@@ -15,7 +15,8 @@ from scripted.sdk.flight.frames import AnyFrame, Planned, Result, blocks_of, sha
 
 _PLAN: Final = "plan"
 _RESULT: Final = "result"
-_MICROSECONDS: Final = 6
+# The digits of a time in seconds.
+MICROSECONDS: Final = 6
 # The first byte of an array in MessagePack.
 _ARRAYS: Final = (*range(0x90, 0xA0), 0xDC, 0xDD)
 
@@ -105,7 +106,7 @@ def _planned(plan: _PackedPlan) -> Planned:
     shares = list(zip(plan.ids, plan.starts, plan.counts, guesses, strict=True))
     return Planned(
         plan=plan.plan,
-        now=round(plan.now, _MICROSECONDS),
+        now=round(plan.now, MICROSECONDS),
         shape=shape_of(shares, plan.preempted),
         blocks=blocks_of(plan.tables) if plan.tables else 0,
         shares=tuple(zip(plan.ids, plan.counts, strict=True)),

@@ -24,7 +24,7 @@ import msgspec
 
 from lockstep.output_files import open_private
 from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
-from scripted.sdk.flight.packed import packed, unpacked
+from scripted.sdk.flight.packed import MICROSECONDS, packed, unpacked
 from scripted.sdk.flight.redaction import Redactor
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class FlightRecorder:
             self._has_stalled = False
         self._live = live
         if self._empty is None:
-            self._empty, self._empty_times = Planned(plan=plan, now=now, shape=0), 0
+            self._empty, self._empty_times = Planned(plan=plan, now=round(now, MICROSECONDS), shape=0), 0
         self._empty_times += 1
 
     def fail(self, exc: Exception) -> None:
