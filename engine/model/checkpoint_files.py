@@ -14,16 +14,20 @@ from safetensors import safe_open
 
 from engine.core.errors import CheckpointError
 
-# Above the longest index of a checkpoint. A LoRA's file may come from an untrusted source.
+# Above the longest index of a checkpoint.
 MAX_JSON_BYTES: Final = 64 * 2**20
 
 
-def read_json(path: Path, kind: type = dict, *, remedy: str = "fetch the file again") -> Any:
-    """Read a JSON file. Raises CheckpointError, with a remedy, if it is missing or of another kind."""
+def read_json(
+    path: Path, kind: type = dict, *, remedy: str = "fetch the file again", most_bytes: int = MAX_JSON_BYTES
+) -> Any:
+    """Read a JSON file. Raises CheckpointError, with a remedy, if it is missing, too long or of another kind."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-        content = json.loads(data[:MAX_JSON_BYTES].decode())
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise CheckpointError(f"{path} must have at most {most_bytes} bytes, but has more; {remedy}")
+        content = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path} must be JSON, but: {exc}; {remedy}") from exc
     if not isinstance(content, kind):

@@ -26,6 +26,16 @@ _KNOWN: Final = frozenset({
     "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_dora",
     "use_rslora",
 })  # fmt: skip
+# A LoRA may come from an untrusted source, and its stage computes nothing while it reads. Groups and repetitions
+# multiply the time of a match: exponentially where a group is repeated, or without a bound on their number.
+MAX_CONFIG_BYTES: Final = 2**20
+MAX_EXPRESSION_CHARS: Final = 256
+MAX_REPETITIONS: Final = 3
+MAX_ALL_REPETITIONS: Final = 48
+# One character of a pattern: an escaped one, or a set.
+_CHARACTER: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]", re.DOTALL)
+_REPETITION: Final = re.compile(r"\(|(?<!\()[*+?{]")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 _MERGE: Final = "merge the LoRA into the model and serve that"
 _TRAIN: Final = "train the LoRA without it, or merge it into the model and serve that"
 # These leave another base model than the one that was trained on, unless peft has converted the LoRA.
@@ -37,14 +47,18 @@ class LoraConfig:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG_FILE
-        self._said: dict[str, Any] = read_json(self.path, remedy="save the LoRA again")
+        self._said: dict[str, Any] = read_json(self.path, remedy="save the LoRA again", most_bytes=MAX_CONFIG_BYTES)
         self._refuse_unsupported()
         self._alpha = _number(self.path, "lora_alpha", self._said.get("lora_alpha", 8))
         self._alphas = {
-            re.compile(rf"(.*\.)?({pattern})"): _number(self.path, f"alpha_pattern[{pattern!r}]", alpha)
+            _compiled(self.path, pattern): _number(self.path, f"alpha_pattern[{pattern!r:.200}]", alpha)
             for pattern, alpha in self._mapping("alpha_pattern").items()
-            if _is_pattern(self.path, pattern)
         }
+        if sum(map(_repetitions, self._mapping("alpha_pattern"))) > MAX_ALL_REPETITIONS:
+            raise CheckpointError(
+                f"{self.path} must have at most {MAX_ALL_REPETITIONS} groups and repetitions in all "
+                "patterns of alpha_pattern, and has more; name the modules instead"
+            )
         self._is_rank_stabilized = bool(self._said.get("use_rslora"))
 
     def scale(self, module: str, rank: int) -> float:
@@ -111,9 +125,25 @@ def _number(path: Path, field: str, value: object) -> float:
     return float(value)
 
 
-def _is_pattern(path: Path, pattern: str) -> bool:
+def _repetitions(pattern: str) -> int:
+    """Count the groups and repetitions of a regular expression; more than may be if a group is repeated."""
+    bare = _CHARACTER.sub("x", pattern)
+    return MAX_REPETITIONS + 1 if _REPEATED_GROUP.search(bare) else len(_REPETITION.findall(bare))
+
+
+def _compiled(path: Path, pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of module names, which may have a prefix. Names have no group and no repetition."""
+    count = _repetitions(pattern)
+    if count > MAX_REPETITIONS or (count and len(pattern) > MAX_EXPRESSION_CHARS):
+        raise CheckpointError(
+            f"{path} must have names in alpha_pattern, or patterns of at most {MAX_EXPRESSION_CHARS} characters with "
+            f"{MAX_REPETITIONS} groups and repetitions, and no group repeated, got {pattern!r:.200}; name the modules "
+            "instead"
+        )
     try:
         re.compile(pattern)
-    except re.error as exc:
-        raise CheckpointError(f"{path} must have regular expressions in alpha_pattern, but {pattern!r}: {exc}") from exc
-    return True
+        return re.compile(rf"(.*\.)?({pattern})")
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise CheckpointError(
+            f"{path} must have regular expressions in alpha_pattern, but {pattern!r:.200}: {exc}"
+        ) from exc

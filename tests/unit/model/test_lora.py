@@ -240,6 +240,12 @@ def test_the_embedded_models_loras_are_equal_for_equal_seeds() -> None:
         ({"lora_alpha": "much"}, "must give lora_alpha as a number"),
         ({"alpha_pattern": ["q_proj"]}, "must give alpha_pattern as an object"),
         ({"alpha_pattern": {"(": 1}}, "must have regular expressions"),
+        ({"alpha_pattern": {r"([a-z_.0-9]+)+!": 1}}, "patterns of at most 256 characters with 3 groups and rep"),
+        ({"alpha_pattern": {".?" * 30 + "!": 1}}, "patterns of at most 256 characters with 3 groups and repetitions"),
+        ({"alpha_pattern": {"(" + "a|" * 200 + "b)": 1}}, "patterns of at most 256 characters"),
+        ({"alpha_pattern": {"(a|a)*b": 1}}, "no group repeated"),
+        ({"alpha_pattern": {f"p{number}.*": 1 for number in range(49)}}, "at most 48 groups and repetitions"),
+        ({"alpha_pattern": {"a" * 2**20: 1}}, "must have at most 1048576 bytes"),
         ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\['q_proj'\] as a number"),
     ],
 )
