@@ -16,8 +16,6 @@ from playwright.sync_api import sync_playwright
 
 PICTURE = ROOT / "docs/timeline.png"
 SIZES = ((1400, 700), (420, 800))
-# The timeline scrolls smoothly to its failure.
-_SETTLE_MS = 500
 
 
 def main(folder: Path | None) -> None:
@@ -53,12 +51,13 @@ def _take_all(browser: Any, address: str, folder: Path, name: str) -> None:
 
 
 def _take(browser: Any, address: str, path: Path, size: tuple[int, int], scheme: str) -> None:
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
+    )
     page = context.new_page()
     page.goto(address)
     if page.locator("#timeline").evaluate("(one) => one.tagName") == "IFRAME":
         page.frame_locator("#timeline").locator(".box").first.wait_for()
-    page.wait_for_timeout(_SETTLE_MS)
     page.screenshot(path=path)
     context.close()
     sys.stdout.write(f"{path}\n")

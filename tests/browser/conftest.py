@@ -29,7 +29,10 @@ def opened(browser: Any) -> Iterator[Opens]:
     contexts = []
 
     def open_page(address: str, *, width: int = 1400, height: int = 900, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        # Without motion a scroll has ended when it begins.
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+        )
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
