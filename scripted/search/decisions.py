@@ -225,7 +225,12 @@ def _function_of(member: object) -> FunctionType | None:
         member = member.func
     elif isinstance(member, staticmethod | classmethod):
         member = member.__func__
-    member = inspect.unwrap(member) if callable(member) else member
+    # Asked without the object's own __getattr__: vLLM has stand-ins of absent libraries that raise there.
+    while callable(member):
+        inner = inspect.getattr_static(member, "__wrapped__", None)
+        if inner is None or inner is member:
+            break
+        member = inner
     return member if isinstance(member, FunctionType) else None
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from scripted_lockstep.mutants.gallery import switched_on
@@ -11,7 +14,7 @@ from benchmarks.sorting import judge
 from scripted.core.defects import Defect
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.decisions import Decisions
+from scripted.search.decisions import Decisions, _functions
 from scripted.search.execution import execute
 from scripted.search.kinds import Kind, SchedulePart, Sorter, parts_of, restricted
 from scripted.search.units import Finding
@@ -111,3 +114,21 @@ def test_pairs_are_judged() -> None:
     judged = judge(["a", "a", "b", "b"], [1, 2, 2, 2])
     assert judged == (1, 2, 2, 4)
     assert "1 of 2 pairs of one bug parted (50.0%)" in str(judged)
+
+
+def test_a_stand_in_that_answers_nothing_does_not_end_the_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D: vLLM keeps callables in place of absent libraries that raise when anything is read from them."""
+
+    class Absent:
+        def __call__(self) -> None: ...
+
+        def __getattr__(self, name: str) -> object:
+            raise ImportError(f"the library of {name} is not installed")
+
+    def plain() -> None: ...
+
+    module = ModuleType("with_absent_kin")
+    plain.__module__ = module.__name__
+    module.absent, module.cached = Absent(), functools.cache(plain)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert _functions({module.__name__}) == {plain.__code__: plain}
