@@ -84,6 +84,7 @@ SHOWN_BY = {
     "loaded-host-pages-are-reclaimed": "sglang-host-write-back",
     "split-forgets-the-lock-of-the-host": "sglang-storage-pages",
     "prefetches-of-aborted-requests": "sglang-storage-buffer",
+    "the-last-output-is-cached": "sglang-turns",
 }
 
 
