@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,8 @@ def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: st
         name=name, origin=origin, bug=bug, signature=signature, test="", target=place, cut=cut, becomes=becomes
     )
 
+
+ACTS = partial(operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step, range(20))
 
 MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     (
@@ -105,7 +108,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
             "engine.before if act.has_failed",
             "(engine.known or engine.before) if act.has_failed",
         ),
-        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+        ACTS,
     ),
     (
         mutant(
@@ -117,7 +120,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
             "if known.paused != wanted.paused:",
             "if known.paused is None and wanted.paused:",
         ),
-        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+        ACTS,
     ),
     (
         mutant(
@@ -129,7 +132,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
             "if known.sleep_level and not wanted.sleep_level:",
             "if False:",
         ),
-        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+        ACTS,
     ),
     (
         mutant(
@@ -141,7 +144,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
             "return self._act is not None and self._act.order.verb in _QUIET",
             "return False",
         ),
-        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+        ACTS,
     ),
     (
         mutant(

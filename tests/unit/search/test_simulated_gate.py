@@ -18,6 +18,7 @@ from scripted_lockstep.actions import (
     KillStage,
     Press,
     StartRequest,
+    WakeServing,
 )
 from scripted_lockstep.run_forks import COPIER
 from scripted_lockstep.space.workloads import FLAGSHIP
@@ -39,7 +40,8 @@ from scripted.search.written_test import write_test
 SAMPLE_EVERY = 97
 # Forks are the same for all workloads: every second one has its turn here.
 FORKED = list(WORKLOADS)[::5]
-LASTING = (Press, HoldGrammars, FailGrammar, FailStage)
+# A wake may wait behind a sleep that waits itself.
+LASTING = (Press, HoldGrammars, FailGrammar, FailStage, WakeServing)
 
 
 @pytest.mark.parametrize("name", thinned(WORKLOADS, one_in=3))
