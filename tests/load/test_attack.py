@@ -26,6 +26,7 @@ SHORT = AttackPlan(
 )
 
 
+@pytest.mark.nightly
 def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) -> None:
     """C01, C05, C07, A05: no 500, no long answer, no silence for the others, a short log, an end in order."""
     result = run_attack(parent, tmp_path, SHORT)

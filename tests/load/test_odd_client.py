@@ -28,6 +28,7 @@ PIECE = {"text": "ab", "meta_info": {"finish_reason": None}}
 END = {"text": "c", "meta_info": {"finish_reason": "stop"}}
 
 
+@pytest.mark.nightly
 def test_a_server_holds_against_an_odd_client(parent: PreloadedParent, tmp_path: Path) -> None:
     """A05, C01, C02, C07: every answer is one that may be, and nothing of the requests is left."""
     result = run_odd(parent, tmp_path, seed=SEED, count=REQUESTS, **SERVERS["all"])

@@ -91,6 +91,7 @@ def test_an_example_shows_it_with_a_real_model(
     assert "second still waits after 1 s, with 50% of all blocks free and nothing running" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_defect_is_written_with_the_classes_of_transformers_alone(tmp_path: Path) -> None:
     """B15: the file is run where nothing of this project can be imported, and fails as the schedule does."""
     file = tmp_path / "test_race.py"

@@ -25,6 +25,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_the_page_is_true(tree: Path, commands: ForkedCommands) -> None:
     """D: what a newcomer types gives what the page says, output and exit status."""
 

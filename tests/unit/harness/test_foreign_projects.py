@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked_commands import ForkedCommands
+from thinned import thinned
 
 from scripted.cli.new import new_test
 
@@ -41,7 +42,7 @@ def fresh_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return runs
 
 
-@pytest.mark.parametrize("package", ["engine", "ci", "tests"])
+@pytest.mark.parametrize("package", thinned(["engine", "ci", "tests"], one_in=3))
 def test_packages_of_the_same_name(pytester: pytest.Pytester, fresh_run, package: str) -> None:
     """A project has a package called ``engine``, ``ci`` or ``tests`` of its own, and even a decorator ``scripted``."""
     pytester.mkpydir(package).joinpath("own.py").write_text("def scripted(function):\n    return function\n")
@@ -51,6 +52,7 @@ def test_packages_of_the_same_name(pytester: pytest.Pytester, fresh_run, package
     fresh_run().assert_outcomes(passed=1)
 
 
+@pytest.mark.nightly
 def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, fresh_run) -> None:
     """The error names the package that is in the way and what to do, instead of a module that is not there."""
     pytester.mkpydir("engine")

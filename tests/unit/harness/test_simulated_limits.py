@@ -58,6 +58,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         ScriptedSim.start(EngineConfig(model="no/such-model"))
 
 
+@pytest.mark.nightly
 def test_a_schedule_runs_with_them(folder: Path) -> None:
     """Searched, replayed here and in a fresh process, and compared with each request alone."""
     line = (

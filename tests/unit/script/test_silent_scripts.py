@@ -25,7 +25,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, commands: ForkedCommands) 
     return commands.run("-m", "pytest", folder, "--tier", "sim", "--vet", "off", *options, cwd=folder).stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES, one_in=3))
 def test_who_notices(session: str, name: str) -> None:
     file = f"test_{NAMES.index(name):02}_silent.py"
     summary = session.partition(" scripts -----")[2].partition("short test summary")[0]
@@ -41,7 +41,7 @@ def test_who_notices(session: str, name: str) -> None:
     assert noticed == ([] if SILENT[name][0] == "vet" else [SILENT[name][0]])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES, one_in=3))
 def test_the_next_script_is_not_hurt(session: str, name: str) -> None:
     assert f"PASSED test_{NAMES.index(name):02}_then_innocent.py::test_innocent[sim]" in session
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from forked_commands import ForkedCommands
+from thinned import thinned
 
 from scripted import ScriptDefinitionError, ScriptFailed
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -100,7 +101,8 @@ SLOWER = ("half-of-the-budget", "prefixes-are-never-hit")
 
 
 @pytest.mark.parametrize(
-    "mutant", [name for name in adapter_named(str(ROOT / MUTANTS)).mutant_names if name not in SLOWER]
+    "mutant",
+    thinned((name for name in adapter_named(str(ROOT / MUTANTS)).mutant_names if name not in SLOWER), one_in=3),
 )
 def test_a_mutant_is_found_and_written_as_a_test(mutant: str, tmp_path: Path) -> None:
     """D11: the search finds it unaided; the test is red with it, in the schedule's words, and green without it."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thinned import thinned
 
 from scripted.cli import main
 from scripted.search import execution
@@ -254,7 +255,7 @@ def explore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", thinned(WRONG, one_in=3))
 def test_a_wrong_adapter_is_refused_in_one_line(name: str, tmp_path: Path, explore) -> None:
     source, words = WRONG[name]
     path = tmp_path / "wrong_adapter.py"

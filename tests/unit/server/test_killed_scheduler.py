@@ -11,6 +11,7 @@ import psutil
 import pytest
 from scripted_lockstep.tiers.server.forked_script import result_of_survivor
 from scripted_lockstep.tiers.server.runner import EngineServer
+from thinned import thinned
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -104,12 +105,15 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch, parent: Pr
 
 @pytest.mark.parametrize(
     ("script", "error"),
-    [
-        (fails_after_it, r"the line that fails"),
-        (wants_a_step, r"yield from t\.run_until_finished\(r\)[^>]*the scheduler was killed, so no step can run"),
-        (wants_a_request, r"t\.start_req\(prompt_len=20\)[^>]*nothing arrives at it any more"),
-        (kills_twice, r"kill_scheduler\(\) was called before"),
-    ],
+    thinned(
+        [
+            (fails_after_it, r"the line that fails"),
+            (wants_a_step, r"yield from t\.run_until_finished\(r\)[^>]*the scheduler was killed, so no step can run"),
+            (wants_a_request, r"t\.start_req\(prompt_len=20\)[^>]*nothing arrives at it any more"),
+            (kills_twice, r"kill_scheduler\(\) was called before"),
+        ],
+        one_in=2,
+    ),
 )
 def test_what_fails_after_it_is_reported_with_its_line(script, error: str, parent: PreloadedParent) -> None:
     with EngineServer.start(CONFIG, parent=parent) as server:

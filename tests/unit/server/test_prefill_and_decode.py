@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thinned import thinned
 
 from engine.server.launch.preload import PreloadedParent
 from tests.unit.frontend.real_servers import RealServer
@@ -89,7 +90,7 @@ def shown(answer: Any) -> Any:
     return pytest.approx(answer, abs=1e-3) if isinstance(answer, float) else answer
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", thinned(BODIES, one_in=3))
 def test_an_answer_is_that_of_one_engine(engines: tuple[RealServer, ...], name: str) -> None:
     alone, prefill, decode = engines
     sent = BODIES[name]
@@ -99,7 +100,7 @@ def test_an_answer_is_that_of_one_engine(engines: tuple[RealServer, ...], name: 
     nothing_is_left(prefill, decode)
 
 
-@pytest.mark.parametrize("name", ["greedy", "choices", "grammar", "text"])
+@pytest.mark.parametrize("name", thinned(["greedy", "choices", "grammar", "text"], one_in=2))
 def test_a_stream_is_that_of_one_engine(engines: tuple[RealServer, ...], name: str) -> None:
     texts = []
     for server in (engines[0], engines[2]):
@@ -140,6 +141,7 @@ def test_pages_come_from_the_prefill_engine_and_prefixes_are_found_on_both_sides
     assert stats(prefill)["cached_tokens"] - hits >= 608, "the prefill engine has all but the last page"
 
 
+@pytest.mark.nightly
 def test_many_at_once_are_each_as_alone(engines: tuple[RealServer, ...]) -> None:
     alone, prefill, decode = engines
     bodies = [body(number % 3, 100 + 37 * number, sampling_params=SEEDED | {"seed": number}) for number in range(24)]
@@ -343,6 +345,7 @@ def test_a_decode_engine_that_dies_leaves_nothing_on_the_prefill_engine(
         nothing_is_left(prefill)
 
 
+@pytest.mark.nightly
 def test_two_of_each_behind_a_router(engines: tuple[RealServer, ...], parent: PreloadedParent, tmp_path: Path) -> None:
     """A prefill engine and a decode engine die under load: every answer is right, or ends with its cause in time."""
     alone = engines[0]
