@@ -154,9 +154,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     test = _scripted_test(metafunc.function)
     if test is not None:
         _session_of(metafunc.config)
-        parameter = sys.modules[_DECORATOR].TIER_PARAMETER
         tiers = [tier for tier in test.tiers if wanted in (tier, "all")]
-        metafunc.parametrize(parameter, _offered(tiers, wanted, test.adapter))
+        metafunc.parametrize(sys.modules[_DECORATOR].TIER_PARAMETER, _offered(tiers, wanted, test.adapter))
     elif _takes_our_harness(metafunc):
         metafunc.parametrize("harness", [tier for tier in TIERS if wanted in (tier, "all")], indirect=True)
 
@@ -177,22 +176,38 @@ def harness(request: pytest.FixtureRequest) -> Callable[..., AbstractContextMana
     return lend
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before xdist's worker, which reads the groups, and after it
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
     """Drop items without a tier; keep the tests of one configuration on one worker, where they share a server."""
     _check_mutant(config, items)
     wanted = _option(config, "tier")
     dropped = []
+    groups: dict[pytest.Item, str] = {}
     for item in items:
         test = _scripted_test(getattr(item, "function", None))
-        if test is None:
-            continue
-        if wanted != "all" and wanted not in test.tiers:
+        if test is not None and wanted != "all" and wanted not in test.tiers:
             dropped.append(item)
-        else:
-            item.add_marker(pytest.mark.xdist_group(_group_of(test)))
+        elif (group := _group_of(item, test)) is not None:
+            groups[item] = group
+            item.add_marker(pytest.mark.xdist_group(group))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
+    result = yield
+    if config.getoption("loadgroup", False):
+        for item, group in groups.items():
+            _show_group(item, group)
+    return result
+
+
+def _show_group(item: pytest.Item, group: str) -> None:
+    """Append the group to the id of an item, by which xdist schedules it.
+
+    xdist 3.8 sets an attribute that pytest no longer reads since 9.2, and would spread the group over all workers.
+    """
+    if "@" not in item.nodeid.rpartition("]")[2]:
+        kind = type(item._id)  # noqa: SLF001 - pytest has no public way to change an id
+        item._id = kind.parse(f"{item.nodeid}@{group}")  # noqa: SLF001
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -498,6 +513,10 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     _session_of(config).refusal = refusal
 
 
-def _group_of(test: ScriptedTest) -> str:
-    words = f"{test.adapter} {test.config!r}"
+def _group_of(item: pytest.Item, test: ScriptedTest | None) -> str | None:
+    """Name the items that may share a server, by configuration or, where the test chooses it, by file; None in sim."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if parameters.get("harness" if test is None else sys.modules[_DECORATOR].TIER_PARAMETER) != "server":
+        return None
+    words = str(item.path) if test is None else f"{test.adapter} {test.config!r} {test.placement}"
     return "scripted-" + hashlib.blake2b(words.encode(), digest_size=6).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,20 @@ def test_workers_share_the_load(pytest_of) -> None:
     result.assert_outcomes(passed=6, skipped=1, failed=2)
     result.stdout.fnmatch_lines(["Replay:  pytest 'test_scripts.py::test_fails?sim?' --tier sim"])
     result.stdout.fnmatch_lines(["FAILED *test_fails?sim?* - assert (*) == (1, 2)"])
+
+
+def test_workers_keep_the_tests_of_one_server_together(pytest_of) -> None:
+    """By configuration, or by file where a test chooses it; no script in sim waits for another's worker."""
+    skipped = "pytestmark = pytest.mark.skip\n\n\ndef test_chooses(harness):\n    assert harness\n"
+    options = ("-v", "--tier", "all", "-k", "tokens or window or marked or chooses")
+    result = pytest_of(f"{SCRIPTS}\n\n{skipped}", "-p", "xdist", "-n", "1", "--dist", "loadgroup", *options)
+    items = re.findall(r"SKIPPED .*::(test_\w+)\[(\w+).*?\](?:@(scripted-\w+))?", result.stdout.str())
+    assert {group for _, tier, group in items if tier == "sim"} == {""}
+    groups = {(name, group) for name, tier, group in items if tier == "server"}
+    assert len(groups) == 4, "the two cases of test_tokens have one configuration"
+    of = dict(groups)
+    assert of["test_window"] == of["test_marked"]
+    assert len({of["test_window"], of["test_tokens"], of["test_chooses"], ""}) == 4
 
 
 def test_tier_that_a_test_does_not_name_is_left_out(pytest_of) -> None:
