@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from unittest import mock
 
 import torch
@@ -258,6 +258,9 @@ class Model(torch.nn.Module):
     """Stands for a text-generating model: vLLM asks its class what it supports, and makes none."""
 
     supports_pp = supports_lora = supports_eagle3 = True
+    # Since 0.33 vLLM refuses LoRAs for a model without these.
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
+    embedding_modules: ClassVar[dict[str, str]] = {}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
