@@ -50,7 +50,7 @@ unit-and-load: $(INSTALLED)
 	$(BIN)/python -m pytest tests/load tests/unit tests/browser -q --vet off -m "not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 nightly: $(INSTALLED) ## the tests that repeat those of `make test` with more cases, or for longer
-	$(BIN)/python -m pytest tests/load tests/unit -q --vet off -m nightly -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/load tests/unit tests/registered -q --vet off -m nightly -n $(WORKERS) --dist loadfile
 
 left-out: $(INSTALLED)
 	@$(BIN)/python tests/browser/browser_installed.py
@@ -82,8 +82,8 @@ recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, 
 	$(BIN)/python tests/load/load.py --clients 64 --seconds $(RECORDED_S) --stages 1 --record out/load.rec
 	$(BIN)/scripted replay out/load.rec
 
-registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
-	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error -- -n $(WORKERS) --dist loadgroup
+registered: $(INSTALLED) ## the registered tests, in both tiers; CI runs those of the night as well
+	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error -- -m "not nightly" -n $(WORKERS) --dist loadgroup
 
 ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, and a load with parts of it killed and cut
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
