@@ -1,7 +1,7 @@
 """Connectors of the user's, with both of their sides: the worker's side copies real memory, whose content is checked.
 
-The memory of the one layer holds a fingerprint in each slot, as the simulated runner's does. What a connector loads
-must be what the request's tokens lead to, or be reported as failed.
+The memory of the one layer holds a fingerprint in each slot, as the simulated runner's does; the blocks of all ranks
+stand in it. What a connector loads must be what the request's tokens lead to, or be reported as failed.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class OwnTransfers:
 
     def _missing(self, request: Any, positions: range, lost: set[int]) -> tuple[int, ...]:
         """The blocks that did not arrive. Raises Violation for one that is not reported."""
-        size, name = self._settings.block_size, request.request_id
+        size, name = self._settings.kv_block_size, request.request_id
         prints = _fingerprints(request, positions.stop)
         table = self._scheduler.kv_cache_manager.get_block_ids(name)[0]
         missing = dict.fromkeys(table[place // size] for place in positions if table[place // size] in lost)
@@ -216,16 +216,16 @@ class OwnTransfers:
     # -- memory --
 
     def _slots(self, name: str, positions: range) -> list[int]:
-        size = self._settings.block_size
+        size = self._settings.kv_block_size
         table = self._scheduler.kv_cache_manager.get_block_ids(name)[0]
         return [table[position // size] * size + position % size for position in positions]
 
     def _put(self, slot: int, value: int) -> None:
-        size = self._settings.block_size
+        size = self._settings.kv_block_size
         self._memory[slot // size, 0, slot % size, 0] = value
 
     def _at(self, slot: int) -> int:
-        size = self._settings.block_size
+        size = self._settings.kv_block_size
         return int(self._memory[slot // size, 0, slot % size, 0])
 
 
@@ -265,7 +265,7 @@ class Connected:
         """Make the worker's side beside the scheduler's."""
         config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
         worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
-        memory = torch.zeros((self._settings.num_gpu_blocks, 1, self._settings.block_size, 1), dtype=torch.int32)
+        memory = torch.zeros((self._settings.num_gpu_blocks, 1, self._settings.kv_block_size, 1), dtype=torch.int32)
         worker.register_kv_caches({_LAYER: memory})
         self._sides = [scheduler.connector, worker]
         return OwnTransfers(self._settings, scheduler, worker, memory)

@@ -31,12 +31,16 @@ class StoreConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config, role, kv_cache_config=None):
         super().__init__(vllm_config, role, kv_cache_config)
-        self.block_size = vllm_config.cache_config.block_size
+        # With context parallelism the ranks share a block, which has room for the tokens of all.
+        ranks = vllm_config.parallel_config.decode_context_parallel_size
+        self.block_size = vllm_config.cache_config.block_size * ranks
         self.folder = vllm_config.kv_transfer_config.kv_connector_extra_config["shared_storage_path"]
         self.store = STORES[self.folder]
         self.is_worker = role == KVConnectorRole.WORKER
-        # Of the scheduler's side: what is to be loaded in the next step, and the blocks and tokens of requests.
+        # Of the scheduler's side: what is to be loaded in the next step, where the load of a request would begin, and
+        # the blocks and tokens of requests.
         self.loads = []
+        self.begins = {}
         self.tables = {}
         self.tokens = {}
         self.loras = {}
@@ -45,32 +49,23 @@ class StoreConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         tokens, size = tuple(request.all_token_ids), self.block_size
-        end = num_computed_tokens
+        # vLLM says only here where the load would begin. It may ask again, and the last answer counts.
+        self.begins[request.request_id] = end = num_computed_tokens
         # The last token is computed again, for its output.
         while end + size < len(tokens) and name_of(request.lora_request, tokens[: end + size]) in self.store:
             end += size
         return end - num_computed_tokens, False
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        if num_external_tokens:
-            table, tokens, size = blocks.get_block_ids()[0], tuple(request.all_token_ids), self.block_size
-            end = self.get_end(request, num_external_tokens)
-            for position in range(end - num_external_tokens, end, size):
-                name = name_of(request.lora_request, tokens[: position + size])
-                self.loads.append((table[position // size], name))
+        begin = self.begins.pop(request.request_id, 0)
+        table, tokens, size = blocks.get_block_ids()[0], tuple(request.all_token_ids), self.block_size
+        for position in range(begin, begin + num_external_tokens, size):
+            name = name_of(request.lora_request, tokens[: position + size])
+            self.loads.append((table[position // size], name))
 
-    def get_end(self, request, count):
-        """Where the load ends: behind what was computed here, which vLLM says only when it asks."""
-        tokens, size = tuple(request.all_token_ids), self.block_size
-
-        def is_stored(end):
-            return name_of(request.lora_request, tokens[:end]) in self.store
-
-        return next(
-            end
-            for end in range(len(tokens) // size * size, 0, -size)
-            if end < len(tokens) and all(map(is_stored, range(end - count + size, end + 1, size)))
-        )
+    def request_finished(self, request, block_ids):
+        self.begins.pop(request.request_id, None)
+        return super().request_finished(request, block_ids)
 
     def build_connector_meta(self, scheduler_output):
         moves, self.loads = Moves(self.loads), []

@@ -90,6 +90,20 @@ def test_a_right_connector_keeps_the_contract_alone_and_beside_another(classes: 
     assert not report.findings, report.findings
 
 
+@pytest.mark.parametrize("classes", [STORE, f"{STORE},{STORE}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A longer prefix of the session is stored than the load may bring.
+        "default; 1 start a prompt=5 new=4 session=1; 2 more a tokens=4; 6 flush force=True",
+        # The ranks share a block.
+        "decode_context_parallel_size=2; 1 start a prompt=18 new=2; 8 flush; 9 start b prompt=18 new=3",
+    ],
+)
+def test_a_connector_loads_what_vllm_asked_for(text: str, classes: str) -> None:
+    assert execute(Schedule.parse(text, of=named("connector", classes))).failure is None
+
+
 def test_a_connector_that_saves_what_is_not_computed_is_found() -> None:
     found = broken(named("connector", f"{HERE}:EarlyConnector"))
     assert "does not hold its position" in found["connector-aborted"]
