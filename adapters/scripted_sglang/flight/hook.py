@@ -7,7 +7,6 @@ not wait for at once.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -20,9 +19,10 @@ from sglang.srt.managers.io_struct import (
 )
 
 from scripted.sdk.flight.frames import Aborted, Arrived, Called, Scalar, Start
+from scripted.sdk.flight.hooks import Hooks
 from scripted.sdk.flight.of_machine import header_of
 from scripted.sdk.flight.packed import packed_result
-from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError, recorder_of
+from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError
 from scripted_sglang.flight.plans import packed_of, samples
 from scripted_sglang.flight.settings import settings_of, version
 
@@ -49,67 +49,47 @@ def attach(scheduler: Any) -> FlightRecorder | None:
     words, notes = settings_of(scheduler)
     if words is None:
         return None
-    hooks = _Hooks(scheduler)
-    recorder = recorder_of(os.environ, header_of(_NAME, words, version(), notes), hooks.snapshot)
-    if recorder is not None:
-        hooks.record(recorder)
-    return recorder
+    return _Hooks(scheduler).attach(header_of(_NAME, words, version(), notes))
 
 
-class _Hooks:
-    """The wrapped calls of one scheduler. Requests and plans are counted from 1."""
-
-    recorder: FlightRecorder
+class _Hooks(Hooks):
+    """The hooks of SGLang's scheduler. Its loop is wrapped too, so an exception passes through several calls."""
 
     def __init__(self, scheduler: Any) -> None:
+        super().__init__()
         self._scheduler = scheduler
         self._ids: dict[str, int] = {}
-        self._requests = 0
-        self._plans = 0
         # Batches whose results are not in, by the identity of their results: the number, and who gets a token.
         self._flights: dict[int, tuple[int, Any, list[bool]]] = {}
         self._samples: list[bool] = []
         self._has_died = False
 
-    def record(self, recorder: FlightRecorder) -> None:
+    def wrap_calls(self) -> None:
         """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
-        self.recorder = recorder
         scheduler = self._scheduler
         dispatcher = scheduler._request_dispatcher  # noqa: SLF001 - SGLang's table of messages
-        scheduler._request_dispatcher = self._wrapped(dispatcher, before=self._come, after=self._dispatched)  # noqa: SLF001
+        scheduler._request_dispatcher = self.wrapped(dispatcher, before=self._come, after=self._dispatched)  # noqa: SLF001
         wrapper = scheduler.flush_wrapper
-        wrapper._flush_cache = self._wrapped(wrapper._flush_cache, after=self._flush)  # noqa: SLF001 - what it calls
+        wrapper._flush_cache = self.wrapped(wrapper._flush_cache, after=self._flush)  # noqa: SLF001 - what it calls
         for name, before, after in (
             ("get_next_batch_to_run", None, self._next),
             ("run_batch", self._run, self._ran),
             ("process_batch_result", self._land, self._landed),
             ("on_idle", None, None),
         ):
-            setattr(scheduler, name, self._wrapped(getattr(scheduler, name), before=before, after=after))
-        scheduler.run_event_loop = self._closing(self._wrapped(scheduler.run_event_loop))
+            setattr(scheduler, name, self.wrapped(getattr(scheduler, name), before=before, after=after))
+        scheduler.run_event_loop = self._closing(self.wrapped(scheduler.run_event_loop))
 
-    def _wrapped(
-        self,
-        own: Callable[..., Any],
-        *,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
-    ) -> Callable[..., Any]:
-        """Wrap a call: ``before`` gets its arguments, ``after`` what it returned, and its arguments."""
+    def leave_crash(self, exc: Exception) -> None:
+        """Write the recording in the innermost of the calls that the exception passes."""
+        if not self._has_died:
+            self._has_died = True
+            super().leave_crash(exc)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._note(before, *args)
-            try:
-                returned = own(*args, **kwargs)
-            except Exception as exc:
-                if not self._has_died:
-                    self._has_died = True
-                    self.recorder.leave("crash", f"{type(exc).__name__}: {exc}")
-                raise
-            self._note(after, returned, *args)
-            return returned
-
-        return call
+    def note(self, note: Callable[..., None] | None, *args: object, **kwargs: object) -> None:
+        """Leave out keyword arguments, which are tensors between stages."""
+        del kwargs
+        super().note(note, *args)
 
     def _closing(self, own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
@@ -122,15 +102,6 @@ class _Hooks:
                 self.recorder.close()
 
         return loop
-
-    def _note(self, note: Callable[..., None] | None, *args: Any) -> None:
-        """An error of ours ends the recording and not the server."""
-        if note is None or not self.recorder.is_on:
-            return
-        try:
-            note(*args)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the server goes on
-            self.recorder.fail(exc)
 
     # -- what came in --
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -35,9 +34,10 @@ from scripted.sdk.flight.frames import (
     Start,
     shape_of,
 )
+from scripted.sdk.flight.hooks import Hooks
 from scripted.sdk.flight.of_machine import header_of
 from scripted.sdk.flight.packed import packed, packed_result, unpacked
-from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError, recorder_of
+from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError
 from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of, preempted_of
 from scripted_vllm.flight.settings import settings_of
 from scripted_vllm.versions import installed_version
@@ -70,24 +70,17 @@ def hook_scheduler() -> None:
 def attach(scheduler: Any) -> FlightRecorder | None:
     """Record a scheduler as the environment asks."""
     words, notes = settings_of(scheduler)
-    hooks = _Hooks(scheduler)
-    recorder = recorder_of(os.environ, header_of(_NAME, words, installed_version(), notes), hooks.snapshot)
-    if recorder is not None:
-        hooks.record(recorder)
-    return recorder
+    return _Hooks(scheduler).attach(header_of(_NAME, words, installed_version(), notes))
 
 
-class _Hooks:
-    """The wrapped calls of one scheduler. Requests and plans are counted from 1."""
-
-    recorder: FlightRecorder
+class _Hooks(Hooks):
+    """The hooks of vLLM's scheduler. A call that it makes inside another one is left out."""
 
     def __init__(self, scheduler: Any) -> None:
+        super().__init__()
         self._scheduler = scheduler
         self._arrived: dict[str, Arrived] = {}
         self._numbers_of = Numbers()
-        self._requests = 0
-        self._plans = 0
         # Plans whose results are not in, by identity, which holds while the engine has them.
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
@@ -96,9 +89,8 @@ class _Hooks:
         self._landing: tuple[bytes, bool] | None = None
         self._is_inside = False
 
-    def record(self, recorder: FlightRecorder) -> None:
+    def wrap_calls(self) -> None:
         """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
-        self.recorder = recorder
         scheduler = self._scheduler
         before: dict[str, Callable[..., None]] = {
             "add_request": self._arrive,
@@ -116,18 +108,15 @@ class _Hooks:
         }
         for name in before | after:
             own = getattr(scheduler, name)
-            setattr(scheduler, name, self._wrapped(own, before=before.get(name), after=after.get(name)))
+            setattr(scheduler, name, self._outermost(own, before=before.get(name), after=after.get(name)))
         if scheduler.connector is not None:
             self._follow_connector(scheduler.connector)
 
-    def _wrapped(
-        self,
-        own: Callable[..., Any],
-        *,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
+    def _outermost(
+        self, own: Callable[..., Any], *, before: Callable[..., None] | None, after: Callable[..., None] | None
     ) -> Callable[..., Any]:
-        """Wrap a call: ``before`` gets its arguments, ``after`` what it returned, and its arguments."""
+        """Wrap a call, but for those inside another wrapped one: a replay makes them again."""
+        noted = self.wrapped(own, before=before, after=after)
 
         @functools.wraps(own)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -135,28 +124,16 @@ class _Hooks:
                 return own(*args, **kwargs)
             self._is_inside = True
             try:
-                self._note(before, *args, **kwargs)
-                returned = own(*args, **kwargs)
-                self._note(after, returned, *args, **kwargs)
-            except Exception as exc:
-                self._note(self._landed)
-                self.recorder.leave("crash", f"{type(exc).__name__}: {exc}")
-                raise
-            else:
-                return returned
+                return noted(*args, **kwargs)
             finally:
                 self._is_inside = False
 
         return call
 
-    def _note(self, note: Callable[..., None] | None, *args: Any, **kwargs: Any) -> None:
-        """An error of ours ends the recording and not the engine."""
-        if note is None:
-            return
-        try:
-            note(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the engine goes on
-            self.recorder.fail(exc)
+    def leave_crash(self, exc: Exception) -> None:
+        """Write the result that was being taken too."""
+        self.note(self._landed)
+        super().leave_crash(exc)
 
     # -- what came in --
 
@@ -247,14 +224,14 @@ class _Hooks:
 
         def noting_matched(request: Any, num_computed_tokens: int) -> Any:
             tokens, is_async = matched(request, num_computed_tokens)
-            self._note(self._offer, request.request_id, tokens, is_async)
+            self.note(self._offer, request.request_id, tokens, is_async)
             return tokens, is_async
 
         def noting(own: Callable[..., Any]) -> Callable[..., Any]:
             def call(request: Any, block_ids: Any) -> Any:
                 is_kept, more = own(request, block_ids)
                 if is_kept:
-                    self._note(self._keep, request.request_id)
+                    self.note(self._keep, request.request_id)
                 return is_kept, more
 
             return call
