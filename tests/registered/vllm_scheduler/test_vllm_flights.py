@@ -51,6 +51,8 @@ WORKLOADS = (
     *("loads-async", "windows-async", "grammars-async", "grammars-guesses", "loras", "saves"),
 )
 IN_THE_MIDDLE = ("growing", "growing-first-runner", "chunks", "priority-async", "async-tight", "windows-async", "loras")
+# The second prompt begins with the first one, which is in the prefix cache.
+SHARING = "default; 1 start a prompt=13 new=2; 8 start b prompt=17 new=2"
 
 
 @pytest.fixture
@@ -107,8 +109,9 @@ def test_a_ring_that_lost_its_beginning_is_replayed(
 
 
 def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay has the hit of the recording only if the substitutes share the prefix too."""
     monkeypatch.setenv(OPTIONS_VARIABLE, "redact=true")
-    (flight,) = flights_of("async-tight", recorders)
+    (flight,) = flights_of(SHARING, recorders)
     assert flight.header.redacted
     assert replayed(flight, monkeypatch).differs is None
 
