@@ -15,10 +15,16 @@ NAMES = list(SILENT)
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, commands: ForkedCommands) -> str:
-    """The output of pytest for a file with each script, and an innocent one behind each."""
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, commands: ForkedCommands) -> str:
+    """The output of pytest for a file with each script that is asked for, and an innocent one behind each."""
     folder = tmp_path_factory.mktemp("silent")
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = {
+        item.callspec.params["name"] for item in items if item.module is request.module and "name" in item.fixturenames
+    }
     for number, name in enumerate(NAMES):
+        if name not in asked:
+            continue
         (folder / f"test_{number:02}_silent.py").write_text(source_of(name))
         (folder / f"test_{number:02}_then_innocent.py").write_text(INNOCENT)
     options = ["-v", "-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", folder]
