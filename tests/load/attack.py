@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import httpx
 import psutil
@@ -33,6 +34,9 @@ from victim import Victim
 
 from engine.process.inheritance import die_with_parent
 from engine.server.launch.preload import PreloadedParent
+
+P = ParamSpec("P")
+Done = TypeVar("Done")
 
 # Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less;
 # on one that does nothing else the longest stall was 150 ms, with the victim's own waits for a core in it.
@@ -259,15 +263,22 @@ async def _send_bodies(http: httpx.AsyncClient, result: AttackResult, plan: Atta
 
 async def _send_large(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
     """Runs in a process of its own: making and sending such bodies here would keep the victim from reading."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _yield_cores, (plan.judges_pace,)) as sender:
-        sending = asyncio.get_running_loop().run_in_executor(
-            sender, _answers_to_large, server.serving.base_url, plan.large_bytes
-        )
-        for status, size, text, body in await sending:
-            result.statuses[status] += 1
-            result.answer_bytes = max(result.answer_bytes, size)
-            if status not in (400, 413):
-                result.complaints.append(f"{status} to a large bad body, {body!r}: {text}")
+    answers = await _apart(plan, _answers_to_large, server.serving.base_url, plan.large_bytes)
+    for status, size, text, body in answers:
+        result.statuses[status] += 1
+        result.answer_bytes = max(result.answer_bytes, size)
+        if status not in (400, 413):
+            result.complaints.append(f"{status} to a large bad body, {body!r}: {text}")
+
+
+async def _apart(plan: AttackPlan, act: Callable[P, Done], *args: P.args, **named: P.kwargs) -> Done:
+    """Act in a process of its own, and wait for its end in a thread: in the loop the victim would wait with it."""
+    sender = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _yield_cores, (plan.judges_pace,))
+    try:
+        acting = functools.partial(act, *args, **named)
+        return await asyncio.get_running_loop().run_in_executor(sender, acting)
+    finally:
+        await asyncio.to_thread(sender.shutdown)
 
 
 def _yield_cores(judges_pace: bool) -> None:
@@ -302,11 +313,7 @@ def _answers_to_large(base_url: str, size: int) -> list[tuple[int, int, str, byt
 
 async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
     """Also in a process of its own, which reads what comes."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _yield_cores, (plan.judges_pace,)) as asker:
-        asking = asyncio.get_running_loop().run_in_executor(
-            asker, _large_answers, server.serving.base_url, plan.prompt_tokens, plan.choices
-        )
-        result.large_answers = await asking
+    result.large_answers = await _apart(plan, _large_answers, server.serving.base_url, plan.prompt_tokens, plan.choices)
     result.complaints += [
         f"{name} must be {'refused' if 'n=64' in name else 'answered'}, got {answer}"
         for name, answer in result.large_answers.items()

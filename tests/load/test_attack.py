@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import victim
 from attack import AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
@@ -59,3 +60,11 @@ def test_no_damaged_body_pauses_the_engine() -> None:
 def test_an_attack_is_the_same_for_the_same_seed() -> None:
     assert list(nearly_right(3, 40)) == list(nearly_right(3, 40))
     assert list(nearly_right(3, 40)) != list(nearly_right(4, 40))
+
+
+def test_a_wait_between_two_readings_is_taken_from_its_own_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A victim that loses its core between clock and account had this wait, 172 ms, count as the server's next gap."""
+    clock, account = iter((1.0, 1.2)), iter((5.0, 5.17, 5.17))
+    monkeypatch.setattr(victim.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(victim, "_busy_s", lambda: next(account))
+    assert victim._moment() == (1.2, 5.17)

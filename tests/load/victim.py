@@ -15,6 +15,8 @@ import httpx
 
 BODY = {"text": "v", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "priority": 9}
 RETRY_S = 0.02
+# Two readings of the thread's times without a wait between them are far closer.
+MOST_APART_S = 0.001
 
 
 class Victim:
@@ -48,7 +50,8 @@ class Victim:
                 async for text in response.aiter_lines():
                     if not text:
                         continue
-                    now, before_s, busy_s = time.monotonic(), busy_s, _busy_s()
+                    before_s = busy_s
+                    now, busy_s = _moment()
                     if last is not None:
                         self._gaps.append((now, now - last - (busy_s - before_s)))
                     last = now
@@ -56,6 +59,18 @@ class Victim:
                 if response.status_code != 200:
                     self.broken.append(f"{response.status_code}: {text[:200]}")
                     await asyncio.sleep(RETRY_S)
+
+
+def _moment() -> tuple[float, float]:
+    """The time, and the seconds computed and waited until then.
+
+    Taken again when this thread lost its core between the two: that wait would be taken from the wrong gap.
+    """
+    busy_s = _busy_s()
+    while True:
+        now, before_s, busy_s = time.monotonic(), busy_s, _busy_s()
+        if busy_s - before_s < MOST_APART_S:
+            return now, busy_s
 
 
 def _busy_s() -> float:
