@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -37,8 +37,14 @@ _FINISH_S: Final = 30.0
 _SHRINK_S: Final = 2.0
 # Seconds for shrinking to the simplest failure of a cause.
 _SLIP_S: Final = 1.5
+# Two failures of one promise with fewer lines in common have two causes: any two events share some lines.
+_ALIKE: Final = 0.5
 # A failure may contain the parts of several kinds.
 _LAYERS: Final = 3
+
+
+# A function and one of its lines.
+_Line: TypeAlias = tuple[str, int]
 
 
 class SchedulePart(NamedTuple):
@@ -79,7 +85,7 @@ class Kind:
         # The signature of the simplest failure; empty before the kind is examined.
         self.root = ""
         # The scheduler's lines that all of its failures need.
-        self.needed: frozenset[tuple[str, int]] = frozenset()
+        self.needed: frozenset[_Line] = frozenset()
         self.is_examined = False
         self.defect = defect
         self.number = number
@@ -269,10 +275,9 @@ class Sorter:
             if kind.decision and kind.decision == found.decision:
                 return kind
             if kind.root == found.root != "":
-                common, every = kind.needed & found.needed, kind.needed | found.needed
-                if common or not kind.needed or not found.needed:
-                    alike.append((len(common) / len(every) if every else 1.0, kind))
-        return max(alike, key=lambda one: one[0])[1] if alike else None
+                alike.append((_likeness(kind.needed, found.needed), kind))
+        likeness, kind = max(alike, key=lambda one: one[0], default=(0.0, found))
+        return kind if likeness >= _ALIKE else None
 
     def _examine(self, kind: Kind) -> None:
         """Find, once, a kind's simplest failure, its wrong decision, and the code that it needs.
@@ -296,6 +301,11 @@ class Sorter:
 
     def _is_only_here(self, schedule: Schedule, signature: str) -> bool:
         return self._against is None or self._against.failure_of(schedule, signature) is None
+
+
+def _likeness(needed: frozenset[_Line], other: frozenset[_Line]) -> float:
+    """Return the share of common lines among those of the shorter list; 1 if nothing is known of one of the two."""
+    return len(needed & other) / min(len(needed), len(other)) if needed and other else 1.0
 
 
 def _shows(kind: Kind, schedule: Schedule | None) -> bool:

@@ -53,6 +53,19 @@ def test_two_causes_of_one_schedule_are_two_kinds() -> None:
     assert len(sorter.new) == 2
 
 
+def test_two_failures_with_few_common_lines_are_two_kinds() -> None:
+    """Any two events share some lines: that is no common cause."""
+    with switched_on(FLUSH):
+        one, other, same = (Kind(failing, failing.schedule, failing.failure) for failing in [finding(RACE)] * 3)
+    sorter = Sorter()
+    sorter.kinds = [one]
+    for kind, lines in ((one, range(40)), (other, range(30, 400)), (same, range(30))):
+        kind.is_examined, kind.root = True, "Violation in tell: nothing aborted it"
+        kind.needed = frozenset(("Scheduler.abort", line) for line in lines)
+    assert sorter._same(other) is None
+    assert sorter._same(same) is one
+
+
 def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> None:
     known = Defect(id="known", schedules=(f"adapter=lockstep {RACE}",))
     mended = Defect(id="mended", schedules=("adapter=lockstep default; 1 flush",))
