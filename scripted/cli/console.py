@@ -1,4 +1,4 @@
-"""The terminal of the commands, and what they share."""
+"""The commands' terminal, and code that several commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN_WIDTH_COLUMNS = 160
 
 
 def plain_console(width: int = _PLAIN_WIDTH_COLUMNS) -> Console:
-    """A terminal as it is, or a file with lines of this width."""
+    """Make a console for a terminal at its width, or for a file with lines of this width."""
     return Console(width=None if sys.stdout.isatty() else width, highlight=False, markup=False)
 
 
@@ -40,7 +40,7 @@ def save_test(
     mutant: str | None = None,
     standalone: bool = False,
 ) -> bool:
-    """Write the first of these schedules that makes a test, and say what was seen; True when a file was written."""
+    """Write the first of these schedules that makes a test, and report the outcome; True if a file was written."""
     from scripted import api
 
     written = api.write_test(schedules, name=name, mutant=mutant, standalone=standalone)

@@ -1,6 +1,6 @@
 """The ``scripted`` command: run one script and keep its trace, look at traces, show the gallery and the demo.
 
-Owns the words on the command line and the exit status: 0 success, 1 a script did not pass, 2 a wrong command.
+Owns the command line and the exit status: 0 for success, 1 if a script did not pass, 2 for a wrong command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TierOption = Annotated[Tier | None, typer.Option(help="where to run; default: si
 
 
 def main() -> None:
-    """Run one command; what is wrong with the command itself is one line on stderr and exit status 2."""
+    """Run one command; a wrong command prints one line on stderr and exits with status 2."""
     print_every_character()
     try:
         app()

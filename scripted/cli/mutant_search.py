@@ -43,7 +43,7 @@ def find(
     fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Search the workloads for a mutant. Prints which schedule shows it, after how many, in how much process time.
+    """Search the workloads for a mutant. Prints the schedule that finds it, the number of schedules and the CPU time.
 
     With --generated only generated targets are searched, and the search can be resumed; --markdown then writes that
     table.
@@ -100,7 +100,7 @@ def _measure(
     adapter: str,
     markdown: Path | None,
 ) -> None:
-    """Search generated targets for each mutant, go on with what the file has, and write the table."""
+    """Search generated targets for each mutant, resume from the file, and write the table."""
     from scripted.core.adapters import adapter_named
     from scripted.search.mutant_search import ALONE, CORPUS, DescribesMutants, measure, table_of
 
@@ -129,7 +129,7 @@ def _measure(
 def _searched_for(
     name: str | None, of: str, fresh: int, fresh_seed: int
 ) -> tuple[tuple[str, ...], Callable[[str], str] | None]:
-    """The mutants of a measurement, and what its table says of each."""
+    """Return the mutants of a measurement and each mutant's text in its table."""
     from scripted.core.adapters import adapter_named
     from scripted.core.mutant import mutant_names_of
     from scripted.search.mutant_search import DrawsMutants, HasContracts, adapter_of
@@ -143,5 +143,5 @@ def _searched_for(
     if name is not None:
         return (name,), None
     every = (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ()))
-    # What is searched for in the targets of a role has a table of its own.
+    # Mutants that are searched for in a role's targets have a table of their own.
     return tuple(one for one in every if adapter_of(one, of) == of), None

@@ -22,7 +22,7 @@ DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
 _RUFF_FILES: Final = ("ruff.toml", ".ruff.toml")
-# Ruff's rules that find a comparison or a value that is dropped, a tuple that is asserted, a name compared with itself.
+# Ruff's rules against an unused comparison or value, an asserted tuple, and a name compared with itself.
 _LINT_RULES: Final = """# Rules that find tests of nothing.
 lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
 """
@@ -50,7 +50,7 @@ def new_test(
         words = {field: repr(value) for field, value in known.config_words(config).items()}
         text = render_source(_TEMPLATE, name=name, adapter=adapter, settings=words)
     path = folder / f"test_{name}.py"
-    # Pytest imports test files by their bare name, so one name may be there only once, in whatever folder.
+    # Pytest imports test files by their bare name, so each name may exist only once in all folders.
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
@@ -59,7 +59,7 @@ def new_test(
 
 
 def write_lint_rules(folder: Path) -> Path | None:
-    """Write ruff's rules for tests into a folder of a project that has no settings of ruff; returns the file."""
+    """Write ruff's rules for tests into a project folder without ruff settings; return the file."""
     for parent in (folder.resolve(), *folder.resolve().parents):
         project = parent / "pyproject.toml"
         is_set = project.is_file() and "ruff" in tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})

@@ -1,4 +1,4 @@
-"""Optional protocols of adapters for the commands. Each is asked for by type."""
+"""Optional protocols of adapters that commands use, checked by ``isinstance``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted.core.mutant import Mutant
 
 @runtime_checkable
 class HasExamples(Protocol):
-    """An adapter that knows a first test, and the settings under which something happens in it and in the shell."""
+    """An adapter with a first test, and with settings that show something in that test and in the shell."""
 
     example_settings: Mapping[str, str]
 
@@ -25,7 +25,7 @@ class HasDemo(Protocol):
     """An adapter that can show a race."""
 
     def run_demo(self, page: Path) -> bool:
-        """Print it and write its timeline to ``page``; True when it showed what it should."""
+        """Print the race and write its timeline to ``page``; True if the race showed as expected."""
         ...
 
 

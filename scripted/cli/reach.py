@@ -38,7 +38,7 @@ def show_reach(console: Console, found: MeasuredReach) -> None:
 
 
 def lines_of(found: MeasuredReach) -> list[str]:
-    """Say a reach in lines of text."""
+    """Return a reach as lines of text."""
     unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items()) or "none"
     lines = [f"scripted replay '{found.schedule}'", *server_lines(found.schedule), f"unusual settings: {unusual}"]
     lines += [f"  {neighbour}" for neighbour in found.neighbours]
@@ -48,7 +48,7 @@ def lines_of(found: MeasuredReach) -> list[str]:
 
 
 def server_lines(schedule: Schedule) -> list[str]:
-    """Return the command line of a server with a schedule's settings, and what differs from its defaults."""
+    """Return the command line of a server with a schedule's settings, and the settings that are not its defaults."""
     from scripted.search.reach import server_of
 
     command = server_of(schedule).command(schedule.config)

@@ -22,7 +22,7 @@ EXIT_FAILED = 1
 # `git bisect run` skips such a commit.
 EXIT_UNKNOWN = 125
 _SHOWN_STEPS = 20
-# A longer test is not readable.
+# Longer tests are unreadable.
 _SCRIPT_LIMIT_EVENTS = 400
 
 
@@ -99,7 +99,7 @@ def replay(
 
 
 def _bisected(what: str, adapter: str, until: int | None) -> int:
-    """Say in one line whether a promise breaks here, whatever is planned; return the exit status."""
+    """Print in one line whether a promise breaks here, whether or not the plans differ; return the exit status."""
     from scripted import api
 
     console = plain_console()
@@ -117,9 +117,9 @@ def _bisected(what: str, adapter: str, until: int | None) -> int:
 def _write_script(
     console: Console, path: Path, until: int | None, to_script: Path, mutant: str | None, standalone: bool
 ) -> bool:
-    """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it.
+    """Write a recording as a test: its shrunk failure if it also fails as a schedule, else the whole recording.
 
-    False when no test of it is right.
+    Returns False if no test of it is right.
     """
     from scripted import api
     from scripted.core.mutant import switched_on
@@ -157,7 +157,7 @@ def _show(console: Console, run: Rerun) -> None:
     from scripted.report.table import render_text, step_table
 
     table = step_table(run.log, last=_SHOWN_STEPS)
-    # A file gets no blanks at the ends of its lines.
+    # Files get no trailing blanks.
     console.print(
         table if console.is_terminal else render_text(table, console.width), soft_wrap=not console.is_terminal
     )

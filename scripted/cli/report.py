@@ -70,7 +70,7 @@ def issue_of(found: MeasuredReach) -> Issue:
     )
 
 
-# The lines of a reach that say whom it concerns.
+# The lines of a reach that say who is affected.
 _AFFECTED = ("unusual", "  ", "of ", "who ")
 
 

@@ -1,4 +1,4 @@
-"""``scripted explore``: the words of a search, and its report.
+"""``scripted explore``: the options of a search, and its report.
 
 The report's first three lines say what was run, what was found and what to do now. New kinds of failure are printed
 when they come; known ones are counted.
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from scripted.search.kinds import Kind, Sorter
 
 EXIT_FAILED = 1
-# The name of all windows.
+# Stands for all windows.
 _ALL = "all"
-# Of the kinds that are listed. All are kept, and `scripted findings` lists them.
+# At most this many kinds are listed. All are kept, and `scripted findings` lists them.
 _LISTED_KINDS = 20
 _LONGEST_NAME = 30
 _SHOWN_CHARS = 100
@@ -85,7 +85,7 @@ _Check: TypeAlias = Annotated[
 
 @runtime_checkable
 class ChecksVersions(Protocol):
-    """An adapter of a scheduler that is installed apart from it."""
+    """An adapter whose scheduler is installed separately."""
 
     def version_check(self) -> tuple[bool, str]:
         """Whether this adapter was tried with the installed version, and a sentence that says so."""
@@ -94,11 +94,11 @@ class ChecksVersions(Protocol):
 
 @runtime_checkable
 class TakesClasses(Protocol):
-    """An adapter of a scheduler, parts of which are classes of the user's."""
+    """An adapter whose scheduler takes classes of the user's."""
 
     @property
     def class_settings(self) -> Mapping[str, Callable[[str], Mapping[str, str]]]:
-        """The flags, such as ``scheduler``, and functions that make settings of the class's name."""
+        """The flags, such as ``scheduler``, each with the function that turns a class's name into settings."""
         ...
 
 
@@ -209,7 +209,7 @@ def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
 
 
 def _print_windows(console: Console, report: SearchReport, adapter: str, wanted: tuple[str, ...]) -> bool:
-    """Say in how many runs each declared window was open. Returns whether a wanted one never was."""
+    """Print in how many runs each declared window was reached. Returns whether a required window never was."""
     from scripted.core.adapters import adapter_named
 
     reached = report.coverage.windows(windows_of(adapter_named(adapter)))
@@ -246,13 +246,13 @@ def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, kn
             console.print(f"{said}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
             continue
         if any(kind.defect is not None and str(kind.schedule) == replayed.saved.schedule for kind in sorter.kinds):
-            continue  # The project has accepted it since.
+            continue  # The project has accepted it in the meantime.
         console.print(f"STILL FAILS: {replayed.failure}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
         sorter.add_kept(replayed.saved, replayed.failure)
 
 
 class _Shown:
-    """Prints and keeps each new kind when it comes, and writes the first one that makes a test."""
+    """Prints and keeps each new kind as it comes, and writes the first kind that makes a test."""
 
     def __init__(
         self, console: Console, database: FailureDatabase | None, to_script: Path | None, standalone: bool
@@ -296,7 +296,7 @@ class _Shown:
         self._unwritten.append(kind)
 
     def keep_counts(self, kinds: Iterable[Kind]) -> None:
-        """Keep how often each finding was seen; the first time was counted when it was kept."""
+        """Keep how often each finding was seen; its first sighting was counted when it was kept."""
         if self._database is not None:
             self._database.add_seen({kind.number: kind.seen - kind.is_new for kind in kinds if kind.number})
 
@@ -340,7 +340,7 @@ def _with_classes(adapter: str, classes: Mapping[str, str | None]) -> str:
 
 @contextmanager
 def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[SearchReport], None]]:
-    """A bar on a terminal for the length of a search, and what brings it up to date."""
+    """Show a progress bar on a terminal during a search; yields the function that updates it."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("searching", total=total)
@@ -353,7 +353,7 @@ def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[S
 
 
 def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, adapter: str, against: str | None) -> None:
-    """Three lines: what was run, what was found, what to do now; then a line for each kind."""
+    """Print what was run, what was found and what to do now, a line each; then a line for each kind."""
     console.print(f"\nran    {_summary(report, adapter)}", soft_wrap=True)
     console.print(f"found  {_found(report, sorter, against)}", soft_wrap=True)
     console.print(f"next   {_next(report, sorter)}", soft_wrap=True)
@@ -369,7 +369,7 @@ def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, ada
 
 
 def line_of(kind: Kind) -> str:
-    """A kind in a line: its number, whether it is known, what was broken, by which events and settings."""
+    """Describe a kind in a line: its number, whether it is known, the broken promise, its events and settings."""
     if kind.defect is not None:
         return (
             f"known  {kind.defect.id}: {kind.defect.title or kind.failure.text[:_SHOWN_CHARS]}, seen {kind.seen} times"
@@ -383,7 +383,7 @@ def line_of(kind: Kind) -> str:
 
 
 def _comment(sorter: Sorter, adapter: str, against: str | None) -> str:
-    """The new kinds as Markdown. The texts of a scheduler go into code, where nothing of them is a link or a name."""
+    """Return the new kinds as Markdown. A scheduler's texts go into code spans, where they make no link or mention."""
     there = f"; `{against}` fails in none of these ways" if against else ""
     found = f"found {plural(len(sorter.new), 'kind')} of failure{there}"
     lines = [f"### `scripted explore --adapter {adapter}` {found}", ""]

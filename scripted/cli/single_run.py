@@ -1,6 +1,6 @@
 """One script run by hand: found by file and name, run in one tier, shown on the terminal.
 
-Owns how a target on the command line is read and how an outcome looks; pytest does both in its own way.
+Owns how a target on the command line is read and how an outcome is shown; pytest does both its own way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[st
 
 
 def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
-    """``NAME=VALUE`` pairs as the script's parameters; a value is JSON, or else text.
+    """Read ``NAME=VALUE`` pairs as the script's parameters; a value is JSON, or text if it isn't JSON.
 
     Raises ScriptDefinitionError for a name that the script does not take, and for one that is missing.
     """
@@ -157,7 +157,7 @@ def _read_pair(pair: str) -> tuple[str, object]:
 
 
 def parametrized(test: ScriptedTest) -> dict[str, list[object]]:
-    """The values that pytest would give each parameter, from the test's own parametrize marks."""
+    """Return the values that pytest would give each parameter, from the test's parametrize marks."""
     return {name: values for mark in getattr(test.script, "pytestmark", ()) for name, values in _values_of(mark)}
 
 
@@ -185,6 +185,6 @@ def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
 
 
 def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
-    """The first of each parameter's values, where none is given."""
+    """Return the first value of each parameter that was given none."""
     first = [f"{name}={msgspec.json.encode(values[0]).decode()}" for name, values in parametrized(test).items()]
     return read_arguments(test, [*first, *given])

@@ -1,4 +1,4 @@
-"""``scripted stuck``: which requests stand still, what each waits for, and who holds that."""
+"""``scripted stuck``: which requests are stuck, what each waits for, and who holds it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def stuck(
         Path, typer.Argument(metavar="RECORDING|FOLDER", help="a recording, or the LOCKSTEP_RECORD of a running server")
     ],
 ) -> None:
-    """Show which requests stand still, and what each waits for.
+    """Show which requests are stuck, and what each waits for.
 
-    Also shows since which step, who holds what it waits for, and the root cause. A running server is asked for its
-    ring, and goes on serving. The exit status is 1 if a request stands still.
+    Also shows since which step, who holds the resource, and the root cause. A running server is asked for its
+    ring, and goes on serving. The exit status is 1 if a request is stuck.
     """
     from scripted.reruns import stands_in
 

@@ -7,6 +7,7 @@ import inspect
 import io
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Generic, NoReturn, Protocol
@@ -243,7 +244,7 @@ class ScriptExecution(Generic[RunT]):
 ScriptT = TypeVar("ScriptT", bound=ScriptExecution, default=Any)
 
 
-class ScriptSource(Generic[RunT, ScriptT]):
+class ScriptSource(ABC, Generic[RunT, ScriptT]):
     """Feeds scripts to a run and receives their results. ``run`` is the ScriptedRun; no script: the warm-up."""
 
     warms_up = False
@@ -251,9 +252,9 @@ class ScriptSource(Generic[RunT, ScriptT]):
     def open(self) -> None:
         """Begin, when the run does."""
 
+    @abstractmethod
     def next_script(self) -> ScriptT | None:
         """Wait for the next script; None when there will be none."""
-        raise NotImplementedError
 
     def progress(self, run: RunT, script: ScriptT | None) -> None:
         """Note that a step is about to run; the run has the records of all steps before it."""
@@ -261,14 +262,17 @@ class ScriptSource(Generic[RunT, ScriptT]):
     def ended(self, run: RunT, script: ScriptT | None) -> None:
         """Note that a script passed."""
 
+    @abstractmethod
     def failed(self, run: RunT, script: ScriptT | None, exc: Exception) -> None:
-        raise NotImplementedError
+        """Note that a script failed; the engine lives."""
 
+    @abstractmethod
     def crashed(self, run: RunT, script: ScriptT | None, exc: BaseException) -> None:
-        raise NotImplementedError
+        """Note that the engine died while a script ran, or between two scripts."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """End, when the run does."""
 
 
 def kind_of(exc: BaseException) -> FailureKind:

@@ -1,6 +1,7 @@
 """The oracle of a machine of the SDK: the promises of all schedulers, and the checks of its blocks and counts.
 
-Every request reads its own KV (``pipeline.py``) and says what it says alone; in the end nothing is left behind.
+Every request reads its own KV (``pipeline.py``) and gets the tokens that it gets alone; at the end nothing is left
+behind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from scripted.sdk.pipeline import SimulatedRunner
 
 
 class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
-    """Judges a machine that is as good as new. With ``fresh`` it must be as new again in the end."""
+    """Checks a machine that is as good as new. With ``fresh`` it must end as it began."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh | None) -> None:
         super().__init__(
@@ -63,7 +64,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._behind: dict[str, Pause | Resume] = {}
         # Where a pause holds requests back, the requests that it holds: no pause aborts them.
         self._held_back: set[Life] = set()
-        # The counts that aborts of unknown requests must not change; None except in the step with such aborts.
+        # The counts that aborts of unknown requests must not change; None in steps without such aborts.
         self._resting: Mapping[str, int] | None = None
 
     def arrive(self, rid: str) -> int:
@@ -143,7 +144,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                     # Its grammar fails before it is computed.
                     self.account.fail([event.rid])
             case Signal():
-                # What it releases may be what somebody lost blocks for.
+                # The blocks that it releases may be why another request lost its own.
                 self.account.preemptions.gains += 1
             case Abort():
                 self.account.abort(event.rid)
@@ -160,7 +161,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
 
     def _take_turn(self, event: Pause | Resume) -> None:
-        """Let a pause or its end take effect."""
+        """Make a pause or resume take effect."""
         if isinstance(event, Resume):
             self.resume()
             self._held_back.clear()
@@ -176,7 +177,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         return next(mode for mode in self._can.pause_modes if mode.name == event.mode)
 
     def _end_turn(self, call_id: str) -> None:
-        """Take the answer to a call. Of those behind it, one that aborts begins now, and is answered later."""
+        """Take the answer to a call. The next queued call that aborts begins now, and is answered later."""
         if call_id in self._behind:
             self._take_turn(self._behind.pop(call_id))
             self._ending = None
@@ -187,7 +188,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             self._take_turn(self._behind.pop(head.call_id))
 
     def _take_load(self, load: Load) -> None:
-        """Begin a request whose KV comes from outside; without all of it, the request computes it or fails."""
+        """Begin a request whose KV is loaded; if some of it is missing, the request computes it or fails."""
         if load.late:
             return
         life = self.account.live.get(load.rid)
@@ -207,7 +208,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self._end_turn(reply.call_id)
 
     def _end_aborted(self) -> None:
-        """End aborted requests where aborts are not answered: their clients hear no more."""
+        """End aborted requests of an engine that doesn't answer aborts: their clients get no more replies."""
         if not self._can.answers_aborts:
             for rid in [rid for rid, life in self.account.live.items() if life.aborted]:
                 self.account.end(rid, "abort")
@@ -220,7 +221,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             raise Violation(
                 f"batch {batch.id} has requests of {len(loras)} LoRAs, of at most {self._can.loras_together}"
             )
-        # Blocks behind a window are not counted: they belong to others by now.
+        # Blocks behind a window are not counted: other requests own them by now.
         size = self._limits.block_size
         blocks = {block for share in batch.shares for block in share.own_blocks(size)}
         if len(blocks) > self._limits.blocks:
@@ -261,7 +262,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                     raise Violation(f"batch {batch.id} writes block {block} for {other} and for {share.rid}")
 
     def _is_equal(self, block: int, one: Share, other: Share, pipeline: SimulatedRunner) -> bool:
-        """Whether two shares leave the same in a block, where that is declared to be harmless."""
+        """Whether two shares write equal content to a block, where equal writes are declared harmless."""
         if not self._can.equal_writes:
             return False
         size = self._limits.block_size
@@ -282,7 +283,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._resting = dict(machine.counts())
 
     def _check_nothing_changed(self, machine: SdkMachine) -> None:
-        """Check that a step of nothing but aborts of dead requests changed no count. Raises Violation."""
+        """Check that a step with only aborts of ended requests changed no count. Raises Violation."""
         resting, self._resting = self._resting, None
         assert resting is not None
         changed = [

@@ -1,4 +1,4 @@
-"""The simulated runner: executes plans over the scheduler's own block tables, and catches every wrong read.
+"""The simulated runner: executes plans over the scheduler's own block tables and reports every wrong read.
 
 Each slot of a block holds a fingerprint of all tokens that lead to it. A share must find in the slots that it reads
 what its request computed, or what an equal prefix left there; the launch that reads anything else is reported.
@@ -36,7 +36,7 @@ from scripted.sdk.messages import (
 )
 
 # The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from it, which
-# no model says.
+# no model samples.
 _SPOILT: Final = -1
 _NONSENSE: Final = 999_999_999
 
@@ -75,7 +75,7 @@ class _Tokens:
         self.guessed = guesses(self.fingerprints[-1], count, self.mask) if count else ()
 
     def hold(self, most: int, count: int) -> None:
-        """Let at most this many guesses of the last share hold."""
+        """Accept at most this many guesses of the last share."""
         self.cut(len(self.ids) - self.held + most)
         self.computed, self.held = len(self.ids) - 1, most
         self.guess(count)
@@ -123,11 +123,11 @@ class SimulatedRunner:
         # Requests of the last batch that were computed from KV which did not arrive.
         self.spoilt: set[str] = set()
         self._may_be_spoilt = False
-        # Requests of which fewer guesses held than the device had found right, with their next position.
+        # Requests whose scheduler accepted fewer guesses than the device had verified, with their next position.
         self.shortened: dict[str, int] = {}
 
     def begin(self, request: Add, *, is_queued: bool = False) -> None:
-        """Begin a request, or a new one of an old rid. One that ``is_queued`` begins when the one before it ends."""
+        """Begin a request, perhaps under an old rid. If it ``is_queued``, it begins when the one before it ends."""
         if is_queued:
             self._queued.setdefault(request.rid, deque()).append(request)
             return
@@ -171,7 +171,7 @@ class SimulatedRunner:
         self._failing = True
 
     def known_tokens(self, rid: str) -> int:
-        """Count a request's tokens, those in flight included."""
+        """Count a request's tokens, including those in flight."""
         return len(self._requests[rid].ids) if rid in self._requests else 0
 
     def lora_of(self, rid: str) -> int:
@@ -246,7 +246,7 @@ class SimulatedRunner:
         return self._done.popleft() if self._done else None
 
     def _fails(self, batch: Batch) -> bool:
-        """Whether it was told to fail, or continues a request that a failed batch left without its KV."""
+        """Whether the batch was made to fail, or continues a request whose KV a failed batch didn't write."""
         for share in batch.shares:
             if share.start <= self._missing.get(share.rid, -1):
                 del self._missing[share.rid]
@@ -319,7 +319,7 @@ class SimulatedRunner:
                     self._written[rows.target] = self._flushes
 
     def _load(self, load: Load) -> None:
-        """Write KV that comes from outside, and mark the part that does not come."""
+        """Write loaded KV, and mark the slots whose KV did not arrive."""
         self._may_be_spoilt |= bool(load.missing)
         if load.said:
             request = self._requests[load.rid]
@@ -367,7 +367,7 @@ class SimulatedRunner:
             done += len(more)
 
     def _nonsense(self, share: Share) -> tuple[int, ...]:
-        """Return the token of a share that read missing KV, if it samples; the request does not get it."""
+        """Return the token of a share that read missing KV, if it samples; the client never gets it."""
         tokens = self._requests[share.rid]
         tokens.computed = end = share.start + share.count - len(share.draft_ids)
         return (_NONSENSE,) if end >= len(tokens.ids) else ()
@@ -437,7 +437,7 @@ class SimulatedRunner:
         self._guessing = []
 
     def _settle(self, share: Share, tokens: _Tokens) -> None:
-        """Settle how many guesses of a share hold, and keep the state at the end of a block there."""
+        """Fix the number of accepted guesses of a share, and store the state at a block's end in that block."""
         first = share.start + share.count - len(share.draft_ids)
         tokens.ahead = tokens.held
         for state in share.states:
@@ -453,13 +453,13 @@ class SimulatedRunner:
                 tokens.ahead = 0
 
     def _fill(self, ring: Ring, fingerprints: Sequence[int], start: int, end: int) -> None:
-        """Write these positions of a request into a ring, later ones over earlier ones."""
+        """Write these positions of a request into a ring; later positions overwrite earlier ones."""
         for position in range(max(start, end - self._size), end):
             self._blocks.setdefault(ring.block_id, [0] * self._size)[position % self._size] = fingerprints[position + 1]
         self._states.pop(ring.block_id, None)
 
     def _check_rings(self, share: Share) -> None:
-        """Check that each ring has the beginning of the group of the share's first position. Raises Violation."""
+        """Check that each ring holds the earlier positions of the first position's group. Raises Violation."""
         fingerprints = self._requests[share.rid].fingerprints
         for ring in share.rings:
             slots = self._blocks.get(ring.block_id, [0] * self._size)
@@ -472,7 +472,7 @@ class SimulatedRunner:
                     )
 
     def _check_states(self, share: Share) -> None:
-        """Check that each state is that of all tokens before the share. Raises Violation."""
+        """Check that each state is the state of all tokens before the share. Raises Violation."""
         tokens = self._requests[share.rid]
         for state in share.states:
             last = (share.start + share.count - 1) // state.tokens + len(share.draft_ids)
@@ -520,7 +520,7 @@ class SimulatedRunner:
         return said
 
     def _made_of(self, share: Share) -> list[int]:
-        """Return the encoder's output for the image that a request has apart from its prompt."""
+        """Return the encoder's output for the image that isn't part of the request's prompt."""
         images = self._requests[share.rid].message.images[:1]
         return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]
 
@@ -565,7 +565,7 @@ class SimulatedRunner:
         return tuple(said)
 
     def tokens_given(self, rid: str) -> tuple[int, ...]:
-        """Return the tokens that a share samples where they are known from elsewhere; none: the model makes them."""
+        """Return the tokens that a share samples if a recording has them; empty if the model samples them."""
         del rid
         return ()
 

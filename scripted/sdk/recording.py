@@ -1,6 +1,6 @@
-"""Recordings of machines of the SDK: every step of one that runs anywhere, as lines of JSON; and their replay.
+"""Recordings of SDK machines, one line of JSON a step, and their replay.
 
-A machine is deterministic, so its inputs and their times are enough. The tokens may be a real model's. Lockstep's
+A machine is deterministic, so its inputs and their times are enough. Tokens may come from a real model. Lockstep's
 engine writes another format, ``engine.core.recording``, because production imports nothing of the harness and keeps
 check sums and checkpoints instead of whole outputs.
 """
@@ -22,7 +22,7 @@ from scripted.sdk.flight.reader import is_flight, read_header
 from scripted.sdk.messages import Event, Record, SdkMachine, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
-# The part of the first line that has the format, and the line's largest length.
+# The key of the first line that holds the format, and the longest first line.
 _FORMAT_WITHIN_BYTES: Final = 200
 _LONGEST_HEADER_BYTES: Final = 1 << 20
 
@@ -36,14 +36,14 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording read back; a last line that was cut off is left out."""
+    """A recording read back, without a last line that was cut off."""
 
     header: Header
     records: tuple[Record, ...]
 
 
 class Recorder:
-    """A machine that records its input and output; use it wherever the machine is used.
+    """Wraps a machine and records its input and output.
 
     Replay finds the adapter by the name ``adapter``; ``config`` are the words of its configuration. Raises OSError like
     any file.
@@ -59,7 +59,7 @@ class Recorder:
         self._write(Header(FORMAT, adapter, words))
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Do one step, and record it before it is handed on, also when the machine dies in it."""
+        """Do one step and record it before returning, even if the machine dies in it."""
         step = Step(tuple(events), now)
         try:
             stepped = self.machine.step(events, now)
@@ -118,7 +118,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None) -> tuple[Rerun, list[Record]]:
-    """Give a new machine of the adapter the same steps, and compare what it does."""
+    """Give a new machine of the adapter the same steps, and compare its output."""
     config = adapter.read_config(recording.header.config)
     machine = adapter.new_parts(config, record=True)[0]
     done: list[Record] = []

@@ -1,6 +1,6 @@
-"""Checks the form of a machine and of its output: it names the first fault in words, or returns None.
+"""Checks the form of a machine and of its output: each check describes the first fault, or returns None.
 
-A fault here is the adapter's and says nothing about its scheduler. This module knows no promise of a scheduler.
+A fault here is a defect of the adapter, not of its scheduler. This module checks no promise of a scheduler.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _wrong_in_batch(batch: object) -> str | None:
 
 
 def _has(machine: object, part: str) -> bool:
-    """Whether the machine has a part, also where a property raises."""
+    """Whether the machine has a part, even if reading the property raises."""
     if inspect.getattr_static(machine, part, None) is not None:
         return True
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
     """The signal has the tag of the action, its ``rid`` if it has one, and its ``value``.
 
-    ``needs`` is the property of a configuration without which it acts on nothing; an error says ``needed``.
+    ``needs`` is the property of a configuration that the signal acts on; the error without it says ``needed``.
     ``least`` is the smallest ``value``.
     """
 
@@ -36,7 +36,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         run.give(Signal(name=self.kind, value=self.value, rid=rid_of(self) or ""))
 
     def tell(self, t: BaseContext) -> None:
-        """Do its verb. Raises BadCall for a wrong value, and where there is nothing for it to act on."""
+        """Send the signal. Raises BadCall for a wrong value, and if there is nothing to act on."""
         (verb,) = verbs_of(type(self))
         if not self.is_known(t.run.config):
             raise BadCall(f"{verb}() needs {self.needed}")
@@ -46,7 +46,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def is_known(cls, config: msgspec.Struct) -> bool:
-        """Whether machines of this configuration have its target. ``needs`` may name a property."""
+        """Whether machines of this configuration have what the signal acts on. ``needs`` may name a property."""
         return not cls.needs or bool(getattr(config, cls.needs))
 
     def reaches(self, run: RunLike) -> bool:

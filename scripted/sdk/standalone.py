@@ -42,7 +42,7 @@ _INDENT: Final = "    "
 _WIDTH: Final = 110
 _PASSED: Final = "passed over"
 _LIMIT_S: Final = 300
-# After this many empty launches a further one changes nothing.
+# More empty launches than this change nothing.
 _EMPTY_LAUNCHES: Final = 20
 _MORE_LAUNCHES: Final = 3
 _PACKAGES: Final = (*sorted(harness_packages()), "engine")
@@ -96,9 +96,9 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
         """Return an argument as an expression; None for one with a literal form. Rids are noted in ``calls``."""
 
     def must_hold(self, machine: _MachineT, calls: Calls, said: str) -> str:
-        """Return an expression of the file that must hold and does not after these calls; empty where there is none.
+        """Return an assertion of the file that fails after these calls; empty if the fault has none.
 
-        ``said`` is the fault here.
+        ``said`` is the text of the fault.
         """
         del machine, calls, said
         return ""
@@ -121,7 +121,7 @@ class Calls:
     def __init__(self, standalone: Standalone) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
-        # Results by name, in order, with the place of their line; kept, so that their ids stay theirs.
+        # Results by name, in order, with their line numbers. Keeping them alive keeps their ids unique.
         self.results: dict[str, tuple[object, str, int]] = {}
         self._standalone = standalone
         self._known: dict[int, str] = {}
@@ -168,7 +168,7 @@ class Calls:
                 delattr(kind, method)
 
     def spell(self, value: object, arguments: Sequence[object] = ()) -> str:
-        """Return an expression of this value. Raises NotImplementedError where there is none."""
+        """Return an expression that makes this value. Raises NotImplementedError if it has none."""
         if isinstance(value, (bool, int, float, str, bytes, type(None))) and not isinstance(value, Enum):
             return repr(value)
         if id(value) in self._known:
@@ -190,7 +190,7 @@ class Calls:
         raise NotImplementedError(f"a call has an argument that cannot be written down: {type(value).__name__}")
 
     def launch_again(self, machine: SdkMachine) -> None:
-        """Launch a few times more without anything between: a waiting request may begin in any of them."""
+        """Launch a few more times with no call between: a waiting request may begin in any of these launches."""
         launch = self._standalone.launch
         target = next(one for one, methods in self._standalone.watched(machine).values() if launch in methods)
         with self.noted(machine):
@@ -202,7 +202,7 @@ class Calls:
 
 
 def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
-    """Write a file of the first of these schedules that fails by itself as it failed here."""
+    """Write the first of these schedules whose file fails without this project as the schedule failed here."""
     refused: list[str] = []
     for schedule in schedules:
         text, why = text_of(standalone, schedule, name)
@@ -257,7 +257,7 @@ def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str
 
 
 def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) -> list[str]:
-    """Return the statements that fail. Raises NotImplementedError for a fault that the engine does not show."""
+    """Return the statements that fail. Raises NotImplementedError for a fault that no call or plan shows."""
     if not isinstance(exc, Violation):
         return [f"# The last call raises {type(exc).__name__}."]
     said, plans = words_of(exc), calls.named(standalone.launch)
@@ -293,7 +293,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
 
 
 def _positions(standalone: Standalone, exc: Violation, calls: Calls) -> list[str]:
-    """Return statements about the positions of plans: wrong ones, or requests without any."""
+    """Return assertions about the positions in plans: wrong positions, or requests that got none."""
     said, plans = words_of(exc), calls.named(standalone.launch)
     if exc.bounds is not None:
         rid, first, end, last = exc.bounds
@@ -359,7 +359,7 @@ def _file(
 
 
 def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
-    """Return the imports and the rest of these modules, without the parts that this configuration does not use."""
+    """Return these modules' imports and their code, without the parts that this configuration doesn't use."""
     imports: list[ast.Import | ast.ImportFrom] = []
     bodies: list[str] = []
     for module in modules:
@@ -383,7 +383,7 @@ def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Im
 
 
 def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str]:
-    """Return the imports that this text needs and that are not the adapter's, each module once."""
+    """Return the imports outside the adapter that this text needs, each module once."""
     found: dict[str, set[str]] = {"collections": {"namedtuple"}}
     plain = set()
     for node in imports:

@@ -39,12 +39,12 @@ _SHOWN: Final = 12
 
 
 class StepWords:
-    """Puts events and replies in words. ``actions`` say what their events are called.
+    """Describes events and replies in short phrases; ``actions`` name their events.
 
     ``calls`` are the names of administrative calls by id, so that an answer can say what it answers.
     """
 
-    # Events that a report makes stand out.
+    # Events that a report highlights.
     strong: ClassVar[tuple[type, ...]] = ()
     # Events about one request.
     of_request: ClassVar[tuple[type, ...]] = ()
@@ -66,13 +66,13 @@ class StepWords:
         return words_of(event, self._actions) or self.other_words(event)
 
     def other_words(self, event: Any) -> str:
-        """The words for an event that no action makes."""
+        """Describe an event that no action makes."""
         return type(event).__name__
 
     def arrived(
         self, event: Any, text: str, *, batch: int | None = None, is_result: bool = False, is_failure: bool = False
     ) -> Said:
-        """Show an event of a step; ``batch`` is the one whose result it brings."""
+        """Show an event of a step; ``batch`` is the batch whose result it carries, if any."""
         if is_failure:
             kind = "bad"
         elif is_result:
@@ -110,7 +110,7 @@ class StepWords:
 
 
 def log_of(records: Sequence[Record], limits: Limits, actions: Iterable[type[Action]] = ACTIONS) -> StepLog:
-    """Show every step, on one stage. Batches are numbered from 0 on; queues are told by what clients were told."""
+    """Show every step, on one stage. Batches are numbered from 0; queues are inferred from the replies."""
     reader = _Reader(actions)
     return StepLog(1, limits.depth, tuple([reader.read(step, record) for step, record in enumerate(records, 1)]))
 
@@ -124,7 +124,7 @@ class _Reader(StepWords):
     def __init__(self, actions: Iterable[type[Action]]) -> None:
         super().__init__(actions)
         self._tokens: dict[str, list[int]] = {}
-        # The positions that a request computes before it decodes: its prompt, and after a preemption all that it said.
+        # The positions that a request computes before it decodes: its prompt, and after a preemption its output too.
         self._prompts: dict[str, int] = {}
         # The first position that no launch of a request has computed.
         self._computed: dict[str, int] = {}
@@ -163,7 +163,7 @@ class _Reader(StepWords):
         )
 
     def _is_chunked(self, rid: str) -> bool:
-        """Whether a request has begun, and a part of its prompt was never launched."""
+        """Whether a request has begun and some of its prompt has not been launched."""
         return self._begun[rid] and self._computed[rid] < self._prompts[rid]
 
     def _event(self, event: Event) -> Said:
@@ -190,7 +190,7 @@ class _Reader(StepWords):
         return self.arrived(event, text, batch=batch, is_result=True)
 
     def _returned(self, batch_id: int) -> tuple[int | None, str]:
-        """Return the number that the batch is shown by, and its name; a machine may get a result of no launch."""
+        """Return the displayed number of the batch and its name; a machine may get a result without a launch."""
         number = self._numbers.get(batch_id)
         if number is None or number not in self._in_flight:
             return None, f"of no launch ({batch_id})"
@@ -232,7 +232,7 @@ class _Reader(StepWords):
         )
 
     def _share(self, share: Share) -> tuple[bool, ShownShare]:
-        """Return whether it only decodes, and its positions as far as its tokens are known at the launch."""
+        """Return whether the share only decodes, and its positions, as far as its tokens are known at launch."""
         if share.rid in self._begun:
             self._begun[share.rid] = True
         tokens = self._tokens.setdefault(share.rid, [])
@@ -241,7 +241,7 @@ class _Reader(StepWords):
         guesses = f" with {plural(len(share.draft_ids), 'guess')}" if share.draft_ids else ""
         note = f"{guesses} in blocks {_some(share.block_ids)}"
         self._computed[share.rid] = start + share.count
-        # Of a request from before the records the prompt is not known.
+        # The prompt of a request that began before the records is unknown.
         is_decode = start >= self._prompts.get(share.rid, len(tokens) - 1) > 0
         return is_decode, ShownShare(share.rid, positions, note, f"{printable(share.rid)}{positions}{note}")
 

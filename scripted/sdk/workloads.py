@@ -1,5 +1,5 @@
-"""Base workloads for any scheduler of the usual shape, made of its limits: each has one situation that is easy to get
-wrong. Further ones, for what is special about a scheduler, are given to its ``SchedulerAdapter``.
+"""Base workloads for any scheduler of the usual shape, sized by its limits: each has one situation that is easy to get
+wrong. Workloads for a scheduler's special features are given to its ``SchedulerAdapter``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SHARED: Final = re.compile(r"[A-Z][A-Z0-9-]*")
 
 
 def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """Read the schedules of a file, and the settings or clauses that several of them share, with names in capitals."""
+    """Read the schedules of a file; names in capitals are settings or clauses that several schedules share."""
     texts: dict[str, str] = {}
     shared: dict[str, str] = {}
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
@@ -100,7 +100,7 @@ def _aborts(size: int, long: int) -> dict[str, Iterable[str]]:
 
 
 def _without_room(limits: Limits, can: Capabilities, most: int, long: int) -> dict[str, Iterable[str]]:
-    """Requests that do not fit together: they wait, are preempted, or overtake one another."""
+    """Requests that don't fit together: they wait, are preempted, or overtake one another."""
     size, pool = limits.block_size, limits.pool_tokens
     # Prompts of a third of the pool: three of them and their outputs do not fit.
     third = max(1, min(pool // 3 - 1, long))
@@ -112,7 +112,7 @@ def _without_room(limits: Limits, can: Capabilities, most: int, long: int) -> di
         "at-the-context": (_start("a", most + 2, new=5), _start("b", size, seed=1, new=3, step=2)),
     }
     if limits.context_tokens > pool + 1:
-        # A request larger than the pool: refused, or ended otherwise, but not left to wait.
+        # A request larger than the pool: refused or ended, never left waiting.
         made["beyond-the-pool"] = (_start("a", pool + 1), _start("b", size, seed=1, new=3, step=2))
     if can.preemption:
         made["full"] = [_start(f"r{i}", third, seed=i, new=grown, step=1 + i) for i in range(3)]

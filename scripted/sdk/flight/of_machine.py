@@ -1,4 +1,4 @@
-"""Flights of machines of the SDK: one that records itself, wherever it runs, and one that takes a flight's frames."""
+"""Flights of SDK machines: a wrapper that records a machine, and a new machine that replays a flight's frames."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from scripted.sdk.messages import Event as SdkEvent
 
 
 class RecordedMachine:
-    """A machine whose steps are recorded; use it wherever the machine is used.
+    """Wraps a machine and records its steps.
 
-    ``recorder`` makes the recorder for a function that describes the present state. Requests are followed by their
+    ``recorder`` makes the recorder from a function that describes the current state. Requests are followed by their
     replies, so the ring cannot begin in the middle of one: a machine says nothing about its inside.
     """
 
@@ -66,7 +66,7 @@ class RecordedMachine:
         return self.machine.counts()
 
     def step(self, events: Sequence[SdkEvent], now: float) -> Stepped:
-        """Do one step, and record it; also when the machine dies in it."""
+        """Do one step and record it, even if the machine dies in it."""
         for event in events:
             self._note(event)
         try:
@@ -110,7 +110,7 @@ class RecordedMachine:
 
 
 class MachineOfFlight:
-    """A new machine of the SDK that takes the frames of a flight; each plan is a step."""
+    """A new SDK machine that replays the frames of a flight; each plan is a step."""
 
     knows_contents = True
 
@@ -190,7 +190,7 @@ class MachineOfFlight:
         return self._machine.counts()
 
     def hints(self) -> Mapping[str, Hint]:
-        """Return none: a machine of the SDK tells what it does, and not why."""
+        """Return no hints: an SDK machine reports what it does, not why."""
         return {}
 
 

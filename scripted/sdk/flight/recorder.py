@@ -1,7 +1,7 @@
 """The recorder of a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
 
 The engine's loop only appends packed frames: check sums, redaction and files are the work of other threads, or of a
-process that dies anyway. Whatever goes wrong in a recorder ends the recording, never the engine.
+process that is about to die. A failure in the recorder ends the recording, never the engine.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ SIGNAL: Final = signal.SIGUSR2
 SUFFIX: Final = ".flight"
 LIVE_SUFFIX: Final = ".live"
 ALL: Final = "all"
-# A ring is dropped by its oldest part; each begins with what a replay needs.
+# A full ring drops its oldest part; each part begins with what a replay needs.
 _PARTS: Final = 4
 _MOST_FILES: Final = 16
 _ENDS: Final = ("crash", "exit")
-# Beside its content: the header of a bytes object, and its place in the list.
+# Overhead of a frame: the header of a bytes object and its slot in the list.
 _ENTRY_BYTES: Final = 48
-# A token of a beginning is an int object, and its place in a tuple.
+# A token in a part's beginning is an int object and its slot in a tuple.
 _TOKEN_BYTES: Final = 40
 _MIB: Final = 1 << 20
 _LOOK_S: Final = 0.5
 # Frames that a file of all steps may lag behind: about a minute of a busy engine.
 _MOST_BEHIND: Final = 50_000
-# For a disk that does not answer: an engine that ends, or dies, waits no longer.
+# For a disk that hangs: an engine that ends or dies waits no longer than this.
 _LONGEST_WRITE_S: Final = 10.0
 
 
-# The recorders of this process that have not been closed: a signal is for all of them.
+# The open recorders of this process: a signal reaches all of them.
 _recorders: Final[weakref.WeakSet[FlightRecorder]] = weakref.WeakSet()
 _numbers: Final = itertools.count(1)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The words of the variable ``LOCKSTEP_RECORD_OPTIONS``, as ``steps=4096 stall_s=60``.
+    """The settings in ``LOCKSTEP_RECORD_OPTIONS``, such as ``steps=4096 stall_s=60``.
 
     The ring holds the last ``steps`` plans, in at most ``mib``. After ``stall_s`` seconds without a plan although
     requests are there, it is written; 0 for never. With ``all`` every step is written to a file at once, and no ring is
@@ -76,17 +76,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(text: str) -> Options:
-    """Raises ValueError that says which word is wrong."""
+    """Raises ValueError that names the wrong word."""
     words = dict([word.partition("=")[::2] for word in text.split()])
     return msgspec.convert(words, Options, strict=False)
 
 
 class NotRecordedError(Exception):
-    """A request or a call that flights do not carry: it ends the recording, because no replay would be right."""
+    """A request or call that a flight cannot carry: it ends the recording, because no replay would be right."""
 
 
 class _Part:
-    """Consecutive packed frames of a ring. ``start`` is the scheduler before them; None for a new one."""
+    """Consecutive packed frames of a ring. ``start`` describes the scheduler before them; None for a new scheduler."""
 
     __slots__ = ("bytes", "frames", "plans", "start")
 
@@ -118,7 +118,7 @@ class FlightRecorder:
         self.failure = ""
         self._header = header
         self._folder = folder
-        # A second engine of a process does not write over the files of the first.
+        # A process's second engine doesn't overwrite the files of its first.
         number = next(_numbers)
         self._process = f"{Path(header.adapter).stem}{number if number > 1 else ''}-{os.getpid()}"
         self._snapshot = snapshot
@@ -137,7 +137,7 @@ class FlightRecorder:
         self._redactor = Redactor() if options.redact else None
         self._stream = _Stream(self._name(ALL), header, self._redactor) if options.all else None
         if self._stream is not None:
-            # An engine may be dropped without an end.
+            # An engine may be dropped without being closed.
             weakref.finalize(self, self._stream.close)
         _recorders.add(self)
 
@@ -153,7 +153,7 @@ class FlightRecorder:
     # -- in the engine's loop --
 
     def event(self, frame: Event, *, moves: bool = False) -> None:
-        """Note what came in. ``moves``: the engine did something for a request."""
+        """Record an event. ``moves``: the engine made progress on a request."""
         if not self.is_on:
             return
         try:
@@ -164,20 +164,20 @@ class FlightRecorder:
             self.packed_event(data, moves=moves)
 
     def packed_event(self, data: bytes, *, moves: bool = False) -> None:
-        """Note a frame that its caller has packed."""
+        """Record a frame that the caller packed."""
         if moves:
             self._moved = self._clock()
         self._append(data)
 
     def planned(self, frame: Planned, live: int) -> None:
-        """Note a plan, and how many requests are there."""
+        """Record a plan and the number of open requests."""
         if frame.is_empty:
             self.planned_nothing(frame.plan, frame.now, live)
         else:
             self.packed_plan(packed(frame), live, moves=bool(frame.shares))
 
     def packed_plan(self, data: bytes, live: int, *, moves: bool = True) -> None:
-        """Note a plan that its caller has packed; one without shares moves nothing."""
+        """Record a plan that the caller packed; a plan without shares moves no request."""
         if moves or not live or not self._live:
             self._moved = self._clock()
             self._has_stalled = False
@@ -191,7 +191,7 @@ class FlightRecorder:
             self._begin_part()
 
     def planned_nothing(self, plan: int, now: float, live: int) -> None:
-        """Note an empty plan. An engine that can plan nothing plans nothing a thousand times a second."""
+        """Count an empty plan. An idle engine may plan nothing a thousand times a second."""
         if not live or not self._live:
             self._moved = self._clock()
             self._has_stalled = False
@@ -239,7 +239,7 @@ class FlightRecorder:
     # -- in any thread --
 
     def leave(self, why: str, error: str = "") -> Path | None:
-        """Write what the ring holds, and return the file; None where the recording has ended or nothing is written."""
+        """Write the ring and return the file; None if the recording has ended or nothing was written."""
         if not self.is_on or len(self.written) >= _MOST_FILES:
             return None
         if not self._writing.acquire(timeout=_LONGEST_WRITE_S):
@@ -252,7 +252,7 @@ class FlightRecorder:
 
     def _leave(self, end: End) -> Path | None:
         if self._stream is not None:
-            # What comes later belongs to it too, unless the engine ends.
+            # Later frames belong to the file too, unless the engine ends.
             if end.why in _ENDS:
                 self._stream.put(packed(end))
             return self._stream.path
@@ -279,7 +279,7 @@ class FlightRecorder:
         yield end
 
     def look(self) -> None:
-        """Write the ring if somebody asked for it, or if nothing has moved for too long."""
+        """Write the ring if a write was requested, or if no request has moved for too long."""
         if self._asked.is_set():
             self._asked.clear()
             self.leave("signal")
@@ -289,11 +289,11 @@ class FlightRecorder:
             self.leave("stall")
 
     def ask(self) -> None:
-        """Have the ring written soon."""
+        """Request a write of the ring."""
         self._asked.set()
 
     def watch(self) -> None:
-        """Start the thread that looks, take the signal where nobody else has it, and tell where this engine is."""
+        """Start the watching thread, handle the signal if it has no other handler, and announce this engine."""
         watching = (weakref.ref(self), self._asked)
         threading.Thread(target=_watch, args=watching, name="flight-recorder", daemon=True).start()
         if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
@@ -308,7 +308,7 @@ class FlightRecorder:
         return self.is_on and not self._closed
 
     def write_out(self, timeout_s: float) -> None:
-        """Have a file of all steps as long as the steps are, unless the disk does not take it in time."""
+        """Flush the file of all steps, unless the disk takes too long."""
         if self._stream is not None:
             self._stream.write_out(timeout_s)
 
@@ -329,7 +329,7 @@ class FlightRecorder:
 
 
 def _watch(of: weakref.ref[FlightRecorder], asked: threading.Event) -> None:
-    """Look for a recorder until it is closed, or its engine is dropped."""
+    """Watch a recorder until it is closed or its engine is dropped."""
     while True:
         asked.wait(_LOOK_S)
         recorder = of()
@@ -340,13 +340,13 @@ def _watch(of: weakref.ref[FlightRecorder], asked: threading.Event) -> None:
 
 
 def _ask_all(*_: int | FrameType | None) -> None:
-    """Have all rings written soon: the handler of the signal."""
+    """Request a write of all rings: the signal handler."""
     for recorder in list(_recorders):
         recorder.ask()
 
 
 def write_out() -> None:
-    """Have the files of all steps of this process as long as the steps are."""
+    """Flush this process's files of all steps."""
     for recorder in list(_recorders):
         recorder.write_out(_LONGEST_WRITE_S)
 
@@ -365,7 +365,7 @@ class _Stream:
         self._thread.start()
 
     def put(self, data: bytes) -> bool:
-        """Hand a packed frame over; False where it cannot be written any more."""
+        """Queue a packed frame; False once the file can't be written."""
         self._frames.append(data)
         if not self._there.is_set():
             self._there.set()
@@ -382,7 +382,7 @@ class _Stream:
             written.wait(timeout_s)
 
     def close(self) -> None:
-        """Write what is there, unless the disk does not take it in time."""
+        """Write the queued frames, unless the disk takes too long."""
         self._frames.append(None)
         self._there.set()
         self._thread.join(_LONGEST_WRITE_S)
@@ -418,7 +418,7 @@ def _line(frame: AnyFrame, redactor: Redactor | None) -> bytes:
 
 
 def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | None = None) -> None:
-    """Write a flight, which appears whole and readable for its user alone. Raises OSError."""
+    """Write a flight; the file appears whole, readable by its owner only. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     try:
@@ -434,7 +434,7 @@ def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | No
 def recorder_of(
     environment: Mapping[str, str], header: FlightHeader, snapshot: Callable[[], Start]
 ) -> FlightRecorder | None:
-    """Make the recorder that the environment asks for, and let it watch; None without one, or with wrong options."""
+    """Make and start the recorder that the environment asks for; None if it asks for none or its options are wrong."""
     folder = environment.get(FOLDER_VARIABLE)
     if not folder:
         return None

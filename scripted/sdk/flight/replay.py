@@ -1,7 +1,7 @@
 """Replays a flight on a scheduler of this process: every plan is compared, every promise checked, without a model.
 
-After the first plan that differs, requests go on saying what they said in the recording, one token after the other, so
-that a changed scheduler can be judged by its promises.
+After the first plan that differs, requests still sample the recorded tokens, one after the other, so that a changed
+scheduler can be judged by its promises.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from scripted.sdk.messages import Event as SdkEvent
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 
-# A token that no recording has: what a request says after its recorded output.
+# A token that no recording has: sampled after a request's recorded output ends.
 _FILLER: Final = 1 << 31
-# Empty plans that stand for any number of them.
+# This many empty plans stand for any number of empty plans.
 _EMPTY_TWICE: Final = 3
 # Plans after the end of a recording, until every request has moved.
 _MORE_PLANS: Final = 2000
@@ -73,11 +73,11 @@ class FlightMachine(Protocol):
     knows_contents: bool
 
     def begin(self, start: Start) -> None:
-        """Make a new scheduler what a ring's beginning says."""
+        """Bring a new scheduler into the state of a ring's beginning."""
         ...
 
     def take(self, event: Event) -> None:
-        """Take an event that is no result."""
+        """Take an event other than a result."""
         ...
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -89,13 +89,13 @@ class FlightMachine(Protocol):
         ...
 
     def stepped(self) -> Stepped:
-        """Return what was planned and said since it was asked last."""
+        """Return the plan and the replies since the last call."""
         ...
 
     def counts(self) -> Mapping[str, int]: ...
 
     def hints(self) -> Mapping[str, Hint]:
-        """Return, by name, what requests wait for where only the scheduler knows it."""
+        """Return by request the resources that only the scheduler knows it waits for."""
         ...
 
 
@@ -108,12 +108,12 @@ class ReplaysFlights(Protocol):
         ...
 
     def version(self) -> str:
-        """Return the release of the scheduler that is installed; empty where there is none."""
+        """Return the installed release of the scheduler; empty if there is none."""
         ...
 
 
 class PlanDifference(NamedTuple):
-    """The first plan that is not as recorded, and what was probably not recorded."""
+    """The first plan that differs from the recording, and the input that was probably not recorded."""
 
     plan: int
     text: str
@@ -121,10 +121,10 @@ class PlanDifference(NamedTuple):
 
 
 class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay: its steps, where it first differed, the first promise that broke, and what the scheduler died of.
+    """A replay: its steps, its first difference, the first broken promise, and the scheduler's fatal error.
 
-    ``stands`` are the requests that stand still at the recording's end; ``hangs`` are those that never go on, if that
-    was tried. ``opening`` are the requests of a ring's beginning, with what they had said as part of their prompts.
+    ``stands`` are the requests stuck at the recording's end; ``hangs`` are the requests that never resume, if that was
+    tried. ``opening`` are the requests of a ring's beginning, with their earlier output as part of their prompts.
     """
 
     opening: tuple[Add, ...]
@@ -137,7 +137,7 @@ class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def breaks(self) -> str | None:
-        """The promise that is broken, in words; None for none."""
+        """The broken promise in words; None if all hold."""
         if self.broken is not None:
             return self.broken
         if self.error is not None:
@@ -152,7 +152,7 @@ def replay_flight(adapter: ReplaysFlights, flight: Flight, *, until: int | None 
 
 
 def _why_likely(adapter: ReplaysFlights, flight: Flight) -> str:
-    """Return what a difference is put down to where its own plan says nothing."""
+    """Return the likely cause of a difference whose plan gives no clue."""
     installed, recorded = adapter.version(), flight.header.version
     if installed != recorded:
         return f"the release: {recorded or 'an unknown one'} was recorded, {installed or 'an unknown one'} is installed"
@@ -177,21 +177,21 @@ class _Said:
                     self._streams.setdefault(request, deque()).extend(tokens)
 
     def pop(self, request: int, count: int) -> None:
-        """A request has said its next tokens as recorded."""
+        """Consume a request's next recorded tokens."""
         stream = self._streams.get(request, ())
         for _ in range(min(count, len(stream))):
             self._streams[request].popleft()
 
     def next_of(self, request: int) -> int:
-        """Take the next token of a request where its plans are not the recorded ones any more."""
+        """Take the next token of a request whose plans no longer match the recording."""
         stream = self._streams.get(request)
         return stream.popleft() if stream else _FILLER
 
 
 class _Runner(SimulatedRunner):
-    """The simulated runner with recorded tokens: it checks every read, and samples what was sampled.
+    """The simulated runner with recorded tokens: it checks every read and samples the recorded tokens.
 
-    Without its beginning nothing is known of what blocks hold, and no read is checked.
+    Without a recording's beginning the content of blocks is unknown, and no read is checked.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class _Runner(SimulatedRunner):
         return recorded or (self._said.next_of(request),)
 
     def has_said(self, rid: str, tokens: Sequence[int]) -> None:
-        """A request that began before the recording has said these tokens."""
+        """Note the tokens that a request got before the recording began."""
         self._requests[rid].extend(tokens)
 
     def _check_reads(self, share: Share, block_ids: Sequence[int], begin: int, end: int) -> None:
@@ -226,7 +226,7 @@ class _Runner(SimulatedRunner):
 
 
 class _Oracle(SdkOracle):
-    """All promises that need no model: what a request says is recorded."""
+    """Checks all promises that need no model: the tokens are recorded."""
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         super().__init__(limits, can, None)
@@ -262,10 +262,10 @@ class _Run:
         self._said = _Said(flight)
         is_whole = flight.start is None and machine.knows_contents
         self._runner = _Runner(machine.limits, machine.can, self._said, self._numbers, is_whole)
-        # None once a promise is broken: its account is of no use after that.
+        # None once a promise is broken: the oracle's account is useless after that.
         self._oracle: _Oracle | None = _Oracle(machine.limits, machine.can)
         if flight.start is not None and machine.can.speculative_tokens:
-            # How many guesses in flight held before the beginning, no frame says.
+            # No frame says how many guesses in flight at the beginning were accepted.
             self._oracle = None
         self._watch = Watch(machine.limits)
         self._records: list[Record] = []
@@ -505,7 +505,7 @@ class _Run:
     # -- behind the end --
 
     def _run_on(self) -> tuple[str, ...]:
-        """Go on until every open request has moved; return those that never do, though nothing outside holds them."""
+        """Run on until every open request has moved; return those that never do, though nothing outside holds them."""
         ended, idle, now = self._plan, 0, self._records[-1].step.now if self._records else 0.0
         self._runner.is_as_recorded = False
         open_ones = list(self._watch.lives)

@@ -1,4 +1,4 @@
-"""Says which requests stand still, since when, what each waits for, who holds that, and where the chain ends.
+"""Reports which requests are stuck, since when, what each waits for, who holds it, and where the chain ends.
 
 The words are the same for every engine. ``Watch`` follows the steps of one scheduler from outside; a hint names what
 only the scheduler knows, such as a grammar that is not compiled.
@@ -17,7 +17,7 @@ from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import Add, Event, Pause, Resume, Stepped, Tokens
 
 Kind: TypeAlias = Literal["blocks", "budget", "load", "grammar", "seat", "result", "peer", "pause", "turn", "nothing"]
-# What comes from outside: a scheduler is not to blame for it.
+# Resources from outside the scheduler, which is not to blame for them.
 OUTSIDE: Final[frozenset[Kind]] = frozenset({"load", "grammar", "result", "peer", "pause"})
 _SHOWN: Final = 4
 _LONGEST_CHAIN: Final = 16
@@ -32,7 +32,7 @@ class Hint(NamedTuple):
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that stands: where, since which step, and what for. ``root`` is the end of its chain of holders."""
+    """A stuck request: where it is, since which step, and what it waits for. ``root`` ends its chain of holders."""
 
     rid: str
     place: str
@@ -50,7 +50,7 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class TellsWhoStands(Protocol):
-    """An adapter that reads recordings of its scheduler and says who stands still at their end."""
+    """An adapter that reads recordings of its scheduler and reports the requests stuck at their end."""
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
         """Raises what a bad file raises."""
@@ -80,7 +80,7 @@ class _Life:
 
 
 class Watch:
-    """Follows requests by what a scheduler is told, plans and says. Steps are numbers that the caller counts."""
+    """Follows requests by a scheduler's events, plans and replies. The caller numbers the steps."""
 
     def __init__(self, limits: Limits) -> None:
         self.lives: dict[str, _Life] = {}
@@ -119,14 +119,14 @@ class Watch:
             self._launch(stepped, step)
 
     def land(self, batch: int) -> None:
-        """The result of a batch is in."""
+        """Take the result of a batch."""
         self._launched.pop(batch, None)
         for life in self.lives.values():
             if batch in life.flights:
                 life.flights.remove(batch)
 
     def fly(self, rid: str, batch: int, step: int) -> None:
-        """A batch with this request is in flight."""
+        """Note that a batch with this request is in flight."""
         if rid in self.lives:
             self.lives[rid].flights.append(batch)
             self._launched[batch] = step
@@ -153,7 +153,7 @@ class Watch:
     # -- who stands --
 
     def stands(self, step: int, after: int, hints: Mapping[str, Hint], free: int | None = None) -> tuple[Stand, ...]:
-        """Return the requests that have not moved for so many steps, the longest first; ``free`` are blocks."""
+        """Return the requests that have not moved for this many steps, the longest first; ``free`` counts blocks."""
         waits = {rid: hints.get(rid) or self._wait_of(rid, free) for rid in self.lives}
         still = [rid for rid, life in self.lives.items() if step - life.since >= after]
         still.sort(key=lambda rid: self.lives[rid].since)
@@ -182,7 +182,7 @@ class Watch:
         )
 
     def _chain(self, rid: str, waits: Mapping[str, Hint]) -> Iterator[str]:
-        """Yield the holders one after the other; among several the one that stands for the longest time."""
+        """Yield the chain of holders; of several holders, the one stuck for longest."""
         seen = {rid}
         while len(seen) < _LONGEST_CHAIN:
             holders = [one for one in waits[rid].holders if one in self.lives and one not in seen]
@@ -231,7 +231,7 @@ class Watch:
         return Hint("blocks", f"{plural(needs, 'block')}: {free} free, {have}", tuple(holders))
 
 
-# Pauses in which nothing at all is launched.
+# Pause modes in which nothing is launched.
 _STOPPING: Final = ("keep", "in_place", "retract")
 
 

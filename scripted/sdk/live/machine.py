@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +39,7 @@ _MOST_STEPS: Final = 4000
 _EMPTY_PLANS: Final = 3
 
 
-class LiveEngine:
+class LiveEngine(ABC):
     """One script's view of a running engine. A subclass defines how to talk to its engine and read its plans."""
 
     depth = 1
@@ -64,45 +65,47 @@ class LiveEngine:
         # A script begins with an empty cache.
         self._alone([FlushCache(call_id=_ALONE)])
 
-    # -- what a subclass says --
+    # -- defined by a subclass --
 
     @property
+    @abstractmethod
     def is_idle(self) -> bool:
-        raise NotImplementedError
+        """Whether the engine has no request and no batch in flight."""
 
+    @abstractmethod
     def counts(self) -> Mapping[str, int]:
-        raise NotImplementedError
+        """Return the engine's counts, by name."""
 
     @property
+    @abstractmethod
     def may_go_on(self) -> bool:
         """Whether the loop would plan again if it were let go on."""
-        raise NotImplementedError
 
     def call(self, event: Any) -> None:
         """Send an administrative call. Raises TypeError for one that the engine does not have."""
         raise TypeError(f"this live engine has nothing for {event}")
 
+    @abstractmethod
     def load(self, folder: str) -> HttpCall:
         """Begin to load the weights of a folder, and keep all computed KV."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, event: Add) -> None:
         """Send a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self, rid: str, client: HttpCall) -> None:
         """Abort a request whose client waits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
         """Return this step's launch, and the requests that lost their blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hear(self) -> None:
         """Return the engine's replies of this step."""
-        raise NotImplementedError
 
-    # -- what a run asks --
+    # -- for the run --
 
     def obstacle(self, run: RunLike) -> Action | None:
         """No obstacle: a live engine holds nothing that a script does not."""
