@@ -62,8 +62,8 @@ _ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
 # The modes of /pause_generation. The front end carries the last one out, by aborting everything.
 PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
 
-# No token has an id from here on: these stand for tokens that a batch in flight will choose.
-_FIRST_HANDLE: Final = 1_000_000
+# Above every token id and every substitute of a redacted flight: these stand for tokens that a batch will choose.
+_FIRST_HANDLE: Final = 1 << 48
 # A turn without a batch may be followed by a turn with one; after this many in a row none comes without an event.
 _EMPTY_TURNS: Final = 3
 _MOST_ROWS: Final = 64

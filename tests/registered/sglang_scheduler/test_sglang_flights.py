@@ -30,7 +30,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from benchmarks.planted_flights import row_of, sglang
 from scripted.core.schedule import Schedule
 from scripted.sdk.flight.reader import Flight, read_flight
-from scripted.sdk.flight.recorder import FOLDER_VARIABLE, FlightRecorder
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
 from scripted.search.execution import execute
 
@@ -43,6 +43,8 @@ WORKLOADS = (
     *("growing", "growing-mixed", "tight-pages-overlap", "twins-normal-lpm", "chunks-pages-mixed", "splits-tight"),
     *("paused", "priority", "own-rids"),
 )
+# The second prompt begins with the first one, which is in the prefix cache.
+SHARING = "default; 1 start a prompt=13 new=2; 8 start b prompt=17 new=2"
 
 
 @pytest.fixture
@@ -86,6 +88,15 @@ def test_every_plan_is_as_recorded(
     flight = flight_of(Schedule.parse(ADAPTER.workloads[f"sglang-{workload}"], of="sglang"), recorders)
     outcome = replayed(flight, monkeypatch)
     assert (outcome.differs, outcome.breaks, flight.damage) == (None, None, "")
+
+
+def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay has the hit of the recording only if the substitutes share the prefix too."""
+    monkeypatch.setenv(OPTIONS_VARIABLE, "redact=true")
+    flight = flight_of(Schedule.parse(SHARING, of="sglang"), recorders)
+    assert flight.header.redacted
+    outcome = replayed(flight, monkeypatch)
+    assert (outcome.differs, outcome.breaks) == (None, None)
 
 
 def test_a_host_tier_is_named_where_plans_differ(
