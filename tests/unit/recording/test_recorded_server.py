@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from thinned import thinned
 
 from engine.core.recording import read_recording
 from engine.process.settings import ServerSettings
@@ -61,7 +62,7 @@ def open_to_others(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.stat().st_mode & 0o077]
 
 
-@pytest.mark.parametrize("redacted", [False, True])
+@pytest.mark.parametrize("redacted", thinned([True, False], one_in=2))
 def test_a_loaded_servers_recording_replays(
     launch: Callable[..., ServerProcess], tmp_path: Path, redacted: bool
 ) -> None:

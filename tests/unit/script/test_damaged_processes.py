@@ -28,7 +28,7 @@ from scripted.core.refusals import HarnessError
 from scripted.script.process_state import ProcessState
 
 
-@pytest.mark.parametrize("damage", thinned(DAMAGES, one_in=3))
+@pytest.mark.parametrize("damage", thinned(DAMAGES, one_in=6))
 def test_a_damage_stays_in_the_child(damage: str) -> None:
     """D02: whether or not the script comes to its end."""
 
@@ -162,7 +162,7 @@ def test_stops(t, length, tokens):
 """
 
 
-@pytest.mark.parametrize("options", [["-s"], ["--pdb"], []], ids=["no capture", "pdb", "captured"])
+@pytest.mark.parametrize("options", thinned([["-s"], ["--pdb"], []], one_in=3), ids=["no capture", "pdb", "captured"])
 def test_a_debugger_has_its_time_and_its_terminal(tmp_path: Path, options: list[str], commands: ForkedCommands) -> None:
     """46.11: the time of a script is not over while its user looks at it."""
     (tmp_path / "test_it.py").write_text(SESSION.replace('tiers=("sim",)', 'tiers=("sim",), timeout_s=0.5'))

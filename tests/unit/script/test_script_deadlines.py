@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from damages import isolated
+from thinned import thinned
 
 from engine import EngineConfig
 from scripted import ScriptedSim, ScriptFailed, ScriptTimeout
@@ -143,7 +144,7 @@ def sim():
         yield sim
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__.strip("_"))
+@pytest.mark.parametrize("script", thinned(SCRIPTS, one_in=3), ids=lambda script: script.__name__.strip("_"))
 def test_a_script_ends_in_its_time(script: Any) -> None:
     with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}") as failed:
         isolated(script, timeout_s=TIMEOUT_S)

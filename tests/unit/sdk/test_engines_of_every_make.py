@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from thinned import thinned
 
 from benchmarks.engine_makes import MAKES, found
 from scripted.core.adapters import adapter_named
@@ -35,7 +36,7 @@ def test_the_code_of_the_page_is_that_of_the_examples() -> None:
     assert [block for block in blocks if block not in code and not block.startswith("class FailLoad")] == []
 
 
-@pytest.mark.parametrize("stem", MAKES)
+@pytest.mark.parametrize("stem", thinned(MAKES, one_in=3))
 def test_a_healthy_engine_passes_and_leaves_no_thread(stem: str) -> None:
     before = threading.active_count()
     name = str(FOLDER / f"{stem}.py")
@@ -46,7 +47,7 @@ def test_a_healthy_engine_passes_and_leaves_no_thread(stem: str) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize(("stem", "mutant"), PLANTED, ids=[mutant for _, mutant in PLANTED])
+@pytest.mark.parametrize(("stem", "mutant"), thinned(PLANTED, one_in=2), ids=[mutant for _, mutant in PLANTED])
 def test_a_planted_bug_is_found_at_once(stem: str, mutant: str) -> None:
     name = str(FOLDER / f"{stem}.py")
     report = found(mutant, name, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from scripted_lockstep.tiers.server.runner import EngineServer
+from thinned import thinned
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -67,7 +68,7 @@ def gets_stuck(t, note, how):
     yield from t.run_until_finished(r)
 
 
-@pytest.mark.parametrize("how", ["waits_for_itself", "loops", "keeps_the_interpreter"])
+@pytest.mark.parametrize("how", thinned(["waits_for_itself", "loops", "keeps_the_interpreter"], one_in=3))
 def test_a_forward_that_never_returns_is_told_with_every_stack(
     how: str, parent: PreloadedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
