@@ -20,7 +20,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Final, NoReturn, Protocol, Self
@@ -103,20 +103,21 @@ class ForkedWork:
         """Return a descriptor that is readable when the parent is gone."""
         return self._orders.fileno()
 
-    async def run(self, data: bytes, *, is_check: bool = False) -> bytes:
+    async def run(self, *parts: bytes, is_check: bool = False) -> bytes:
         """Return the work's answer. Raises WorkLostError when its worker ended without one. Cancellation kills it.
 
+        The question is the parts in a row: to join them would copy a large body in the event loop.
         Checks may take any time, but most are short: the smallest waiting one goes first, and one that takes long
         queues with the other long ones.
         """
         if not is_check:
             async with self._slots:
-                return await self._bounded(data, WORK_LIMIT_S)
-        async with self._quick_checks.turn(len(data)):
+                return await self._bounded(parts, WORK_LIMIT_S)
+        async with self._quick_checks.turn(sum(map(len, parts))):
             with contextlib.suppress(WorkTooLargeError):
-                return await self._bounded(data, QUICK_CHECK_S)
+                return await self._bounded(parts, QUICK_CHECK_S)
         async with self._long_checks:
-            return await self._bounded(data, CHECK_LIMIT_S)
+            return await self._bounded(parts, CHECK_LIMIT_S)
 
     def look_at_parent(self) -> None:
         """Kill the parent if it is stopped for too long, busy or not. Call this after SIGCHLD."""
@@ -137,7 +138,7 @@ class ForkedWork:
         os.kill(self.parent_pid, signal.SIGKILL)
         os.waitpid(self.parent_pid, 0)
 
-    async def _bounded(self, data: bytes, limit_s: float) -> bytes:
+    async def _bounded(self, parts: Iterable[bytes], limit_s: float) -> bytes:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -153,11 +154,12 @@ class ForkedWork:
                 ) from exc
             try:
                 async with asyncio.timeout(limit_s):
-                    await loop.sock_sendall(ours, data)
+                    for part in parts:
+                        await loop.sock_sendall(ours, part)
                     ours.shutdown(socket.SHUT_WR)
                     answer = bytearray()
-                    while part := await loop.sock_recv(ours, RECEIVE_BYTES):
-                        answer += part
+                    while received := await loop.sock_recv(ours, RECEIVE_BYTES):
+                        answer += received
             except TimeoutError as exc:
                 raise WorkTooLargeError(f"the process of this work did not finish it within {limit_s:g} s") from exc
             except OSError as exc:
@@ -356,7 +358,7 @@ def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:
 class Ask(Protocol):
     """``ForkedWork.run``."""
 
-    def __call__(self, question: bytes, /, *, is_check: bool) -> Awaitable[bytes]: ...
+    def __call__(self, *parts: bytes, is_check: bool) -> Awaitable[bytes]: ...
 
 
 class LongBodies:
@@ -384,7 +386,7 @@ class LongBodies:
         await self._answer_to(kind, data, is_check=True)
 
     async def _answer_to(self, kind: str, data: bytes, *, is_check: bool) -> memoryview:
-        answer = memoryview(await self._ask(f"{kind}\n".encode() + data, is_check=is_check))
+        answer = memoryview(await self._ask(f"{kind}\n".encode(), data, is_check=is_check))
         if answer[:1] == _REFUSED:
             raise ApiError.of_detail(_detail_decoder.decode(answer[1:]))
         return answer[1:]

@@ -110,11 +110,12 @@ class Stage:
         template, name = ChatTemplate(self.template_source), self.settings.model_name
         self.served = ServedModel(self.tokenizer, template, self.limits, name, dialect)
         self.work_elsewhere = body_work(body_works(self.served))
-        long_bodies = LongBodies(lambda question, *, is_check: self.ask_elsewhere(question, is_check=is_check))
+        long_bodies = LongBodies(lambda *parts, is_check: self.ask_elsewhere(*parts, is_check=is_check))
         self.app = build_app(self.settings, self.served, self.client, self._access, long_bodies, self.state)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://127.0.0.1")
 
-    async def _work_on_long_body(self, question: bytes, *, is_check: bool) -> bytes:
+    async def _work_on_long_body(self, *parts: bytes, is_check: bool) -> bytes:
+        question = b"".join(parts)
         if not is_check:
             self.long_bodies.append(question)
         answer = self.work_elsewhere(question)

@@ -78,8 +78,8 @@ class Reading:
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    async def run(self, question: bytes, *, is_check: bool) -> bytes:
-        return question
+    async def run(self, *parts: bytes, is_check: bool) -> bytes:
+        return b"".join(parts)
 
     def look_at_parent(self) -> None:
         """There is none."""

@@ -39,7 +39,7 @@ def asked(regex: str) -> dict[str, Any]:
 )
 def test_a_check_that_was_lost_is_told(play, lost: WorkLostError, status: int, said: str) -> None:
     async def scene(stage) -> None:
-        async def lose(question: bytes, *, is_check: bool) -> bytes:
+        async def lose(*_: bytes, is_check: bool) -> bytes:
             assert is_check
             raise lost
 

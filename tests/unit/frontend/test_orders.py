@@ -52,9 +52,9 @@ def inline(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
 def elsewhere(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
     work = body_work(order_works(served))
 
-    async def ask(question: bytes, *, is_check: bool) -> bytes:
+    async def ask(*parts: bytes, is_check: bool) -> bytes:
         assert not is_check
-        return work(question)
+        return work(b"".join(parts))
 
     async def order() -> Order:
         return await unpacked(await LongBodies(ask).work_on(kind, body))
