@@ -6,6 +6,7 @@ Origin: the four-stage sweep of SGLang's scripted runtime; B01, B02, B06. Mutant
 """
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
@@ -19,7 +20,7 @@ PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
 
 
 @pytest.mark.parametrize("concurrent", [1, 2, 4])
-@pytest.mark.parametrize("chunks", [2, 4, 6, 8])
+@pytest.mark.parametrize("chunks", thinned([2, 4, 6, 8], one_in=2))
 @scripted(PP4)
 def test_chunks_of_concurrent_requests(t, chunks, concurrent):
     requests = [

@@ -8,6 +8,7 @@ kept-window-pages-count-as-owned.
 """
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
@@ -35,7 +36,7 @@ def test_a_request_longer_than_the_window_pool_runs_on_four_stages(t):
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
-@pytest.mark.parametrize("steps", range(1, 6))
+@pytest.mark.parametrize("steps", thinned(range(1, 6), one_in=2))
 @scripted(SMALL_PP4)
 def test_a_parked_request_neither_leaks_nor_frees_twice(t, mode, steps):
     """The books are audited after each step, the window pool included."""

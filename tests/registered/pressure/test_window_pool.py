@@ -9,6 +9,7 @@ first-to-leave-gives-window-pages-back, last-two-tokens-are-never-hit.
 """
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
@@ -25,7 +26,7 @@ TWO_SMALL_POOLS = EngineConfig(**WINDOW, max_total_tokens=10 * PAGE, max_window_
 BY_PREFIX = EngineConfig(**WINDOW, schedule_policy="lpm", max_running_requests=1, max_window_tokens=7 * PAGE)
 
 
-@pytest.mark.parametrize("pages", range(8, 13))
+@pytest.mark.parametrize("pages", thinned(range(8, 13), one_in=2))
 @scripted(EngineConfig(**URGENT, max_window_tokens=12 * PAGE), must_reach=["the urgent one runs"])
 def test_an_urgent_request_gets_window_pages(t, pages):
     """It sends the other one back where both do not fit, and where they do it does not."""
@@ -57,7 +58,7 @@ def test_a_shared_prefix_is_left_in_turn(t):
     assert t.state.window.free == t.state.window.total - t.state.window.cached
 
 
-@pytest.mark.parametrize("tokens", [49, 60, 75, 90])
+@pytest.mark.parametrize("tokens", thinned([49, 60, 75, 90], one_in=3))
 @scripted(SEVEN, must_reach=["a part of the prefix is hit"])
 def test_a_prefix_that_lost_window_pages_is_computed_again(t, tokens):
     """An idle prefix loses its end first, and recomputed pages replace the lost ones."""

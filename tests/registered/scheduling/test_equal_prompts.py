@@ -10,6 +10,7 @@ a-burst-of-short-ones-is-computed-again.
 """
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
@@ -72,7 +73,7 @@ def test_a_burst_of_short_ones_is_computed_once(t):
     yield from _eight_at_once(t)
 
 
-@pytest.mark.parametrize("script", ["_eight_at_once", "_eight_in_turn"])
+@pytest.mark.parametrize("script", thinned(["_eight_at_once", "_eight_in_turn"], one_in=2))
 @pytest.mark.parametrize("config", BURSTS, ids=["depth 2", "depth 4", "depth 6"])
 def test_a_burst_at_any_depth(harness, config, script):
     with harness(config) as engine:

@@ -12,6 +12,7 @@ import itertools
 import string
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
@@ -81,7 +82,7 @@ def test_the_output_is_that_of_a_request_alone(t, temperature):
     yield from _run_guessing(t, temperature=temperature)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", thinned([0.0, 1.0], one_in=2))
 @scripted(PP4, must_reach=BOTH)
 def test_the_output_is_that_of_a_request_alone_on_four_stages(t, temperature):
     yield from _run_guessing(t, temperature=temperature)
@@ -98,7 +99,7 @@ def test_penalties_count_only_what_was_said(t):
     _note(t)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6), one_in=3))
 @scripted(ONE_STAGE, must_reach=[VERIFYING, KEPT_NO_GUESS])
 def test_the_pages_of_wrong_guesses_are_given_back(t, seed):
     """A request that is parked after its guesses were verified has the pages of its tokens and no more."""
@@ -176,7 +177,7 @@ def test_guesses_that_fail_rest_longer_each_time(t):
     assert gaps == [1, 1, 1, 1, 1, 64, 128], f"guesses that fail are made again {gaps} tokens later"
 
 
-@pytest.mark.parametrize("steps", range(4))
+@pytest.mark.parametrize("steps", thinned(range(4), one_in=2))
 @scripted(PP4, must_reach=[VERIFYING])
 def test_an_abort_while_guesses_are_verified(t, steps):
     """The pages stay until the forward is back, and are given back once."""
