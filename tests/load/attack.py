@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,8 +63,11 @@ MOST_SHORT_TURN_S = 0.011
 SHORT_BODIES = "short bodies"
 ROOMY_TOKENS = 16_384
 TURNS = "LOOP_TURNS"
-ONE_STAGE = ("scheduler", "frontend", "reader")
-TWO_STAGES = ("stage-0", "stage-1", "scheduler")
+# By the number of the server's stages.
+VICTIMS: Mapping[int, Sequence[str]] = {
+    1: ("scheduler", "frontend", "reader"),
+    2: ("stage-0", "stage-1", "scheduler"),
+}
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,10 @@ async def _turn_of_body(http: httpx.AsyncClient, result: AttackResult, path: str
     return _longest_turn_s() or 0.0
 
 
-def run_deaths(parent: PreloadedParent, folder: Path) -> AttackResult:
-    """Kill each process, on a new server each time, with streams open; then stop a server by SIGTERM."""
+def run_deaths(parent: PreloadedParent, folder: Path, victims: Mapping[int, Sequence[str]] = VICTIMS) -> AttackResult:
+    """Kill each process, on a new server each time, with streams open. ``victims`` are their names by stages."""
     result = AttackResult()
-    for stages, names in ((1, ONE_STAGE), (2, TWO_STAGES)):
+    for stages, names in victims.items():
         for name in names:
             place = folder / f"{stages}-{name}"
             place.mkdir()

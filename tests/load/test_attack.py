@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import victim
-from attack import AttackPlan, run_attack, run_deaths
+from attack import VICTIMS, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
+from thinned import thinned
 
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.native import parse_body
@@ -42,9 +43,12 @@ def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) ->
     assert result.slow_ends[408] + result.slow_ends[503]
 
 
-def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stages", "name"), thinned([(stages, name) for stages, names in VICTIMS.items() for name in names], one_in=2)
+)
+def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: Path, stages: int, name: str) -> None:
     """A06: also that of the process that forks the readers of long bodies."""
-    result = run_deaths(parent, tmp_path)
+    result = run_deaths(parent, tmp_path, {stages: [name]})
     assert result.complaints == []
 
 
