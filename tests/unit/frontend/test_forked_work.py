@@ -183,6 +183,7 @@ def test_a_worker_that_hangs_ends_with_its_time_or_with_who_waits(
             piece.cancel()
         await asyncio.to_thread(psutil.wait_procs, [worker], PATIENCE_S / 2)
         assert not worker.is_running()
+        monkeypatch.setattr(forked_work, "WORK_LIMIT_S", PATIENCE_S)
         assert await forked.run(b"abc") == b"cba"
 
     run(scene)
@@ -206,7 +207,10 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
         os.kill(forked.parent_pid, signal.SIGSTOP)
         with pytest.raises(WorkLostError, match=r"engine-test forks no process for it: it was silent for 0\.3 s"):
             await forked.run(b"abc")
-        with pytest.raises(WorkLostError, match="engine-test forks no process for it"):
+        # Its time is over when the parent is ended.
+        with pytest.raises(
+            WorkLostError, match=r"engine-test forks no process for it|its process ended before it began"
+        ):
             await forked.run(b"abc")
         assert select.select([forked], [], [], PATIENCE_S)[0]
         assert forked.why_lost == "it forked no process for 0.6 s (step_timeout_s), and was ended"
@@ -251,7 +255,12 @@ def test_a_parent_that_goes_on_in_time_is_left_alone(monkeypatch: pytest.MonkeyP
 def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A05: eight grammars of 32 KB kept another client's small regex unanswered for 60 s."""
     monkeypatch.setattr(forked_work, "QUICK_CHECK_S", SHORT_S)
-    monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 10 * SHORT_S)
+    monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", PATIENCE_S)
+    bounded = ForkedWork._bounded
+    # On a busy machine a small check may take longer than the large ones have here.
+    monkeypatch.setattr(
+        ForkedWork, "_bounded", lambda *args: bounded(*args[:2], args[2] if b"wait" in args[1] else PATIENCE_S)
+    )
 
     async def scene(forked: ForkedWork) -> None:
         large = [asyncio.create_task(forked.run(b"wait", is_check=True)) for _ in range(3)]
@@ -267,7 +276,7 @@ def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> No
         assert order[:2] == [b"ed", b"cba"]
         assert not any(one.done() for one in large), "they have their time"
         # Of the two that still wait for their second turn.
-        monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 3 * SHORT_S)
+        monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", SHORT_S)
         large[0].cancel()
         ends = await asyncio.gather(*large, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError, WorkTooLargeError, WorkTooLargeError]
