@@ -37,7 +37,7 @@ _FINISH_S: Final = 30.0
 _SHRINK_S: Final = 2.0
 # Seconds for shrinking to the simplest failure of a cause.
 _SLIP_S: Final = 1.5
-# Two failures of one promise with fewer lines in common have two causes: any two events share some lines.
+# Two failures of one promise with less in common have two causes: any two events share some lines.
 _ALIKE: Final = 0.5
 # A failure may contain the parts of several kinds.
 _LAYERS: Final = 3
@@ -275,7 +275,7 @@ class Sorter:
             if kind.decision and kind.decision == found.decision:
                 return kind
             if kind.root == found.root != "":
-                alike.append((_likeness(kind.needed, found.needed), kind))
+                alike.append((_likeness(kind, found), kind))
         likeness, kind = max(alike, key=lambda one: one[0], default=(0.0, found))
         return kind if likeness >= _ALIKE else None
 
@@ -303,9 +303,14 @@ class Sorter:
         return self._against is None or self._against.failure_of(schedule, signature) is None
 
 
-def _likeness(needed: frozenset[_Line], other: frozenset[_Line]) -> float:
-    """Return the share of common lines among those of the shorter list; 1 if nothing is known of one of the two."""
-    return len(needed & other) / min(len(needed), len(other)) if needed and other else 1.0
+def _likeness(kind: Kind, other: Kind) -> float:
+    """Return the share of common lines among those of the shorter list.
+
+    Without the lines of one of the two, return the share of common parts among all parts of both.
+    """
+    if kind.needed and other.needed:
+        return len(kind.needed & other.needed) / min(len(kind.needed), len(other.needed))
+    return len(kind.parts & other.parts) / max(1, len(kind.parts | other.parts))
 
 
 def _shows(kind: Kind, schedule: Schedule | None) -> bool:
