@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -205,8 +205,11 @@ def _show_group(item: pytest.Item, group: str) -> None:
 
     xdist 3.8 sets an attribute that pytest no longer reads since 9.2, and would spread the group over all workers.
     """
-    if "@" not in item.nodeid.rpartition("]")[2]:
-        kind = type(item._id)  # noqa: SLF001 - pytest has no public way to change an id
+    if "@" in item.nodeid.rpartition("]")[2]:
+        return
+    # Pytest has no public way to change an id. In a version that keeps it elsewhere the tests are spread.
+    with suppress(AttributeError):
+        kind = type(item._id)  # noqa: SLF001
         item._id = kind.parse(f"{item.nodeid}@{group}")  # noqa: SLF001
 
 
