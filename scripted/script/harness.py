@@ -154,9 +154,12 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
     ) -> ScriptedServer[object, ScriptOutcome]:
         """Start a server of this configuration and wait until it is ready for a script.
 
-        ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers, and
-        StartupError if the server does not start.
+        ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers or a server
+        imports the file that calls this, and StartupError if the server does not start.
         """
+        from scripted.script.loader import require_not_loading  # it needs this module
+
+        require_not_loading()
         name = adapter or adapter_for(config)
         return servers_of(name).start_server(config, mutant=mutant, placement=placement)
 

@@ -24,6 +24,17 @@ from scripted.script.source import ScriptFunction
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
+# The files that ``load_script`` imports at this moment.
+_loading: list[str] = []
+
+
+def require_not_loading() -> None:
+    """Raise ScriptDefinitionError in a process that imports a file of scripts only to run one of them."""
+    if _loading:
+        raise ScriptDefinitionError(
+            f"{_loading[-1]} starts a server while it is imported, but a server imports the file of its script, so that "
+            'servers would start servers for ever; start it in a function, or under `if __name__ == "__main__":`'
+        )
 
 
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
@@ -31,7 +42,11 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
     for path in import_paths:
         if path not in sys.path:
             sys.path.append(path)
-    module = _module(Path(file))
+    _loading.append(file)
+    try:
+        module = _module(Path(file))
+    finally:
+        _loading.pop()
     owner, found = _found(module, name)
     spec = test_of(found)
     function: Any = _bound(owner, found if spec is None else spec.script)

@@ -62,3 +62,12 @@ def test_import_paths_of_the_caller_are_used(file: Path, tmp_path: Path, monkeyp
     file.write_text(f"from a_module_beside_the_script import VALUE\n{SCRIPT.format('VALUE')}")
     assert load_script(str(file), "script", [str(folder)])
     monkeypatch.delitem(sys.modules, "a_module_beside_the_script")
+
+
+def test_a_file_that_starts_a_server_while_one_imports_it_is_refused(tmp_path: Path) -> None:
+    """Each server imports the file of its script; without a rule the first script waited for ever."""
+    file = tmp_path / "script.py"
+    start = "ScriptedServer.start(EngineConfig())"
+    file.write_text(f"from engine import EngineConfig\nfrom scripted import ScriptedServer\n{start}\n")
+    with pytest.raises(ScriptDefinitionError, match="servers would start servers for ever; .*__main__"):
+        load_script(str(file), "script")
