@@ -32,7 +32,7 @@ def require_not_loading() -> None:
     """Raise ScriptDefinitionError in a process that imports a file of scripts only to run one of them."""
     if _loading:
         raise ScriptDefinitionError(
-            f"{_loading[-1]} starts a server while it is imported, but a server imports the file of its script, so that "
+            f"{_loading[-1]} starts a server while it is imported, but its server imports the file again: "
             'servers would start servers for ever; start it in a function, or under `if __name__ == "__main__":`'
         )
 

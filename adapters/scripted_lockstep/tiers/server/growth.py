@@ -50,7 +50,7 @@ class ServerGrowth:
         # Ray's driver has connections and threads of Ray's own.
         ours = {name: psutil.Process(pid) for name, pid in serving.pids.items() if name != RAY}
         self._processes = ours | readers
-        self._before = self._descriptors()
+        self._before = _descriptors(self._processes, self._port)
 
     def leave_out(self, name: str) -> None:
         """Leave a process out, because the harness keeps descriptors in it from now on."""
@@ -87,41 +87,46 @@ class ServerGrowth:
             connection.close()
 
     def _grown_descriptors(self, spare: int, *, only: str | None = None) -> list[str]:
-        now = self._descriptors(only)
+        most = {name: before + spare for name, before in self._before.items()}
+        looked_at = {name: process for name, process in self._processes.items() if only in (None, name)}
+        grown = {name: one for name, one in looked_at.items() if one.num_fds() > most[name]}
+        # Only what seems to have grown is worth a look into the tables of connections.
         return [
             f"{name} has {count} open descriptors, at first {self._before[name]}"
-            for name, count in now.items()
-            if count > self._before[name] + spare
+            for name, count in _descriptors(grown, self._port).items()
+            if count > most[name]
         ]
 
-    def _descriptors(self, only: str | None = None) -> Mapping[str, int]:
-        """Count the open descriptors of each process, without connections that clients keep open.
 
-        Up to 64 of those are the harness's, others a test's. The client's end of a connection that the front end has
-        closed for idleness stays open until the next request. The front end's own end counts as soon as its client has
-        left.
-        """
-        kept = self._kept_sockets() if _TABLES[0].exists() else None
-        looked_at = {name: one for name, one in self._processes.items() if only in (None, name)}
-        return {name: process.num_fds() - self._kept_by(process, kept) for name, process in looked_at.items()}
+def _descriptors(processes: Mapping[str, psutil.Process], port: int) -> Mapping[str, int]:
+    """Count the open descriptors of each process, without connections that clients keep open to ``port``.
 
-    def _kept_sockets(self) -> Set[str]:
-        """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
-        kept = set()
-        for table in _TABLES:
-            for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
-                _, _, remote, state, _, _, _, _, _, inode, *_ = line.split()
-                if state == _ESTABLISHED or int(remote.rpartition(":")[2], 16) == self._port:
-                    kept.add(f"socket:[{inode}]")
-        return kept
+    Up to 64 of those are the harness's, others a test's. The client's end of a connection that the front end has
+    closed for idleness stays open until the next request. The front end's own end counts as soon as its client has
+    left.
+    """
+    kept = _kept_sockets(port) if processes and _TABLES[0].exists() else None
+    return {name: process.num_fds() - _kept_by(process, port, kept) for name, process in processes.items()}
 
-    def _kept_by(self, process: psutil.Process, kept: Set[str] | None) -> int:
-        if kept is not None:
-            return sum(link in kept for link in _links_of(process))
-        return sum(
-            connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (self._port,)
-            for connection in process.net_connections("tcp")
-        )
+
+def _kept_sockets(port: int) -> Set[str]:
+    """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
+    kept = set()
+    for table in _TABLES:
+        for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
+            _, _, remote, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == _ESTABLISHED or int(remote.rpartition(":")[2], 16) == port:
+                kept.add(f"socket:[{inode}]")
+    return kept
+
+
+def _kept_by(process: psutil.Process, port: int, kept: Set[str] | None) -> int:
+    if kept is not None:
+        return sum(link in kept for link in _links_of(process))
+    return sum(
+        connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (port,)
+        for connection in process.net_connections("tcp")
+    )
 
 
 def _links_of(process: psutil.Process) -> Iterator[str]:
