@@ -9,11 +9,13 @@ import ast
 import builtins
 import contextlib
 import copy
-import types
-from collections.abc import Callable, Iterator, Sequence
+import marshal
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
+
+from scripted.script.compiled_source import Compiled, kept
 
 # The name of the hooks in an instrumented module; no source can spell it.
 HOOKS: Final = "@scripted"
@@ -46,16 +48,27 @@ class Site(msgspec.Struct, frozen=True):
     always_fails: bool = False
 
 
-def counted(
-    source: bytes, file: str, number_of: Callable[[Site], int], *, turnable: bool
-) -> tuple[types.CodeType, set[str]]:
-    """Compile a file with counted assertions; also return the modules that it imports, in any of its functions.
+class CountedSource(Compiled, frozen=True):
+    """A file compiled with counters.
 
-    ``number_of`` numbers the assertions. With ``turnable`` each can be negated while it runs.
+    Its code names ``sites`` by their index; ``imported`` are the modules that any of its functions imports.
     """
+
+    sites: tuple[Site, ...]
+    imported: tuple[str, ...]
+
+
+def counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
+    """Compile a file with counted assertions. With ``turnable`` each can be negated while it runs."""
+    how = "turnable" if turnable else "counted"
+    return kept(source, file, how, CountedSource, lambda: _counted(source, file, turnable=turnable))
+
+
+def _counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
-    tree = ast.fix_missing_locations(_Marker(file, number_of, turnable=turnable).visit(tree))
+    marker = _Marker(file, turnable=turnable)
+    tree = ast.fix_missing_locations(marker.visit(tree))
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts
 
@@ -66,7 +79,8 @@ def counted(
         if isinstance(node, ast.stmt | ast.expr) and hasattr(node, "lineno") and node.end_lineno is None:
             node.end_lineno, node.end_col_offset = node.lineno, node.col_offset
     ast.fix_missing_locations(tree)
-    return compile(tree, file, "exec", dont_inherit=True), imported
+    code = marshal.dumps(compile(tree, file, "exec", dont_inherit=True))
+    return CountedSource(code, tuple(marker.sites), tuple(sorted(imported)))
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -92,9 +106,9 @@ _Visited: TypeAlias = ast.AST | Sequence[ast.AST]
 class _Marker(ast.NodeTransformer):
     """Adds counters before and after each assertion, and before statements that raise if a condition fails."""
 
-    def __init__(self, file: str, number_of: Callable[[Site], int], *, turnable: bool) -> None:
+    def __init__(self, file: str, *, turnable: bool) -> None:
+        self.sites: list[Site] = []
         self._file = file
-        self._number_of = number_of
         self._turnable = turnable
         self._owner_line = 0
 
@@ -146,7 +160,8 @@ class _Marker(ast.NodeTransformer):
         return [_statement("reached", number, node), self.generic_visit(node)]
 
     def _add(self, node: ast.stmt, text: str, **what: bool) -> int:
-        return self._number_of(Site(self._file, node.lineno, text, self._owner_line, **what))
+        self.sites.append(Site(self._file, node.lineno, text, self._owner_line, **what))
+        return len(self.sites) - 1
 
 
 class _Elements(ast.NodeTransformer):

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import hashlib
 import inspect
+import marshal
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.script.compiled_source import Compiled, kept
 from scripted.script.decorator import method_of, test_of
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction
@@ -165,16 +167,17 @@ def _module(path: Path) -> types.ModuleType:
         module = types.ModuleType(f"scripted_file_{content}")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module
-        exec(_compile(source, path), module.__dict__)  # noqa: S102 - a test file of the user, imported as pytest does
+        compiled = kept(source, str(path), "scripted", Compiled, lambda: _compiled(source, path))
+        exec(compiled.code, module.__dict__)  # noqa: S102 - a test file of the user, imported as pytest does
         _modules[key] = module
     return _modules[key]
 
 
-def _compile(source: bytes, path: Path) -> types.CodeType:
+def _compiled(source: bytes, path: Path) -> Compiled:
     """Compile a file with pytest's rewriting of assertions, or without it if pytest is not installed."""
     tree = ast.parse(source, filename=str(path))
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts
 
         rewrite_asserts(tree, source, str(path))
-    return compile(tree, str(path), "exec", dont_inherit=True)
+    return Compiled(marshal.dumps(compile(tree, str(path), "exec", dont_inherit=True)))

@@ -15,7 +15,7 @@ import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -74,10 +74,10 @@ class Measured:
         self._modules = len(sys.modules)
 
     def __enter__(self) -> None:
-        self._outer, _hooks.asked = _hooks.asked, self
+        self._outer, _now.asked = _now.asked, self
 
     def __exit__(self, *_exc: object) -> None:
-        _hooks.asked = self._outer
+        _now.asked = self._outer
 
     def made(self, value: Any) -> None:
         """Keep a generator of a helper until it has begun to run."""
@@ -137,7 +137,7 @@ class Measured:
         return {f"{path_of(one.file)}:{one.line}: assert {one.text}": self.executed.get(one, 0) for one in found}
 
     def _sites_of(self, code: types.CodeType) -> Iterator[Site]:
-        for site in _hooks.sites_of(code.co_filename):
+        for site in _sites.get(code.co_filename, ()):
             if site.is_assertion and not site.always_fails and site.owner_line == code.co_firstlineno:
                 yield site
 
@@ -155,31 +155,30 @@ def asserting_nothing(name: str) -> str:
     )
 
 
+class _Now:
+    """What is measured at this moment. ``turned`` is the site whose assertion is negated."""
+
+    asked: Measured | None = None
+    turned: Site | None = None
+
+
+_now: Final = _Now()
+# The sites of each counted file.
+_sites: Final[dict[str, Sequence[Site]]] = {}
+
+
 class _Hooks:
-    """The hooks that counted code calls. ``turned`` is the site whose assertion is negated."""
+    """The hooks that the counted code of one file calls. It names the file's sites by their index."""
 
-    def __init__(self) -> None:
-        self.asked: Measured | None = None
-        self.turned: Site | None = None
-        self._sites: list[Site] = []
-        self._numbers: dict[Site, int] = {}
-
-    def number_of(self, site: Site) -> int:
-        """Return the number by which counted code names a site."""
-        if site not in self._numbers:
-            self._numbers[site] = len(self._sites)
-            self._sites.append(site)
-        return self._numbers[site]
-
-    def sites_of(self, file: str) -> list[Site]:
-        return [site for site in self._sites if site.file == file]
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._sites = sites
 
     def reached(self, number: int) -> None:
-        if self.asked is not None:
+        if _now.asked is not None:
             site = self._sites[number]
-            self.asked.executed[site] = self.asked.executed.get(site, 0) + 1
+            _now.asked.executed[site] = _now.asked.executed.get(site, 0) + 1
             if site.is_assertion:
-                self.asked.failing.add(site)
+                _now.asked.failing.add(site)
 
     def asserting(self, number: int, function: object) -> object:
         """Count the call of a function whose name says that it asserts, unless its own assertions are counted."""
@@ -188,38 +187,35 @@ class _Hooks:
         return function
 
     def held(self, number: int) -> None:
-        if self.asked is not None:
-            self.asked.failing.discard(self._sites[number])
+        if _now.asked is not None:
+            _now.asked.failing.discard(self._sites[number])
 
     def elements(self, number: int, elements: Iterable[object]) -> Iterable[object]:
-        return elements if self.asked is None else self.asked.asked_of_all(self._sites[number], elements)
+        return elements if _now.asked is None else _now.asked.asked_of_all(self._sites[number], elements)
 
     def is_turned(self, number: int) -> bool:
         """Return whether this assertion is the negated one."""
-        return self.turned is not None and self._sites[number] == self.turned
+        return _now.turned is not None and self._sites[number] == _now.turned
 
     def made(self, value: Any) -> object:
-        if self.asked is not None:
+        if _now.asked is not None:
             if isinstance(value, _Made):
-                self.asked.made(value)
+                _now.asked.made(value)
             elif type(value) in (list, tuple):
                 for one in value:
                     if isinstance(one, _Made):
-                        self.asked.made(one)
+                        _now.asked.made(one)
         return value
-
-
-_hooks: Final = _Hooks()
 
 
 @contextlib.contextmanager
 def turn_round(site: Site) -> Iterator[None]:
     """Negate this assertion while the context is open."""
-    _hooks.turned = site
+    _now.turned = site
     try:
         yield
     finally:
-        _hooks.turned = None
+        _now.turned = None
 
 
 def count_assertions(function: Callable[..., object], *, turnable: bool = False) -> bool:
@@ -282,13 +278,14 @@ def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
 def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
     """Replace the code of every function of a module by its instrumented code."""
     try:
-        code, imported = counted(Path(file).read_bytes(), file, _hooks.number_of, turnable=turnable)
+        source = counted(Path(file).read_bytes(), file, turnable=turnable)
     except (OSError, SyntaxError):
         return
-    made = _functions_in(code)
-    names[HOOKS], names[_TURNABLE] = _hooks, turnable
+    made = _functions_in(source.code)
+    _sites[file] = source.sites
+    names[HOOKS], names[_TURNABLE] = _Hooks(source.sites), turnable
     package = names.get("__package__") or ""
-    names[_IMPORTED] = [resolve_name(name, package) for name in imported if package or not name.startswith(".")]
+    names[_IMPORTED] = [resolve_name(name, package) for name in source.imported if package or name[0] != "."]
     _add_rewriting(names)
     for function in _functions_of(names):
         new = made.get(_key(function.__code__))

@@ -1,0 +1,78 @@
+"""Compiled sources of script files, kept beside them as Python keeps its own: in ``__pycache__``.
+
+A server's scheduler process compiles the file of each script that it is sent, and every server is a new process. A kept
+file is used only for the same source, path, Python, pytest and harness; one that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import marshal
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+_Kept = TypeVar("_Kept")
+_DIGEST_BYTES: Final = 16
+# The files whose text decides what is compiled.
+_COMPILERS: Final = tuple(Path(__file__).with_name(name) for name in ("loader.py", "counted_source.py"))
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A compiled file; ``marshalled`` is its code as Python's own caches have it."""
+
+    marshalled: bytes
+
+    @property
+    def code(self) -> types.CodeType:
+        code: types.CodeType = marshal.loads(self.marshalled)  # noqa: S302 - as Python loads its own caches
+        return code
+
+
+def kept(source: bytes, file: str, how: str, kind: type[_Kept], make: Callable[[], _Kept]) -> _Kept:
+    """Return what ``make`` makes of a source, from the file's cache if it is there.
+
+    ``how`` names the way of compiling, in letters and digits alone. Passes on what ``make`` raises.
+    """
+    place = Path(importlib.util.cache_from_source(file, optimization=how))
+    digest = hashlib.blake2b(source, digest_size=_DIGEST_BYTES, key=_compiler(), person=how.encode()[:16])
+    digest.update(os.fsencode(file))
+    head = digest.digest()
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        content = place.read_bytes()
+        if content.startswith(head):
+            return msgspec.msgpack.decode(content[_DIGEST_BYTES:], type=kind)
+    made = make()
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            _write(place, head + msgspec.msgpack.encode(made))
+    return made
+
+
+def _write(place: Path, content: bytes) -> None:
+    """Write atomically: another process reads the whole file or none."""
+    place.parent.mkdir(exist_ok=True)
+    whole = place.with_suffix(f".{os.getpid()}")
+    whole.write_bytes(content)
+    whole.replace(place)
+
+
+@functools.cache
+def _compiler() -> bytes:
+    """Digest the compilers: Python, pytest where it is installed, and the harness."""
+    digest = hashlib.blake2b(sys.version.encode(), digest_size=_DIGEST_BYTES)
+    with contextlib.suppress(ImportError):
+        import pytest
+
+        digest.update(pytest.__version__.encode())
+    for file in _COMPILERS:
+        digest.update(file.read_bytes())
+    return digest.digest()
