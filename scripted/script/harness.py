@@ -29,6 +29,7 @@ from typing import (
 from scripted.core.adapters import adapter_for, adapter_named
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.script.importing import require_not_importing
 from scripted.script.options import ScriptOptions
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
         ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers or a server
         imports the file that calls this, and StartupError if the server does not start.
         """
-        from scripted.script.loader import require_not_loading  # it needs this module
-
-        require_not_loading()
+        require_not_importing()
         name = adapter or adapter_for(config)
         return servers_of(name).start_server(config, mutant=mutant, placement=placement)
 

@@ -21,22 +21,12 @@ import msgspec
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.compiled_source import Compiled, kept
 from scripted.script.decorator import method_of, test_of
+from scripted.script.importing import importing_to_run
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
-# The files that ``load_script`` imports at this moment.
-_loading: list[str] = []
-
-
-def require_not_loading() -> None:
-    """Raise ScriptDefinitionError in a process that imports a file of scripts only to run one of them."""
-    if _loading:
-        raise ScriptDefinitionError(
-            f"{_loading[-1]} starts a server while it is imported, but its server imports the file again: "
-            'servers would start servers for ever; start it in a function, or under `if __name__ == "__main__":`'
-        )
 
 
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
@@ -44,11 +34,8 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
     for path in import_paths:
         if path not in sys.path:
             sys.path.append(path)
-    _loading.append(file)
-    try:
+    with importing_to_run(file):
         module = _module(Path(file))
-    finally:
-        _loading.pop()
     owner, found = _found(module, name)
     spec = test_of(found)
     function: Any = _bound(owner, found if spec is None else spec.script)
