@@ -105,10 +105,10 @@ class Catalogue(BaseModel):
             raise CatalogueError(
                 f"{path}: cannot be read ({exc}); run from a repository that has one, or pass --root"
             ) from exc
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise CatalogueError(f"{path}: is not ASCII TOML: {exc}") from exc
         except ValidationError as exc:
             raise CatalogueError(f"{path}: {_first_complaint(exc)}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise CatalogueError(f"{path}: is not ASCII TOML: {exc}") from exc
 
     def runner_labels(self, runner: str) -> tuple[str, ...]:
         """Return the labels with which a job requests this runner."""

@@ -132,9 +132,15 @@ def pytest_testnodedown(node: Any) -> None:
     config.stash.setdefault(_verdicts, {}).update(output.get(_VETTED, {}))
 
 
-def _known_verdicts(config: pytest.Config) -> dict[str, object]:
+def _known_verdicts(config: pytest.Config) -> dict[str, tuple[str, dict[str, int]]]:
+    """Return the verdicts of earlier sessions; none from a cache that holds anything else."""
+    import msgspec
+
     cache = getattr(config, "cache", None)
-    return {} if cache is None else dict(cache.get(_VETTED, {}))
+    try:
+        return msgspec.convert({} if cache is None else cache.get(_VETTED, {}), dict[str, tuple[str, dict[str, int]]])
+    except msgspec.ValidationError:
+        return {}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

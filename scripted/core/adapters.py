@@ -131,6 +131,7 @@ def _adapter_in_file(name: str) -> Adapter:
     if not path.is_file():
         raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()}; give the path of the adapter's file")
     # The file imports its neighbours as a script does, and the project's packages shadow Lockstep's.
+    paths_before = list(sys.path)
     for folder in (str(Path.cwd()), str(path.resolve().parent)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -138,7 +139,12 @@ def _adapter_in_file(name: str) -> Adapter:
     # mutants that edit the first.
     module = sys.modules.get(path.stem)
     if module is None or module.__file__ != str(path.resolve()):
-        module = _loaded(name, path)
+        try:
+            module = _loaded(name, path)
+        except ScriptDefinitionError:
+            # Or the next adapter would import the neighbours of this one.
+            sys.path[:] = paths_before
+            raise
     if _ATTRIBUTE not in vars(module):
         raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_where()}")
     return _checked(vars(module)[_ATTRIBUTE], name)
@@ -148,11 +154,14 @@ def _loaded(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, f"{name} ends in .py"
     assert spec.loader is not None, f"{name} ends in .py"
+    before = sys.modules.get(path.stem)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as exc:
         del sys.modules[path.stem]
+        if before is not None:
+            sys.modules[path.stem] = before
         where = next(
             (f", line {at.lineno}" for at in traceback.extract_tb(exc.__traceback__)[::-1] if at.filename == str(path)),
             "",

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from scripted.core.cuts import Cut, nearest_lines, places_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
@@ -229,18 +231,32 @@ def read_mutants(file: Path) -> tuple[Mutant, ...]:
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # also bytes that are no UTF-8, and brackets without end
         raise ScriptDefinitionError(f"{file} is no TOML: {exc}") from exc
     if unknown := set(tables) - {"every", "mutant"}:
         raise ScriptDefinitionError(f"{file} has tables [every] and [[mutant]] alone, got {sorted(unknown)}")
+    try:
+        found = msgspec.convert(tables, _MutantFile)
+    except msgspec.ValidationError as exc:
+        raise ScriptDefinitionError(f"{file} has tables [every] and [[mutant]] alone: {exc}") from exc
     mutants = []
-    for table in tables["mutant"]:
+    for table in found.mutant:
+        name, fields = table.get("name", "without a name"), found.every | table
+        for field, value in fields.items():
+            if field != "replacement" and not isinstance(value, str):
+                raise ScriptDefinitionError(f"{file}: the mutant {name} must have a text as {field}, got {value!r}")
         try:
-            mutants.append(Mutant(**tables.get("every", {}) | table))
+            mutants.append(Mutant(**fields))
         except TypeError as exc:
-            name = table.get("name", "without a name")
             raise ScriptDefinitionError(f"{file}: the mutant {name} must have the fields of Mutant: {exc}") from exc
+        except ScriptDefinitionError as exc:
+            raise ScriptDefinitionError(f"{file}: {exc}") from exc
     return tuple(mutants)
+
+
+class _MutantFile(msgspec.Struct, frozen=True):
+    every: dict[str, Any] = {}
+    mutant: tuple[dict[str, Any], ...] = ()
 
 
 def _inside(original: object) -> Any:

@@ -119,7 +119,7 @@ def read_trace(path: str | Path) -> Trace:
 def _read_header(path: Path, data: bytes) -> _HeaderLine:
     try:
         line = _header_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
         if _RECORDING in data:
             raise TraceError(
                 f"{path} is a recording and not a trace; run it again and keep the trace: "
@@ -138,7 +138,7 @@ def _read_header(path: Path, data: bytes) -> _HeaderLine:
 def _read_line(path: Path, number: int, data: bytes) -> _Line:
     try:
         line = _line_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise TraceError(f"{path}, line {number}: not a step or a note of a trace ({exc}); {_REMEDY}") from exc
     if sum(one is not None for one in (line.step, line.note, line.engine, line.message)) != 1:
         raise TraceError(f"{path}, line {number}: must hold one step, note, engine or message, got {line}; {_REMEDY}")

@@ -98,7 +98,7 @@ def recorded_adapter(path: str | Path) -> str | None:
 def _header(path: str | Path, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
-    except msgspec.DecodeError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ScriptDefinitionError(f"{path} is no recording of steps: line 1 cannot be read: {exc}") from exc
 
 
@@ -110,7 +110,7 @@ def read_recording(path: str | Path) -> Recording:
     for number, line in enumerate(lines[:-1], 2):
         try:
             records.append(msgspec.json.decode(line, type=Record))
-        except msgspec.DecodeError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ScriptDefinitionError(
                 f"{path} is no recording of steps: line {number} cannot be read: {exc}"
             ) from exc

@@ -92,7 +92,7 @@ def _header(path: Path, file: BinaryIO) -> FlightHeader:
     line = file.readline(_LONGEST_LINE_BYTES)
     try:
         header = msgspec.json.decode(line, type=FlightHeader)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise ScriptDefinitionError(
             f"{path} is no flight: its first line must be the header of {FORMAT!r}: {exc}; give a file that a "
             "recorder wrote"

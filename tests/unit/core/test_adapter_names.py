@@ -86,6 +86,18 @@ def test_a_wrong_adapter_on_the_command_line_is_one_line(capfd: pytest.CaptureFi
     assert capfd.readouterr().err.startswith("scripted: an adapter is lockstep")
 
 
+def test_an_adapter_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Else the next adapter imports its neighbours, and a module of the same name is gone."""
+    adapter_named(EXAMPLE)
+    module, paths = sys.modules.get("adapter"), list(sys.path)
+    broken = tmp_path / "adapter.py"
+    broken.write_text("import a_scheduler_that_is_not_on_the_path\n")
+    with pytest.raises(ScriptDefinitionError, match="a_scheduler_that_is_not_on_the_path"):
+        adapter_named(str(broken))
+    assert module is not None
+    assert (sys.modules.get("adapter"), sys.path) == (module, paths)
+
+
 def test_an_adapter_for_another_version_of_the_api_is_refused(tmp_path):
     path = tmp_path / "old_adapter.py"
     path.write_text("class Old:\n    actions = new_parts = workloads = ()\n    api = 0\n\n\nADAPTER = Old()\n")

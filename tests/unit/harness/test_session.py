@@ -149,3 +149,15 @@ def test_vetting_runs_no_script_after_its_time(monkeypatch) -> None:
     monkeypatch.setattr(vetting, "run_in_child", lambda *_: pytest.fail("a script is vetted, and there is no time"))
     assert [counts for _, counts in session.vet({}).values()] == [{NOT_VETTED: 1}]
     session.close()
+
+
+@pytest.mark.parametrize("kept", [[1], "text", {"a": 3}, {"a": []}, {"a": ["digest", {"never fails: x": "2"}]}])
+def test_a_damaged_cache_has_no_verdicts(kept: object) -> None:
+    """46.5: the scripts are vetted again, and the session ends as it would have."""
+    config = SimpleNamespace(cache=SimpleNamespace(get=lambda _key, _default: kept))
+    assert pytest_plugin._known_verdicts(config) == {}
+
+
+def test_the_cache_keeps_verdicts() -> None:
+    config = SimpleNamespace(cache=SimpleNamespace(get=lambda _key, _default: {"a": ["digest", {"x": 2}]}))
+    assert pytest_plugin._known_verdicts(config) == {"a": ("digest", {"x": 2})}
