@@ -89,9 +89,6 @@ class Scheduler(Core):
             if feature.deadline is not None:
                 feature.on_time(now)
         retractions = self.counters.retractions
-        log = self.memory.log
-        # Told before the launch, which may change what LoRAs are resident.
-        cache_events = () if log is None else log.take()
         microbatch = self._launch()
         changed = microbatch is not None or self.counters.retractions != retractions
         share: StepShare = {}
@@ -106,9 +103,8 @@ class Scheduler(Core):
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and (self.planner.may_plan or (bool(hooks.has_more) and self._has_more))
-        if log is not None:
-            cache_events += log.take()
-        if cache_events:
+        log = self.memory.log
+        if log is not None and (cache_events := log.take()):
             share["cache_events"] = cache_events
         if not share:
             return StepResult(self.step_number, microbatch, replies, again, self.deadline)
