@@ -48,6 +48,14 @@ def test_stalled_stage_holds_everything_and_order_stays() -> None:
     assert list(results.take_due(9)) == [0, 1]
 
 
+def test_a_cut_link_holds_everything_until_it_is_mended() -> None:
+    results = results_of(1, 2)
+    results.cut.add(0)
+    assert list(results.take_due(9)) == []
+    results.cut.clear()
+    assert list(results.take_due(9)) == [0, 1]
+
+
 def test_lost_results_never_come() -> None:
     """A dead server is told with the cause, a hang with every stack (D06)."""
     results = results_of(1, 2)

@@ -42,11 +42,19 @@ class PlannedRun:
         self.batches = 0
 
     def add(
-        self, rid: str, prompt: int = 6, *, seed: int = 0, new: int = 2, stop: tuple[int, ...] = (), images: int = 0
+        self,
+        rid: str,
+        prompt: int = 6,
+        *,
+        seed: int = 0,
+        new: int = 2,
+        stop: tuple[int, ...] = (),
+        images: int = 0,
+        lora: int = 0,
     ) -> Add:
         seen = images_in(prompt, images, seed)
         ids = with_images(prompt_ids(prompt, seed), seen)
-        message = Add(rid=rid, prompt_ids=ids, max_new_tokens=new, stop_token_ids=stop, images=seen)
+        message = Add(rid=rid, prompt_ids=ids, max_new_tokens=new, stop_token_ids=stop, images=seen, lora=lora)
         self.oracle.arrive(rid)
         self.pipeline.begin(message)
         self.events.append(message)

@@ -6,8 +6,10 @@ Each wrong plan differs from a right one in the one thing that its test is named
 from __future__ import annotations
 
 import pytest
-from planned_run import PlannedRun, alone, answered, share, told
+from msgspec.structs import replace
+from planned_run import LIMITS, PlannedRun, alone, answered, share, told
 
+from scripted.core.promises import CachedPrefix
 from scripted.sdk import BatchResult, FlushCache, Pause, PauseMode, Refused, Resume, Violation
 
 STOP = PauseMode(name="stop")
@@ -74,6 +76,13 @@ def test_positions_before_their_tokens_are_there(run: PlannedRun) -> None:
     run.add("a", 4)
     with refused("a computes positions 0 to 5 with 0 guesses, but has 4 tokens"):
         run.step(share("a", 0, 6, 0, 1))
+
+
+def test_positions_beyond_the_context() -> None:
+    run = PlannedRun(replace(LIMITS, context_tokens=6))
+    run.add("a", 8)
+    with refused("a computes positions 0 to 7, beyond its context of 6 tokens"):
+        run.step(share("a", 0, 8, 0, 1))
 
 
 def test_after_a_preemption_positions_come_again(run: PlannedRun) -> None:
@@ -148,6 +157,14 @@ def test_a_prompt_that_is_cut_where_that_is_not_declared() -> None:
     run.add("a")
     with refused("a computes a part of its prompt, but prompts are not to be cut"):
         run.step(share("a", 0, 4, 0))
+
+
+def test_more_loras_in_a_batch_than_go_together() -> None:
+    run = PlannedRun(loras_together=1)
+    run.add("a", 4, lora=1)
+    run.add("b", 4, seed=1, lora=2)
+    with refused("batch 1 has requests of 2 LoRAs, of at most 1"):
+        run.step(share("a", 0, 4, 0), share("b", 0, 4, 1))
 
 
 # -- blocks and what is read --
@@ -567,3 +584,27 @@ def test_static_batching_lets_requests_wait_that_fit(*, continuous: bool) -> Non
     run.add("b", seed=1)
     run.step(share("a", 0, 6, 0, 1))
     assert run.oracle.fit_together is continuous
+
+
+def test_a_cached_prefix_of_before_a_flush(run: PlannedRun) -> None:
+    a = run.add("a", 4)
+    run.launch("a", 0, 4, 0)
+    prefix = CachedPrefix(a.prompt_ids, (0,))
+    assert run.pipeline.wrong_block(prefix) is None
+    run.events.append(FlushCache(call_id="f"))
+    run.step(replies=(answered("f"),))
+    assert run.pipeline.wrong_block(prefix) == 0
+
+
+def test_a_pause_in_its_turn_aborts_nobody_who_came_during_the_one_before() -> None:
+    run = PlannedRun(pause_modes=(KEEP, ABORT), pauses_in_turn=True)
+    a = run.add("a", 4)
+    run.launch("a", 0, 4, 0)
+    run.events.append(Pause(call_id="p", mode="keep"))
+    run.step(replies=(told("a", alone(a)[0]), answered("p")))
+    run.add("b", 4, seed=1)
+    run.events.append(Pause(call_id="q", mode="abort"))
+    run.step(replies=(told("a", end="abort"), answered("q")))
+    run.events.append(Resume(call_id="r"))
+    run.step(replies=(answered("r"),))
+    run.launch("b", 0, 4, 1)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from scripted.core.adapters import adapter_named
+from scripted.core.common_actions import ReleaseResults
 from scripted.core.promises import CachedPrefix
+from scripted.core.promises.cached_prefixes import check_prefixes
+from scripted.core.promises.waste import EmptySteps, Preemptions
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
@@ -201,3 +205,54 @@ def test_requests_that_take_blocks_from_one_another_are_found(monkeypatch: pytes
     line = "batch_requests=1 batch_tokens=4; 1 start a prompt=11 new=3; 1 start b prompt=11 seed=1 new=3"
     failure = _only(monkeypatch, "scripted.core.promises.liveness.Liveness.check", machine, line)
     assert failure.startswith("nothing has happened from outside for")
+
+
+def _losing(gain: Callable[[Preemptions], None]) -> str:
+    """Return the complaint about a request that lost its blocks once and began again, after this happened."""
+    preemptions = Preemptions(4, 0)
+    preemptions.begin("a")
+    preemptions.lose("a")
+    gain(preemptions)
+    preemptions.begin("a")
+    return preemptions.wasted
+
+
+@pytest.mark.parametrize(
+    "gain",
+    [lambda one: one.begin("b"), lambda one: one.end("b"), lambda one: one.compute(2, 3)],
+    ids=["a begin", "an end", "a block"],
+)
+def test_what_another_request_gains_excuses_a_loss(gain: Callable[[Preemptions], None]) -> None:
+    assert _losing(gain) == ""
+
+
+@pytest.mark.parametrize("gain", [lambda _: None, lambda one: one.compute(1, 3)], ids=["nothing", "a block's rest"])
+def test_what_needs_no_block_excuses_none(gain: Callable[[Preemptions], None]) -> None:
+    assert _losing(gain).startswith("a lost its blocks 1 times in a row for nothing")
+
+
+def test_a_loss_under_a_hold_is_no_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Schedule.parse(ONE, of=HEALTHY)
+    run = Run(schedule, parts=adapter_named(HEALTHY).new_parts(schedule.config, record=False))
+    run.oracle.account.preemptions.wasted = "a lost its blocks"
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "obstacle", ReleaseResults())
+        run._check_waste()
+    run.oracle.account.preemptions.wasted = "a lost its blocks"
+    with pytest.raises(Violation, match="a lost its blocks"):
+        run._check_waste()
+
+
+def test_launches_allow_further_empty_steps() -> None:
+    empty = EmptySteps()
+    empty.launched = 10
+    for _ in range(256 + 8 * 10):
+        empty.count()
+    with pytest.raises(Violation, match="of at most 336 beside 10 launches"):
+        empty.count()
+
+
+def test_a_wrong_block_may_be_the_first_of_the_pool() -> None:
+    machine = SimpleNamespace(cached_prefixes=lambda: [CachedPrefix((1, 2), (0,))])
+    with pytest.raises(Violation, match="the prefix cache has block 0"):
+        check_prefixes(machine, SimpleNamespace(wrong_block=lambda _: 0))

@@ -64,7 +64,7 @@ def test_what_is_copied_is_copied_with_its_state() -> None:
 def test_a_state_of_before_a_flush_is_nobodys() -> None:
     run = after_a_block()
     run.events.append(FlushCache(call_id="1"))
-    with pytest.raises(Violation, match=r"before the cache was flushed"):
+    with pytest.raises(Violation, match="a goes on from a state of before the cache was flushed, in block 5"):
         run.step(share("a", 4, 4, 1, 2, states=states(5, 6)), replies=(answered("1"),))
 
 

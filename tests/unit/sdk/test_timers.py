@@ -72,6 +72,37 @@ def test_a_lost_wake_up_is_named() -> None:
         _run(adapter)
 
 
+def test_a_step_that_nobody_asked_for_is_named_as_a_lost_wake_up() -> None:
+    adapter_named(HEALTHY)
+    fixed = sys.modules["fixed"]
+
+    class Sleeps(fixed.FixedMachine):  # type: ignore[misc, name-defined]
+        """It takes a request without a launch, and asks for no step in which to launch it."""
+
+        def step(self, events: Any, now: float) -> Any:
+            if not any(isinstance(event, Add) for event in events):
+                return super().step(events, now)
+            schedule, self.scheduler.schedule = self.scheduler.schedule, list
+            stepped = super().step(events, now)
+            self.scheduler.schedule = schedule
+            return replace(stepped, again=False)
+
+    with pytest.raises(Violation, match="a wake-up is lost: a step without any event does something"):
+        _run(fixed.adapter_of("sleeps", Sleeps))
+
+
+def test_a_scheduler_that_asks_for_step_after_step_spins() -> None:
+    adapter_named(HEALTHY)
+    fixed = sys.modules["fixed"]
+
+    class Spins(fixed.FixedMachine):  # type: ignore[misc, name-defined]
+        def step(self, events: Any, now: float) -> Any:
+            return replace(super().step(events, now), again=True)
+
+    with pytest.raises(Violation, match=r"256 more in a row were given nothing .* a server would spin"):
+        _run(fixed.adapter_of("spins", Spins))
+
+
 def test_busy_polling_has_a_bound_and_a_name() -> None:
     with pytest.raises(Violation, match="busy polling: 64 wake-ups by a timer in a row were given nothing"):
         _run(_delayed(polls=True))
