@@ -85,6 +85,19 @@ def test_a_frame_that_cannot_follow_ends_the_reading(why: str, tmp_path: Path) -
     assert flight.frames == (ARRIVED, PLANNED)
 
 
+def test_nothing_is_read_behind_the_end(tmp_path: Path) -> None:
+    flight = read_flight(written(tmp_path / "on.flight", ARRIVED, End(why="call", now=1.0), PLANNED))
+    assert "a frame behind the end" in flight.damage
+    assert flight.frames == (ARRIVED,)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "large.flight", ARRIVED, PLANNED)
+    monkeypatch.setattr("scripted.sdk.flight.reader._LARGEST_FILE_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ScriptDefinitionError, match=r"large.flight is larger than .* record fewer steps"):
+        read_flight(path)
+
+
 def test_the_result_of_an_empty_plan_may_be_of_any_in_a_row(tmp_path: Path) -> None:
     """An engine that waits for a transfer plans nothing many times, and one of the results says that it is over."""
     empty = Planned(plan=1, now=0.0, shape=0, times=9)
@@ -98,6 +111,7 @@ def test_a_hostile_file_is_refused_or_read_up_to_its_first_wrong_line(tmp_path: 
     path = tmp_path / "hostile.flight"
     for line in (
         b"[" * 100_000,
+        b'{"type":"end","unknown":' + b"[" * 100_000,
         b'{"type":"arrived","id":1,"rid":"a","prompt_ids":' + b"[" * 50_000,
         b'{"type":"planned","plan":1e999,"now":0,"shape":0}',
         b'{"type":"planned","plan":' + b"9" * 5000 + b',"now":0,"shape":0}',

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from scripted.cli.main import app
 from scripted.core.adapters import adapter_named
-from scripted.sdk.flight.frames import AnyFrame, FlightHeader, line_of
+from scripted.sdk.flight.frames import AnyFrame, FlightHeader, Planned, line_of
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
+from scripted.sdk.flight.standing import Hint
+from scripted.sdk.messages import Tokens
 
 ROOT = Path(__file__).resolve().parents[3]
 # docs/your_scheduler.md: the bug of the example.
@@ -50,6 +52,11 @@ def test_every_plan_is_as_recorded_and_every_promise_kept(options: dict[str, boo
     assert len(outcome.records) > 10
 
 
+def test_a_replay_ends_where_it_was_told_to(tmp_path: Path) -> None:
+    known: Any = adapter_named(FIXED)
+    assert len(replay_flight(known, read_flight(flown(tmp_path)), until=5).records) == 5
+
+
 def test_a_promise_that_broke_breaks_again(tmp_path: Path) -> None:
     outcome = again(flown(tmp_path, RACE, adapter=EXAMPLE), EXAMPLE)
     assert outcome.differs is None
@@ -69,6 +76,33 @@ def test_the_first_plan_that_differs_is_named_with_the_likely_reason(tmp_path: P
     assert differs is not None
     assert "a computes" in differs.text
     assert "no frame has" in differs.likely
+
+
+def test_other_blocks_are_a_difference(tmp_path: Path) -> None:
+    def moved(frame: AnyFrame) -> AnyFrame:
+        return msgspec.structs.replace(frame, blocks=frame.blocks + 1) if isinstance(frame, Planned) else frame
+
+    differs = again(changed(flown(tmp_path), moved)).differs
+    assert differs is not None
+    assert differs.text == "the same shares, but in other blocks"
+
+
+def test_after_a_difference_requests_go_on_with_their_own_tokens(tmp_path: Path) -> None:
+    path = flown(tmp_path)
+    recorded = tokens_of(again(path))
+    without = tokens_of(again(changed(path, lambda frame: None if frame_is_abort(frame) else frame)))
+    assert len(recorded) == 5
+    for rid, tokens in recorded.items():
+        assert without[rid][: len(tokens)] == tokens, rid
+
+
+def tokens_of(outcome: FlightOutcome) -> dict[str, list[int]]:
+    said: dict[str, list[int]] = {}
+    for record in outcome.records:
+        for reply in () if record.stepped is None else record.stepped.replies:
+            if isinstance(reply, Tokens):
+                said.setdefault(reply.rid, []).extend(reply.token_ids)
+    return said
 
 
 def frame_is_abort(frame: AnyFrame) -> bool:
@@ -191,6 +225,48 @@ def test_a_request_that_nothing_wakes_stands_still_and_breaks_a_promise(tmp_path
     assert first.startswith("1 request stands still (b): b waits for nothing: "), shown.output
     assert second.startswith("  b: preempted since step "), shown.output
     assert again(path, FIXED).breaks is None
+
+
+class Replaying:
+    """An adapter whose machines of flights have other attributes."""
+
+    def __init__(self, adapter: str, **other: Any) -> None:
+        self._adapter: Any = adapter_named(adapter)
+        self._other = other
+
+    def flight_machine(self, header: FlightHeader) -> Any:
+        machine = self._adapter.flight_machine(header)
+        for name, value in self._other.items():
+            setattr(machine, name, value)
+        return machine
+
+    def version(self) -> str:
+        return ""
+
+
+def test_who_waits_for_something_outside_does_not_hang(tmp_path: Path) -> None:
+    adapter_named(FIXED)
+    file = tmp_path / "waiting.py"
+    file.write_text(FORGETFUL)
+    flight = read_flight(flown(tmp_path, CROWDED, adapter=str(file), why="stall"))
+    assert replay_flight(Replaying(str(file)), flight).hangs == ("b",)
+    waits = Replaying(str(file), hints=lambda: {"b": Hint("load", "a load from outside")})
+    assert replay_flight(waits, flight).hangs == ()
+
+
+def test_reads_of_unknown_content_are_not_judged(tmp_path: Path) -> None:
+    flight = read_flight(flown(tmp_path, RACE, adapter=EXAMPLE))
+    assert replay_flight(Replaying(EXAMPLE), flight).breaks is not None
+    assert replay_flight(Replaying(EXAMPLE, knows_contents=False), flight).breaks is None
+
+
+def test_a_scheduler_that_dies_in_a_replay_is_told(tmp_path: Path) -> None:
+    def dies(*_: object) -> None:
+        raise IndexError("pop from an empty deque")
+
+    # The last frame of the traceback must not be the harness's: an error there is the adapter's.
+    outcome = replay_flight(Replaying(FIXED, plan=dies), read_flight(flown(tmp_path)))
+    assert outcome.breaks == "the scheduler dies of IndexError: pop from an empty deque"
 
 
 def test_nobody_stands_where_every_request_ends(tmp_path: Path) -> None:

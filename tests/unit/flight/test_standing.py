@@ -42,6 +42,15 @@ def test_each_kind_of_wait_is_said() -> None:
     assert stand(seen, "a", a=Hint("grammar", "its grammar")).kind == "grammar"
 
 
+def test_who_is_left_out_of_a_full_batch_waits_for_the_budget() -> None:
+    seen = watch(("a", 24), ("b", 24))
+    launch(seen, 2, 1, a=8, b=8)
+    seen.land(1)
+    launch(seen, 3, 2, a=16)
+    waits = stand(seen, "b")
+    assert (waits.kind, waits.text, waits.holders) == ("budget", "the budget, used by a", ("a",))
+
+
 def test_a_chain_ends_at_its_root() -> None:
     """c waits for a seat that a has, and a for a load that does not come."""
     seen = watch(("a", 8), ("b", 8), ("c", 8))
@@ -67,3 +76,10 @@ def test_a_report_begins_with_what_most_requests_wait_for() -> None:
     first, *_ = report_of(seen.stands(99, 16, {}, 0))
     assert first == "3 requests stand still (b, c, a): a waits for the result of batch 1, launched in step 2"
     assert list(report_of(())) == ["nobody stands: every request has moved in the last steps"]
+
+
+def test_who_has_moved_in_the_last_steps_does_not_stand() -> None:
+    seen = watch(("a", 8), ("b", 8))
+    launch(seen, 90, 1, a=8)
+    assert [one.rid for one in seen.stands(99, 16, {}, 0)] == ["b"]
+    assert [one.rid for one in seen.stands(106, 16, {}, 0)] == ["b", "a"]

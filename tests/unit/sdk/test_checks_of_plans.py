@@ -10,7 +10,18 @@ from msgspec.structs import replace
 from planned_run import LIMITS, PlannedRun, alone, answered, share, told
 
 from scripted.core.promises import CachedPrefix
-from scripted.sdk import BatchResult, FlushCache, Pause, PauseMode, Refused, Resume, Violation
+from scripted.sdk import (
+    Add,
+    BatchFailed,
+    BatchResult,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Refused,
+    Resume,
+    Stepped,
+    Violation,
+)
 
 STOP = PauseMode(name="stop")
 KEEP = PauseMode(name="keep", stops_running=False)
@@ -208,6 +219,36 @@ def test_kv_of_another_request(run: PlannedRun) -> None:
     run.launch("a", 0, 4, 0)
     with refused("b reads KV that is not its own: slot 0 of block 0, its position 0, was written for a"):
         run.step(share("b", 4, 2, 0, 1))
+
+
+def test_kv_of_another_lora() -> None:
+    run = PlannedRun(loras_together=1)
+    run.add("a", 4, lora=1)
+    run.launch("a", 0, 4, 0)
+    run.add("b", 6, lora=1)
+    run.launch("b", 4, 2, 0, 1)
+    run.add("c", 6, lora=2)
+    with refused("c reads KV that is not its own: slot 0 of block 0"):
+        run.step(share("c", 4, 2, 0, 1))
+
+
+def test_what_goes_on_from_a_batch_that_failed_fails(run: PlannedRun) -> None:
+    run.add("a", 8)
+    run.pipeline.fail_next_batch()
+    run.step(share("a", 0, 4, 0))
+    run.step(share("a", 4, 4, 0, 1))
+    assert isinstance(run.take_result(), BatchFailed)
+    assert isinstance(run.take_result(), BatchFailed)
+    run.step()
+    run.launch("a", 0, 8, 0, 1)
+
+
+@pytest.mark.parametrize(("end", "tokens"), [("length", 3), ("abort", 2)])
+def test_a_session_goes_on_when_its_request_ended_by_itself(run: PlannedRun, end: str, tokens: int) -> None:
+    run.pipeline.begin(Add(rid="a", prompt_ids=(1, 2), max_new_tokens=1, session=2))
+    run.pipeline.begin(Add(rid="a", prompt_ids=(1, 2, 3), max_new_tokens=1, session=1), is_queued=True)
+    run.pipeline.follow((), Stepped(replies=(told("a", end=end),)))
+    assert run.pipeline.known_tokens("a") == tokens
 
 
 def test_kv_that_was_never_written(run: PlannedRun) -> None:

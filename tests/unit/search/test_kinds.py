@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +16,7 @@ from scripted.core.defects import Defect
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.decisions import Decisions, _functions
-from scripted.search.execution import execute
+from scripted.search.execution import Failure, execute
 from scripted.search.kinds import Kind, SchedulePart, Sorter, parts_of, restricted
 from scripted.search.units import Finding
 
@@ -64,6 +65,46 @@ def test_two_failures_with_few_common_lines_are_two_kinds() -> None:
         kind.needed = frozenset(("Scheduler.abort", line) for line in lines)
     assert sorter._same(other) is None
     assert sorter._same(same) is one
+
+
+def test_failures_of_one_wrong_decision_are_one_kind() -> None:
+    with switched_on(FLUSH):
+        one, other = (Kind(failing, failing.schedule, failing.failure) for failing in [finding(RACE)] * 2)
+    sorter = Sorter()
+    sorter.kinds = [one]
+    for kind, root in ((one, "a simplest failure"), (other, "another one")):
+        kind.is_examined, kind.root, kind.decision = True, root, "flush.py:52, in ask: if not busy:"
+    assert sorter._same(other) is one
+    other.decision = "flush.py:53, in ask: if late:"
+    assert sorter._same(other) is None
+
+
+def explained(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], str]) -> tuple[Kind | None, Schedule | None]:
+    """Return what explains a flush and an abort, where a flush was found before, if schedules fail like this."""
+
+    def way_to_fail(schedule: Schedule, _signature: str | None) -> tuple[object, Failure | None]:
+        said = fails(str(schedule))
+        return execute, Failure("Violation", said, 1, said) if said else None
+
+    monkeypatch.setattr("scripted.search.kinds.way_to_fail", way_to_fail)
+    known = Schedule.parse("default; 1 start a prompt=9; 3 flush")
+    flush = Failure("Violation", "by the flush", 3, "by the flush")
+    sorter = Sorter()
+    sorter.kinds = [Kind(Finding(str(known), (), flush), known, flush)]
+    return sorter._explained(Schedule.parse("default; 1 start b prompt=5; 3 flush; 5 abort b"), "by the abort")
+
+
+def test_a_second_cause_is_what_fails_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(text: str) -> str:
+        return next((f"by the {word}" for word in ("abort", "flush") if word in text), "")
+
+    kind, rest = explained(monkeypatch, fails)
+    assert kind is not None
+    assert str(rest) == "default; 1 start b prompt=5; 5 abort b"
+
+
+def test_parts_of_a_kind_that_pass_alone_explain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explained(monkeypatch, lambda text: "by the abort" if "abort" in text else "") == (None, None)
 
 
 def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> None:
