@@ -1,4 +1,4 @@
-"""The whole state of a scheduler that is fully idle, as plain data: what a recording may begin with."""
+"""The whole state of a fully idle scheduler, as plain data, with which a recording may begin."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class KeptPage(msgspec.Struct, frozen=True, array_like=True):
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
     """A scheduler after step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
 
-    ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
-    those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
-    ``host`` are the pages of the second tier. ``weights`` is what ``Books.weights`` is, ``transfers`` how many began;
-    ``seconds_per_token`` is what ``GapBound`` has measured.
+    ``window`` pairs each page of the tree that has a window page with that page, in the order of eviction. ``grammars``
+    are the kept grammars with their ids, and whether each is compiled; later grammars get ids above ``last_grammar``.
+    ``host`` are the pages of the second tier. ``weights`` is ``Books.weights``, ``transfers`` the number of transfers
+    begun, and ``seconds_per_token`` the measurement of ``GapBound``.
     """
 
     now: float

@@ -24,7 +24,7 @@ CHUNKING_OFF = -1
 DEFAULT_MAX_LORAS = 8
 MAX_STAGES = 64
 MAX_LORA_NAME_CHARS = 256
-# OpenVINO's paged attention keeps KV in blocks of this size on a CPU; a page of ours is a whole number of them.
+# OpenVINO's paged attention keeps KV in blocks of this size on a CPU; one of our pages is a whole number of blocks.
 OPENVINO_BLOCK_TOKENS = 32
 
 
@@ -255,7 +255,7 @@ class EngineConfig(BaseModel):
 
     @property
     def max_gap_s(self) -> float | None:
-        """``max_gap_ms`` in seconds; None for no bound, and where prompts are never beside decodes or never split."""
+        """``max_gap_ms`` in seconds; None for no bound, and where prompts never join decodes or are never split."""
         return None if self.max_gap_ms is None or not self._may_bound_gaps else self.max_gap_ms / 1000
 
     def _check_memory(self) -> None:

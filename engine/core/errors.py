@@ -43,7 +43,7 @@ class ProcessDiedError(EngineError):
 
 
 def death_words(process: str, cause: str, node: str = "") -> str:
-    """A death in one sentence: which process, of what, and on which machine if that is not the server's."""
+    """Describe a death in one sentence: the process, the cause, and the machine if it is not the server's."""
     return f"the {process} process died: {f'on {node}: ' if node else ''}{cause}"
 
 
@@ -52,7 +52,7 @@ class OpenVINOError(EngineError):
 
 
 class StepFailedError(EngineError):
-    """One microbatch could not be computed; the requests in it end with an error, the engine goes on."""
+    """One microbatch could not be computed: its requests end with an error, and the engine continues."""
 
 
 class DeviceLostError(EngineError):
@@ -60,4 +60,4 @@ class DeviceLostError(EngineError):
 
 
 class IntegrityError(EngineError, AssertionError):
-    """The scheduler's own books do not balance. Never caught by the engine: going on would serve wrong tokens."""
+    """The scheduler's own books do not balance. Never caught by the engine: continuing would serve wrong tokens."""

@@ -1,6 +1,6 @@
 """Decoding of frames from other processes: a value of the declared type, or a BadFrameError and nothing else.
 
-Owns what decoding can raise; knows no message. All that other processes send is decoded here.
+Owns the errors of decoding; knows no message. Everything that other processes send is decoded here.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ LENGTH_BYTES: Final = 4
 
 
 class BadFrameError(EngineError, msgspec.DecodeError):
-    """A frame is no value of the type that was awaited: another shape, bytes that are no text, nested without end."""
+    """A frame is not a value of the expected type: wrong shape, invalid text, or too deeply nested."""
 
 
 def decoder_of(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
-    """A function that decodes msgpack to ``kind``. It raises BadFrameError for anything else."""
+    """Return a function that decodes msgpack to ``kind`` and raises BadFrameError for anything else."""
     return _checked(msgspec.msgpack.Decoder(kind).decode)
 
 
 def json_decoder_of(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
-    """A function that decodes JSON to ``kind``. It raises BadFrameError for anything else."""
+    """Return a function that decodes JSON to ``kind`` and raises BadFrameError for anything else."""
     return _checked(msgspec.json.Decoder(kind).decode)
 
 
 def _checked(decode: Callable[[bytes | bytearray | memoryview], Any]) -> Callable[[Any], Any]:
-    """``decode`` with one error. The library's own is not enough: text that is not UTF-8 and nesting that is too deep
-    raise others.
-    """
+    """Make ``decode`` raise BadFrameError alone: for invalid UTF-8 and deep nesting the library raises other errors."""
 
     def decode_frame(data: bytes | bytearray | memoryview) -> Any:
         try:
             return decode(data)
-        except Exception as exc:  # besides the library's own errors, whatever the checks of a type raise
+        except Exception as exc:  # besides the library's own errors, those of a type's checks
             raise BadFrameError(f"{type(exc).__name__}: {exc}") from exc
 
     return decode_frame
 
 
 class Frames:
-    """Frames cut from the bytes of a stream. ``name`` is what a frame is called, ``most_bytes`` its longest length."""
+    """Cuts a stream of bytes into frames. ``name`` is the word for a frame in errors, ``most_bytes`` its size limit."""
 
     def __init__(self, name: str, most_bytes: int) -> None:
         self._name = name
@@ -56,7 +54,7 @@ class Frames:
         self._bytes += data
 
     def next(self) -> bytes | None:
-        """The next frame that is whole; None when more must come first. Raises BadFrameError for one too long."""
+        """Return the next complete frame; None until more bytes arrive. Raises BadFrameError for one too long."""
         if len(self._bytes) < LENGTH_BYTES:
             return None
         length = int.from_bytes(self._bytes[:LENGTH_BYTES], "little")
@@ -73,5 +71,5 @@ class Frames:
 
 
 def framed(data: bytes) -> bytes:
-    """A frame as it stands on a stream."""
+    """Return a frame with its length prefix, as a stream carries it."""
     return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -1,7 +1,7 @@
 """Limits: a model and a configuration as plain numbers, for the scheduler and the front end.
 
-``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that
-no 'auto' is resolved twice below. Also the one rule for what can never fit.
+``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that every
+'auto' is resolved once, here. Also has the one rule for requests that can never fit.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
     are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
     ``waiting_timeout_s`` and ``max_gap_s`` are in seconds, None for no limit. ``embedding_size`` is 0 where text is
-    generated. With ``prefills`` it computes prompts for decode engines; one of these ``receives``, and waits
-    ``prefill_timeout_s``.
+    generated. With ``prefills`` the engine computes prompts for decode engines; a decode engine ``receives`` them, and
+    waits up to ``prefill_timeout_s``.
     """
 
     pp_size: int
@@ -187,12 +187,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_scratch_pages(self) -> int:
-        """Pages that no plan names: a draft model computes guesses in them that lie beyond a request's own pages."""
+        """Pages that no plan names: a draft model keeps there the KV of guesses beyond a request's own pages."""
         return min(self.rows, self.most_requests) * self.pages_for(self.draft_tokens) if self.has_draft_model else 0
 
     @property
     def most_requests(self) -> int:
-        """Requests that a microbatch may have; without a bound more than there are rows, which no microbatch has."""
+        """The most requests in a microbatch; without a bound a number above the rows, which never limits."""
         return self.rows + 1 if self.microbatch_requests is None else self.microbatch_requests
 
     @property
@@ -220,7 +220,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return (tokens + self.page_size - 2) // self.page_size + 1
 
     def _with_window_pages(self, config: EngineConfig, facts: ModelFacts) -> Limits:
-        """The window pool as configured, else as large as can be of use; a page has at most one window page."""
+        """Set the window pool's size as configured, else the largest useful one; a page has at most one window page."""
         least, most = self.row_window_pages, self.most_window_pages
         wanted = most if config.max_window_tokens is None else config.max_window_tokens // self.page_size
         pages = min(wanted, most, self.total_pages)
@@ -237,11 +237,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return -(-tokens // self.page_size)
 
     def why_never_fits(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
-        """The reason why a request can never run here, with its numbers; None when it can.
+        """Return why a request can never run here, with the numbers; None if it can.
 
-        Asked by the front end before anything is queued and by the scheduler at admission, so both refuse alike.
-        Output is clamped to the context; the KV of the very last token is never written. The window pool refuses
-        no request: it holds all that one request can use at once.
+        The front end calls it before queueing and the scheduler at admission, so both refuse alike. Output is clamped
+        to the context; the KV of the very last token is never written. The window pool refuses no request: it holds all
+        that one request can use at once.
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"

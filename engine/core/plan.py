@@ -35,7 +35,7 @@ class ForwardMode(StrEnum):
 PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA, SLEEP = ForwardMode
 
 
-# Stands for the token that the microbatch before chooses for this row.
+# Stands for the token that the previous microbatch chooses for this row.
 UNKNOWN_TOKEN: Final = -1
 _UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
 
@@ -81,7 +81,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether the choice of a token depends on earlier tokens."""
+        """Whether sampling a token depends on earlier tokens."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
@@ -142,15 +142,15 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
 
     The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
-    for the position after it; those that were guessed right, and the first that was not, are emitted, at least one.
+    for the position after it. The correct guesses and the token after them are emitted, at least one.
 
     With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
     follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
 
     ``lora`` is the version of the LoRA that computes it; 0 stands for the model itself.
 
-    A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it goes on from the token that the
-    last microbatch with this row chooses, which was launched before it and is not back.
+    A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it continues from the token that
+    the last microbatch with this row chooses, which was launched before and is in flight.
     """
 
     rid: str
@@ -174,17 +174,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def choosers(self) -> int:
-        """How many of its last tokens choose one."""
+        """The number of its last tokens whose logits choose a token."""
         return self.drafts + self.emits
 
     def accepted(self, chosen: Sequence[int]) -> int:
-        """How many of its drafts hold, when its last tokens choose these: those before the first that is wrong."""
+        """Return how many of its drafts hold if its last tokens choose these: the drafts before the first wrong one."""
         guesses = self.token_ids[len(self.token_ids) - self.drafts :]
         return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """The tokens whose prompt logprobs are asked for, each by the logits of the position before it."""
+        """The tokens whose prompt logprobs are requested, each given by the logits of the position before it."""
         if self.logprobs_from < 0:
             return ()
         following = self.token_ids[self.logprobs_from - self.start + 1 :]
@@ -275,9 +275,9 @@ class Forward(_Microbatch, frozen=True):
 
 
 class WeightUpdate(_Microbatch, frozen=True):
-    """Other weights, from ``path``; None stands for those of the configured model.
+    """New weights, from ``path``; None for the configured model's.
 
-    Launched when nothing is in flight: all before it was computed with the old weights, all after it with the new ones.
+    Launched when nothing is in flight: everything before it uses the old weights, everything after it the new ones.
     """
 
     path: str | None
@@ -290,9 +290,9 @@ class ProfileSwitch(_Microbatch, frozen=True):
 
 
 class SleepSwitch(_Microbatch, frozen=True):
-    """Give weights and KV back, or at ``level`` 0 take them again. Launched when nothing is in flight, as an update is.
+    """Free weights and KV, or at ``level`` 0 allocate them again. Launched, like an update, when nothing is in flight.
 
-    The levels above differ in what the scheduler lets the stages wake with.
+    The levels above 0 differ in the weights with which the stages wake.
     """
 
     level: int

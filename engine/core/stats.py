@@ -1,4 +1,4 @@
-"""An engine in numbers: present sizes, and totals since its start."""
+"""Statistics of an engine: present sizes, and totals since its start."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's sizes and counters at the end of a step.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
-    have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
-    the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
-    that found theirs. ``sleep_level`` is 0 while the engine is awake; at 2 it needs an update before it can wake.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests have
+    not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode.
+    ``waiting_for_grammar`` of the waiting requests wait for their grammar's compilation. ``grammar_hits`` are requests
+    whose grammar was known. ``sleep_level`` is 0 while the engine is awake; at 2 it needs an update before it can wake.
     ``loras_resident`` are the LoRAs that the stages have; ``lora_loads`` counts loads, ``lora_evictions`` the LoRAs
-    that had to make room.
-    Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
-    what is neither free nor cached is being written. ``host_pages_written`` and ``host_pages_loaded`` count copies.
-    ``pages_received`` came from other engines, ``pages_sent`` went to them; ``open_transfers`` are not over yet.
+    that had to make room. Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. ``host_pages_cached`` of
+    its pages can be hit; pages that are neither free nor cached are being written. ``host_pages_written`` and
+    ``host_pages_loaded`` count copies. ``pages_received`` came from other engines, ``pages_sent`` went to them;
+    ``open_transfers`` are not over yet.
     """
 
     step: int

@@ -1,6 +1,6 @@
 """Clocks: the monotonic one in production; the harness has one that only a script advances.
 
-The scheduler core never asks a clock; its gate does and hands ``now`` to each step.
+The scheduler core never reads a clock; its gate does, and passes ``now`` to each step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report of a script that did not pass: all that a reader of a CI log needs, as data, text and exception.
 
-Made where the script ran (in the scheduler process or in this one), completed and shown where pytest runs.
+Created in the process that ran the script, completed and rendered in pytest's process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Ending(msgspec.Struct, frozen=True):
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``log`` has its last steps; ``cause`` is a dead process's traceback or signal.
 
-    ``when`` names the step and the scheduler's act in it; ``inside`` has the scheduler's lines that raised, if any did.
+    ``when`` names the step and the scheduler's phase; ``inside`` has the lines of the scheduler that raised, if any.
     ``printed`` is the end of the script's output from a process whose output is not shown. ``spent``: the engine cannot
     be used again; not ``begun``: it failed in its reset, before the script. ``fleet`` has the last steps of all engines
     of a fleet. ``ending``: the script skipped its test or expected its failure.
@@ -92,12 +92,12 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_log(self) -> StepLog | None:
-        """Return the last steps with the failure at the last of them."""
+        """Return the last steps, with the failure attached to the final one."""
         return self.log if self.log is None or self.ending else self.log.failing(self.headline)
 
     @property
     def failed_fleet(self) -> FleetLog | None:
-        """Return the last steps of a fleet with the failure at the last of them."""
+        """Return the last steps of a fleet, with the failure attached to the final one."""
         return self.fleet if self.fleet is None or self.ending else self.fleet.failing(self.headline)
 
     @property
@@ -171,11 +171,11 @@ class ScriptTimeout(ScriptError):
 
 
 class ServerDied(ScriptError):
-    """The engine died under the script."""
+    """The engine died while the script ran."""
 
 
 class ServerDirty(ScriptError):
-    """The engine could not be brought back to idle before the script; the report names what is still there."""
+    """The engine could not be brought back to idle before the script; the report names what is left over."""
 
 
 _ERRORS: Final = {

@@ -108,7 +108,7 @@ def _same_file(left: str, right: str) -> bool:
 
 
 def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
-    """Return the outermost and the innermost frames, with None for the others: a recursion has a thousand."""
+    """Return the outermost and the innermost frames, with None for the rest: a recursion may have a thousand."""
     if len(frames) <= 2 * SHOWN_FRAMES:
         return frames
     return (*frames[:SHOWN_FRAMES], None, *frames[-SHOWN_FRAMES:])

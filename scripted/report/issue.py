@@ -1,6 +1,6 @@
 """The text of a bug report in the form that a scheduler's project asks for.
 
-A person reads it before it is sent: what no run can tell is marked as not known.
+A person reads it before sending it: facts that no run can supply are marked as unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A repeated run as it is shown: every step, its end, and where it left its recording."""
+"""A replayed run as reports show it: every step, its ending, and the point where it diverged from its recording."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run of an ``adapter``; its ``error``, as ``Type: text``, and ``where`` that was raised.
+    """Every step of a run of an ``adapter``; its ``error``, as ``Type: text``, and ``where`` it was raised.
 
     ``schedule`` is the line that was run, ``unreached`` its actions that found nothing to act on, ``config`` its
-    settings. ``differs`` says where the run left its recording, ``broken`` where its engine first broke a promise.
-    ``recorded_s`` is the time in seconds between its first and its last step in the recording; None for a schedule.
-    ``first_step`` is over 1 when the run began at a checkpoint. ``notes`` say what a recording lacks.
+    settings. ``differs`` says where the run diverged from its recording, ``broken`` where its engine first broke a
+    promise. ``recorded_s`` is the time in seconds between its first and its last step in the recording; None for a
+    schedule. ``first_step`` is over 1 when the run began at a checkpoint. ``notes`` say what a recording lacks.
     """
 
     log: StepLog
@@ -58,7 +58,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every promise was kept and the recording was followed to its end or its death."""
+        """Whether every promise held and the run followed the recording to its end, or to the scheduler's death."""
         followed = self.differs is None and self.error == self.recorded_error
         return followed and (self.broken is None or self.recorded_error is not None)
 

@@ -1,6 +1,6 @@
 """The steps of a run as they are shown: events and replies in words, and the place of every microbatch.
 
-An adapter makes a log of its records; table, timeline, Perfetto, reports and traces need nothing else of it. A
+An adapter converts its records to a log; the table, the timeline, Perfetto, reports and traces need nothing else. A
 microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; after the last stage its result
 waits until a step takes it.
 """
@@ -202,7 +202,7 @@ class StepLog(msgspec.Struct, frozen=True):
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
     def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> ShownPipeline:
-        """Return the pipeline as one step left it. Launches before the first step count as through all stages."""
+        """Return the pipeline after one step. Microbatches launched before the first step have left the last stage."""
         where: list[int | None] = [None] * self.stages
         results: list[int] = []
         for batch in step.in_flight:
@@ -262,7 +262,7 @@ class ShowsSteps(Protocol[ConfigIn, RecordIn]):
 
 
 def log_of_adapter(adapter: Adapter[ConfigT], records: Sequence[object], config: ConfigT) -> StepLog:
-    """Describe the recorded steps of a run. Raises ScriptDefinitionError for an adapter that shows none."""
+    """Describe the recorded steps of a run. Raises ScriptDefinitionError for an adapter without step logs."""
     if not isinstance(adapter, ShowsSteps):
         raise ScriptDefinitionError(f"the steps of {adapter.name} cannot be shown; give its adapter as_log()")
     return adapter.as_log(records, config)

@@ -40,7 +40,7 @@ def step_table(
     """Return a table with one row a step: the ``last`` newest steps, or the steps ``around`` one, which is marked.
 
     ``notes`` has the lines of a script that acted. ``log`` must have all steps of the run, because older steps say
-    where microbatches were launched. Raises ValueError for ``last`` and ``around`` at once.
+    where microbatches were launched. Raises ValueError if both ``last`` and ``around`` are given.
     """
     if last is not None and around is not None:
         raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
@@ -160,7 +160,7 @@ def _columns(
 
 
 def _widest(texts: Sequence[str]) -> int:
-    """Return the width at which no word of these is cut, up to a bound."""
+    """Return the smallest width that cuts no word of these texts, up to a bound."""
     return max(_LEAST_WIDTH, min(_MOST_WORD, max((len(word) for text in texts for word in text.split()), default=0)))
 
 
@@ -187,7 +187,7 @@ def _queues(step: ShownStep) -> str:
 
 
 def _is_about_the_window(shown: list[ShownStep]) -> bool:
-    """Whether an event other than a result followed an open window; every request ends with results alone."""
+    """Return whether an event other than a result followed an open window; a request's normal end has only results."""
     return any(
         before.in_window and not all(said.of_pipeline for said in step.arrived)
         for before, step in itertools.pairwise(shown)

@@ -1,4 +1,4 @@
-"""The trace: every step of one run written down, as one file of JSON lines.
+"""The trace: every step of one run, in one file of JSON lines.
 
 Owns the file format and its types; never runs anything. A trace is written when a run ends, and read by ``scripted
 view``, the demo and other tools.
@@ -60,7 +60,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class _HeaderLine(msgspec.Struct, frozen=True):
-    """The first line. ``format`` tells a trace from any other JSON."""
+    """The first line. ``format`` distinguishes a trace from other JSON."""
 
     format: str
     header: TraceHeader
@@ -93,7 +93,7 @@ def write_trace(path: str | Path, trace: Trace) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file begins as a trace of any version."""
+    """Return whether a file begins like a trace, of any version."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 

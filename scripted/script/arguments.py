@@ -14,7 +14,7 @@ import msgspec
 
 from scripted.core.errors import BadCall
 
-# Msgpack extensions: its arrays and strings would make a list of a tuple, and a text of a path.
+# Msgpack extensions: plain msgpack would turn a tuple into a list, and a path into a string.
 _TUPLE: Final = 1
 _PATH: Final = 2
 _PATHS: Final = type(Path())

@@ -1,4 +1,4 @@
-"""Runs a function in a forked child: its result comes back over a pipe, and nothing else that it does survives.
+"""Runs a function in a forked child: its result returns over a pipe, and no other effect of it survives.
 
 The parent keeps the time, and always kills the child and every process that the child has started.
 """
@@ -67,7 +67,7 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that outlive the child become children of this one
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child never joins them
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: the child never joins them
             child = os.fork()
         if not child:
             _be_child(work, writer, stacks)

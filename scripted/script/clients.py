@@ -130,7 +130,7 @@ class ClientView(Nameless):
 
     @property
     def answer(self) -> ClientView:
-        """The whole answer: this one, or the answer of several choices that this is one of."""
+        """The whole answer: itself, or the answer of several choices to which it belongs."""
         return self
 
     @property
@@ -222,8 +222,8 @@ class ChoicesView(ClientView):
 class Call(Nameless):
     """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
 
-    ``was_read``: the script looked at the status or text of the answer. ``must_be_read``: a script that did not do so
-    tests nothing with the call.
+    ``was_read``: the script read the status or text of the answer. ``must_be_read``: without that the call tests
+    nothing.
     """
 
     _ask = "its .done or .status"

@@ -1,7 +1,8 @@
 """Compiled sources of script files, kept beside them as Python keeps its own: in ``__pycache__``.
 
-A server's scheduler process compiles the file of each script that it is sent, and every server is a new process. A kept
-file is used only for the same source, path, Python, pytest and harness; one that cannot be written is done without.
+A server's scheduler process compiles the file of each script that it is sent, and every server is a new process. A
+cached file is used only for the same source, path, Python, pytest and harness. Where none can be written, each process
+compiles the source itself.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 def kept(source: bytes, file: str, how: str, kind: type[_Kept], make: Callable[[], _Kept]) -> _Kept:
-    """Return what ``make`` makes of a source, from the file's cache if it is there.
+    """Return a source compiled by ``make``, or the file's cached copy of it.
 
-    ``how`` names the way of compiling, in letters and digits alone. Passes on what ``make`` raises.
+    ``how`` names the way of compiling, with letters and digits only. Propagates the exceptions of ``make``.
     """
     place = Path(importlib.util.cache_from_source(file, optimization=how))
     digest = hashlib.blake2b(source, digest_size=_DIGEST_BYTES, key=_compiler(), person=how.encode()[:16])

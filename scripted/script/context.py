@@ -1,6 +1,6 @@
 """``t``, the object through which a script drives and observes a scheduler; for every adapter.
 
-Its verbs come from the adapter's actions, so that ``t`` can do whatever a schedule of the adapter can express. Queries,
+Its verbs come from the adapter's actions, so that ``t`` can do everything that a schedule of the adapter can. Queries,
 waits and windows are here; an adapter's subclass adds queries of its scheduler. It keeps no state of the scheduler.
 """
 
@@ -453,9 +453,9 @@ class BaseContext(Asked):
         needs_chunks: bool = False,
         needs_change: bool = False,
     ) -> Wait:
-        """Steps until this is reached; what is of one request ends with it.
+        """Make a wait until ``reached()`` holds. A wait for request ``r`` fails when it ends.
 
-        What ``needs_change`` of the scheduler never comes once that is at rest.
+        With ``needs_change`` it also fails once the scheduler is at rest, where the goal can never be reached.
         """
 
         def until() -> Steps:

@@ -1,6 +1,6 @@
 """The hard deadline of code that a watchdog cannot interrupt: the kernel ends the process, with its stacks on stderr.
 
-The watchdog raises an exception between two lines of Python, so a call of C that reaches none outlasts it. Only a
+The watchdog raises an exception between two lines of Python, so a C call that never returns to one outlasts it. Only a
 script that runs in its caller's process comes here; one in a child is killed by its parent.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 # Not blocked by libraries and not caught by Python. A shell says "Virtual timer expired".
 DEADLINE_SIGNAL: Final = signal.SIGVTALRM
-# CPU seconds of the thread beyond twice the watchdog's: what loads a model once is not watched, but computes.
+# CPU seconds of the thread beyond twice the watchdog's time: loading a model is not watched, but uses CPU.
 _PATIENCE_S: Final = 60.0
 _BY_SIGNAL: Final = 0
 _LIBRARIES: Final = (None, "librt.so.1")
@@ -55,8 +55,8 @@ def tell_stacks_to(descriptor: int = _STDERR) -> None:
 def hard_deadline(timeout_s: float) -> Iterator[None]:
     """End this process when its main thread computes for far longer than ``timeout_s`` inside the context.
 
-    Counts CPU time of the thread alone: one that is stopped, starved or stands in a debugger does not come to its end.
-    No effect in other threads, which have no watchdog either, and on systems without timers of a thread.
+    Counts the CPU time of the thread alone, so a process that is stopped, starved or held in a debugger survives. No
+    effect in other threads, which have no watchdog either, or on systems without timers of a thread's CPU time.
     """
     library = _library() if threading.current_thread() is threading.main_thread() else None
     if library is None:

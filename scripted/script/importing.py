@@ -1,4 +1,4 @@
-"""Which file of scripts this process imports in order to run one of them, and what that rules out."""
+"""Tracks the file of scripts that this process is importing in order to run one, and starts no server meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _files: list[str] = []
 
 @contextlib.contextmanager
 def importing_to_run(file: str) -> Iterator[None]:
-    """Note that a file is imported."""
+    """Track a file while it is imported."""
     _files.append(file)
     try:
         yield

@@ -1,7 +1,7 @@
 """Whether a script has changed a process in which others run after it: the scheduler's, in a server.
 
 Compares the code of engine and harness, the settings of the process, its threads and its children with what they were.
-It puts nothing back: a changed server is replaced.
+It restores nothing: a changed server is replaced.
 """
 
 from __future__ import annotations

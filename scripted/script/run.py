@@ -86,14 +86,14 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     def causes(self) -> Iterable[str]:
         """Return known reasons why requests do not advance, each with its remedy, as clauses of a message."""
 
-    # What ``causes`` says of an idle scheduler.
+    # The cause that ``causes`` gives for an idle scheduler.
     idle_words: ClassVar[str] = "the scheduler is idle, so no further step can change anything"
 
     @property
     def is_at_rest(self) -> bool:
-        """Nothing is in flight, waits, is held or has a deadline, and the last step did nothing: nor will the next.
+        """True when nothing is in flight, waiting, held or due, and the last step did nothing, so the next will not.
 
-        A scheduler with a bug may call itself idle, so what it owes is asked of the harness's own books.
+        A buggy scheduler may call itself idle, so open work is looked up in the harness's own books.
         """
         is_owed = len(self.results) > 0 or self.handles.live() or self.handles.open_calls()
         if is_owed or not self.records or self.did_something(self.records[-1]):
@@ -105,7 +105,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Return whether a step had events or an effect."""
 
     def shown_steps(self, busy: int) -> int:
-        """How many of the last steps are shown, so that ``busy`` of them did something, or all."""
+        """Return how many of the last steps to show so that ``busy`` of them did something; all steps if fewer did."""
         left = busy
         for count, record in enumerate(reversed(self.records), 1):
             left -= self.did_something(record)

@@ -37,7 +37,7 @@ WAITS: Final = frozenset(
     }
 )
 _RETURN_NONE: Final = frozenset({"add", "append", "clear", "extend", "insert", "reverse", "sort", "update"})
-# Attributes of a handle that are never None, whatever became of its request.
+# Attributes of a handle that are never None, before, during and after the life of its request.
 _ALWAYS_THERE: Final = frozenset({"client", "output_ids", "prompt_ids", "rid", "sampling", "status"})
 # Functions without side effects.
 _ANSWERS: Final = frozenset(
@@ -152,7 +152,7 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
-    """Explain a comparison that a script returns, to nobody."""
+    """Explain why a comparison that a script returns tests nothing: nobody reads a script's result."""
     match statement:
         case ast.Return(value=ast.expr() as value) if _is_condition(value) and statement in _returns_of(own.node):
             text = ast.unparse(value)

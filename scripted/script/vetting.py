@@ -62,7 +62,7 @@ class EditsWhatRan(Protocol):
     """An adapter that draws single edits of the code that a run called."""
 
     def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
-        """Return the names of at most so many edits, the same for the same code."""
+        """Return the names of at most ``count`` edits, the same for the same code."""
         ...
 
 
@@ -272,7 +272,7 @@ class _Runs:
     def first_edit_noticed(self) -> list[str]:
         """Look for an edit of the code that ran which an assertion of the script notices, and its requests do not.
 
-        No mutant may be about what the script is about.
+        No mutant of the gallery may concern what the script tests.
         """
         adapter = adapter_named(self.test.adapter)
         edits = adapter.edits_met(self.codes, _MOST_EDITS) if isinstance(adapter, EditsWhatRan) else ()

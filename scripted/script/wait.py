@@ -15,7 +15,7 @@ DEFAULT_BUDGET_STEPS: Final = 400
 # The remedy for a wait whose yields do not reach the harness.
 HAND_ON: Final = "use a wait as 'yield from', or yield once for each of its yields"
 Steps = Generator[None, None, None]
-# What a predicate may name whose answer is the same after each step of an idle engine. A client may hear later.
+# Names whose values do not change while the engine is idle. Answers of clients are left out: they may arrive later.
 # fmt: off
 _TIMELESS: Final = frozenset((
     "all", "any", "batch_composition", "bool", "cached_tokens", "chunked", "chunks_done", "choices", "done",
@@ -29,7 +29,7 @@ _CHANGES: Final = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", 
 
 
 class Wait(Nameless):
-    """A wait, which the script has to run with ``yield from``, exactly once."""
+    """A wait, to be run with ``yield from`` exactly once."""
 
     _ask = "what it waits for"
 
@@ -49,7 +49,7 @@ class Wait(Nameless):
 
 
 def is_timeless(predicate: Callable[[], object]) -> bool:
-    """Whether a predicate certainly looks at nothing but requests and queues: no step, no time, no count of its own."""
+    """Return whether a predicate certainly reads only requests and queues: no step, time or counter of its own."""
     code = getattr(predicate, "__code__", None)
     captured = [cell.cell_contents for cell in getattr(predicate, "__closure__", None) or ()]
     return code is not None and not any(map(callable, captured)) and _names_only_queries(code)

@@ -13,7 +13,7 @@ from typing import Final
 
 from scripted.core.errors import Overdue
 
-# A timer of 0 seconds would be none.
+# A timer of 0 seconds would never fire.
 _LEAST_S: Final = 0.001
 # Samples of the stack until one is in the code that owns the loop, and not in a function that it calls.
 _LOOKS: Final = 20

@@ -56,10 +56,10 @@ _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
 # A request may kill its engine; this bounds how many engines it can kill.
 _MOST_LOST: Final = 2
-# More than any engine has to say: of an answer that is held until it is whole, and of one event of a stream.
+# Bounds an answer that is held until it is complete, and one event of a stream; no engine sends more.
 MAX_ANSWER_BYTES: Final = 2**30
 MAX_EVENT_BYTES: Final = 2**28
-# Names the engine that answered, or in a request the engine that shall answer.
+# Names the engine that answered, or in a request the engine that must answer.
 ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
 _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d{1,15})\b', re.MULTILINE)

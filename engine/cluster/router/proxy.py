@@ -121,7 +121,7 @@ class EngineProxy:
                 yield Head(status=_status_of(answer), headers=_passed_back(answer.headers), replica=self._replica)
                 async for part in answer.aiter_raw():
                     yield part
-        except Exception as exc:  # what strange bytes make of an HTTP client has no list
+        except Exception as exc:  # malformed bytes make an HTTP client raise almost anything
             words = f"the engine of replica {self._replica} is gone ({type(exc).__name__})"
             raise ReplicaLostError(words, self._replica) from exc
 

@@ -1,7 +1,7 @@
 """The watch over one engine: whether it takes requests, its model, its load, and the contents of its cache.
 
-Owns the order of these questions: an engine gets requests once it was met, and its mirror is used while it is right.
-Also owns the sockets for KV events; the mirror interprets the batches.
+Owns the order of these questions: an engine gets requests once it has answered, and its mirror is used while it is
+right. Also owns the sockets for KV events; the mirror interprets the batches.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class EngineWatch:
         before = self._engine.why_not
         try:
             why = await self._looked()
-        except Exception as exc:  # whatever one engine says ends no watch, and nothing of the others
+        except Exception as exc:  # no answer of an engine may end its watch, or disturb the others
             logger.exception("%s could not be looked at", self._name)
             why = f"could not be looked at ({type(exc).__name__}); the router's log says why"
             self._engines.away(self._name, why)
@@ -218,7 +218,7 @@ class EngineWatch:
             await self._reader.learn(settings, limits)
         except EngineError:
             raise
-        except Exception as exc:  # of what settings and a model's files may be there is no list
+        except Exception as exc:  # settings and a model's files can raise almost anything
             raise PartnerError(f"is no engine of this version ({shown(repr(exc))})") from exc
         cache = self._engine.cache = self._subscribe(settings, limits)
         placement.join(self._name, settings.max_running_requests + settings.max_queued_requests, cache)

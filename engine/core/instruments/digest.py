@@ -16,7 +16,7 @@ from engine.core.messages import CallAnswer, Event, Reply, StartProfile, encode
 from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
-# To copy it takes a sixth of the time of making one.
+# Copying it takes a sixth of the time of creating one.
 _EMPTY: Final = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 # Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read.
 _PENDING_LIMIT_STEPS: Final = 256

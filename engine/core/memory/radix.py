@@ -185,7 +185,7 @@ class RadixTree:
             self._note_stored(node)
             self._offer_for_eviction(node)
         if self.log is not None:
-            self.log.take()  # who was told of them before is told nothing now
+            self.log.take()  # these pages were logged before the checkpoint
 
     # -- inside --
 

@@ -226,7 +226,7 @@ class Operators:
         return self._taken()
 
     def late(self, stage: int, why: str) -> list[Message]:
-        """End a stage whose time is up: engines without an answer are at fault, and ``why`` tells the wait."""
+        """End a stage whose time is up: engines without an answer are at fault, and ``why`` describes the wait."""
         act = self._act
         if act is None or stage != self.stage:
             return []

@@ -1,4 +1,4 @@
-"""Admission: turns a client's ``Generate`` into a request, or into a refusal that says why with its numbers.
+"""Admission: turns a client's ``Generate`` into a request, or into a refusal with the reason and its numbers.
 
 It changes nothing: the caller puts the request into the queue. A request passes here once, when its message is
 applied.
@@ -40,7 +40,7 @@ class Admission:
         taken: frozenset[str],
         freed: frozenset[str],
     ) -> Refusal | None:
-        """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
+        """Return why this request may not enter the queue; None if it may. See ``Scheduler.refusal_of``."""
         if failure is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=str(failure))
         never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
@@ -63,7 +63,7 @@ class Admission:
         return None
 
     def request_of(self, message: Generate, arrival: int) -> Request:
-        """The request that a message asks for, the ``arrival``-th to be admitted; features have not seen it yet."""
+        """Create the request of a message, the ``arrival``-th to be admitted; features have not seen it yet."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
         # A complete grammar allows nothing but an end token, so end tokens must end the request.

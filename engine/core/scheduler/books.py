@@ -39,10 +39,10 @@ class Launched(msgspec.Struct, frozen=True, gc=False):
 
 
 class Books:
-    """Every request that is alive or whose memory is not yet free, each in exactly one place.
+    """Every request that is alive or still owns memory, each in exactly one place.
 
     ``requests`` registers the requests that have not ended, by rid. ``waiting`` is in order of arrival. A request whose
-    whole prompt is dispatched, and whose result is not back, is found through ``in_flight`` alone.
+    whole prompt is dispatched, and whose result is not back, is only in ``in_flight``.
     """
 
     def __init__(self) -> None:
@@ -65,36 +65,36 @@ class Books:
         # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
         self.turns: list[Sleep | Wake] = []
         self.sleep_level = 0
-        # No such call, and no sleep: requests may be computed.
+        # True while there is no such call and no sleep: requests may be computed.
         self.is_awake = True
 
     # -- the one idle predicate --
 
     @property
     def is_quiescent(self) -> bool:
-        """Nothing in flight and no request owns memory. Requests that wait own nothing and do not count."""
+        """True when nothing is in flight and no request owns memory. Waiting requests own nothing and do not count."""
         prefills = self.chunked is not None or self.transferring
         memory_is_owned = prefills or self.running or self.retracting or self.releasing
         return not memory_is_owned and self.nothing_in_flight
 
     @property
     def is_fully_idle(self) -> bool:
-        """Quiescent, and nothing waits."""
+        """True when quiescent, and nothing waits."""
         return not self.waiting and self.is_quiescent
 
     @property
     def nothing_in_flight(self) -> bool:
-        """No microbatch or transfer is to come back, and no update, sleep or wake is about to be launched."""
+        """True when no microbatch or transfer is pending, and no update, sleep or wake is about to be launched."""
         return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
 
     def next_received(self) -> Request | None:
-        """The first request whose pages have come, or will come no more; None while a prompt is partly prefilled."""
+        """Return the first request whose pages have come, or never will; None while a prompt is partly prefilled."""
         if self.chunked is not None:
             return None
         return next((one for one in self.transferring.values() if one.place is RECEIVING and not one.in_flight), None)
 
     def what_is_busy(self) -> str:
-        """The counts that keep the engine from being idle, as ``name=count`` pairs."""
+        """Describe the counts that keep the engine from being idle, as ``name=count`` pairs."""
         transfers = len(self.transferring)
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
@@ -111,7 +111,7 @@ class Books:
         bisect.insort(self.waiting, request, key=_arrival)
 
     def take_out(self, request: Request) -> None:
-        """Remove a request from its place, and from nothing else."""
+        """Remove a request from its place only."""
         place = request.place
         if place is WAITING:
             index = bisect.bisect_left(self.waiting, request.arrival, key=_arrival)
@@ -133,17 +133,17 @@ class Books:
         self.in_flight.append(launched)
 
     def land(self) -> Launched:
-        """Take the microbatch that was launched first out of flight."""
+        """Take the oldest microbatch out of flight."""
         return self.in_flight.popleft()
 
     def in_flight_ids(self) -> tuple[int, ...]:
-        """Ids of the microbatches in flight, in launch order."""
+        """Return the ids of the microbatches in flight, in launch order."""
         return tuple([launched.microbatch.id for launched in self.in_flight])
 
     # -- looking at all of them --
 
     def live(self) -> list[Request]:
-        """Every request in every place; a request in two places is in the list twice.
+        """Return every request in every place; a request in two places appears twice.
 
         A dispatched request is found only in the microbatches in flight.
         """

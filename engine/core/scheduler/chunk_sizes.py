@@ -1,7 +1,7 @@
-"""Dynamic chunk sizes: parts of a prompt that make every microbatch cost about the same.
+"""Dynamic chunk sizes: chunks of a prompt that make every microbatch cost about the same.
 
-The longer the prefix that a token attends to, the more it costs. With parts of one size, the later microbatches of a
-long prompt keep a stage longer than the earlier ones, and the other stages wait. Pure, in whole numbers.
+The longer the prefix that a token attends to, the more it costs. With chunks of one size, the later microbatches of a
+long prompt occupy a stage longer than the earlier ones, and the other stages wait. Pure, in whole numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 
 class ChunkSizes:
-    """The cost of a part of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in units of its own.
+    """The cost of a chunk of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in units of its own.
 
     ``parity_tokens`` is the prefix at which a token's attention costs as much as its other computation. A microbatch
     may cost as much as one prompt of ``base_tokens`` without a prefix.
@@ -22,13 +22,14 @@ class ChunkSizes:
         self.budget = self.cost(0, base_tokens)
 
     def cost(self, prefix: int, tokens: int) -> int:
-        """The cost of a part of this many tokens after this prefix."""
+        """Return the cost of a chunk of this many tokens after this prefix."""
         return tokens * (2 * prefix + tokens + self._linear)
 
     def part(self, prefix: int, rest: int, *, room: int, spent: int = 0) -> int:
-        """How many of the ``rest`` of a prompt come next; there is ``room`` for tokens, and others cost ``spent``.
+        """Return the size of the next chunk of a prompt's ``rest`` tokens, at most ``room``; other chunks cost
+        ``spent``.
 
-        Whole pages, and at least one, so that a prompt always advances. A rest of less than a page is taken as well.
+        Whole pages, and at least one, so that a prompt always advances. A remainder below a page is taken too.
         """
         page = self._page_size
         # The positive root of x * x + slope * x = left, rounded down.

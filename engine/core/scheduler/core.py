@@ -1,4 +1,4 @@
-"""The state that the scheduler, its planner and its features share, and the ends of a request that all of them use.
+"""The state that the scheduler, its planner and its features share, and their common ways to end a request.
 
 Owns limits, books, memory, counters and time, and the one place where a request ends or goes back to the queue.
 """
@@ -85,13 +85,13 @@ class Core:
         return len(live)
 
     def end_prefilled(self, request: Request) -> None:
-        """End a request of no new token, all of whose prompt is confirmed, and sent if it was to be."""
+        """End a request without new tokens whose whole prompt is confirmed, and sent if a delivery was asked for."""
         assert request.lease is not None, f"{request} owned no memory at its end"
         self.memory.publish(request.lease, request.ids, counts=True)
         self.end(request, LENGTH)
 
     def release_if_landed(self, request: Request) -> None:
-        """Release a request, or send it to the queue, if that had to wait for its last microbatch in flight."""
+        """Release or requeue a request that had to wait for its last microbatch in flight."""
         if request.in_flight:
             return
         if request.place is RELEASING:
@@ -145,7 +145,7 @@ class Core:
             self.books.retracting.append(request)
 
     def stop_requests(self, mode: PauseMode) -> None:
-        """Do to live requests what a pause or a sleep of this mode does."""
+        """Abort or retract live requests, as a pause or a sleep of this mode requires."""
         if mode is PauseMode.ABORT:
             self.end_all()
         elif mode is PauseMode.RETRACT:

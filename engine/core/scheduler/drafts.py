@@ -1,7 +1,7 @@
-"""Drafts: guesses of a request's next tokens, several of which one forward verifies.
+"""Drafts: guesses of a request's next tokens; one forward pass verifies several of them.
 
 A draft model sends them with its results, or they are looked up here in the request's own prompt and output. The
-planner plans them, the last stage verifies them; to a client they change nothing but the speed.
+planner plans them, the last stage verifies them; for a client they change only the speed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_REST_TOKENS: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class Guessing:
-    """The guesses of one request, and how they fared.
+    """The guesses of one request, and their success so far.
 
     ``guesses`` are a draft model's, of the tokens that follow the request's; ``text`` has the request's tokens so far,
     for looking up drafts without a model. ``misses`` counts the verifications in a row in which no guess held. The
@@ -67,21 +67,21 @@ class Drafts(Feature):
         self._memory = core.memory
         self._counters = core.counters
         self.is_on = core.limits.draft_tokens > 0
-        # Of each request that was guessed for, until it is gone.
+        # By request, until it is gone.
         self._of: dict[Request, Guessing] = {}
 
     def of(self, request: Request) -> Guessing:
-        """The guesses of a request, which are noted from now on."""
+        """Return the guesses of a request, which are tracked from now on."""
         known = self._of.get(request)
         if known is None:
             known = self._of[request] = Guessing()
         return known
 
     def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
-        """The drafts of a request that is about to decode, with pages for them; none if nothing is guessed.
+        """Return the drafts of a request that is about to decode, with pages for them; none if nothing is guessed.
 
-        They take free pages only, all but ``spare_pages``, so that no cached prefix and no other request gives way to
-        a guess. There are no more of them than the request may still emit after the token that is certain.
+        They take only free pages, and leave ``spare_pages``, so that no cached prefix and no other request yields to a
+        guess. Their number is at most that of the tokens that the request may emit after the certain one.
         """
         limits, lease, known = self._limits, request.lease, self.of(request)
         assert lease is not None, f"{request} decodes, but owns no memory"
@@ -98,7 +98,7 @@ class Drafts(Feature):
         return drafts
 
     def take_result(self, launched: Launched, completion: Completion) -> None:
-        """Keep what a draft model guesses next."""
+        """Store the draft model's next guesses."""
         if not self._limits.has_draft_model:
             return
         guesses = iter(completion.guesses)
@@ -107,7 +107,7 @@ class Drafts(Feature):
                 self.of(request).guesses = next(guesses, ())
 
     def verify(self, request: Request, drafts: int, held: int) -> None:
-        """Count the drafts that held, and give back the memory of the others."""
+        """Count the drafts that held, and free the memory of the others."""
         assert request.lease is not None, f"{request} owned no memory while it was in flight"
         self._counters.drafted_tokens += drafts
         self._counters.accepted_tokens += held
@@ -125,15 +125,15 @@ class Drafts(Feature):
         self._of.pop(request, None)
 
     def check(self, live: Sequence[Request]) -> None:
-        """Only live requests are guessed for."""
+        """Check that only live requests have guesses."""
         if self._of and (strange := self._of.keys() - set(live)):
             raise IntegrityError(f"{list(strange)} are gone, but still guessed for")
 
     def _look_up(self, ids: list[int], known: Guessing, count: int) -> tuple[int, ...]:
-        """The tokens that followed the latest earlier occurrence of the last tokens, of as many as occurred before.
+        """Return the tokens that followed the latest earlier occurrence of the longest suffix that has occurred before.
 
-        Unless guesses hold, the match must be twice as long: pairs recur in any text, but their continuations do not.
-        A copy that reaches the end goes on with the copied tokens, so that a repetition is guessed on and on.
+        Unless guesses hold, the match must be twice as long: pairs recur in any text, but their continuations do not. A
+        copy that reaches the end continues with the copied tokens, so that a repetition is guessed at any length.
         """
         limits = self._limits
         text = _text_of(ids, known)
@@ -147,7 +147,7 @@ class Drafts(Feature):
 
 
 def _text_of(ids: list[int], known: Guessing) -> bytearray:
-    """The bytes of a request's ids so far, kept so that a step adds only what is new."""
+    """Return the bytes of a request's ids so far; they are kept, so that a step appends only the new ones."""
     text = known.text
     if text is None:
         text = known.text = bytearray()
@@ -157,7 +157,7 @@ def _text_of(ids: list[int], known: Guessing) -> bytearray:
 
 
 def _latest(text: bytearray, tokens: int) -> int | None:
-    """The latest earlier place of the last ``tokens`` ids of the text; it may overlap the end."""
+    """Return the latest earlier position of the last ``tokens`` ids of the text; it may overlap the end."""
     suffix, end = text[-tokens * _ID_BYTES :], len(text) - 1
     while (place := text.rfind(suffix, 0, end)) >= 0:
         if place % _ID_BYTES == 0:

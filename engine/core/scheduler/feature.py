@@ -27,7 +27,8 @@ class Feature:
 
     is_on: bool = True
     control: ClassVar[type[Control] | None] = None
-    # When a step is due for the feature even if nothing happens, in seconds. An attribute, because every step asks.
+    # The time in seconds at which the feature needs a step even without events. An attribute, because every step reads
+    # it.
     deadline: float | None = None
 
     # -- messages --
@@ -39,7 +40,7 @@ class Feature:
     # -- admission --
 
     def refusal_of(self, message: Generate) -> Refusal | None:
-        """Why a request may not enter the queue; None when the feature has nothing against it. Asked while off, too."""
+        """Return why a request may not enter the queue; None if it may. Called even while the feature is off."""
         del message
         return None
 
@@ -50,25 +51,25 @@ class Feature:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next microbatch is the feature's to decide: it launches its own, or none."""
+        """Return whether the feature decides the next microbatch: it launches its own, or none."""
         return True
 
     def launch(self, number: int) -> Control | None:
-        """The microbatch that the feature launches now, under this number; None when it must wait."""
+        """Return the microbatch that the feature launches now, under this number; None if it must wait."""
         del number
         return None
 
     @property
     def has_more(self) -> bool:
-        """Whether the feature could launch another microbatch at once."""
+        """Return whether the feature could launch another microbatch at once."""
         return False
 
     def startable(self, waiting: Sequence[Request]) -> Sequence[Request]:
-        """The requests of a queue that may start and may be overtaken, in its order."""
+        """Return the requests of a queue that may start and may be overtaken, in its order."""
         return waiting
 
     def holds_back(self, request: Request) -> bool:
-        """Whether a waiting request cannot start yet. It is passed over, which counts as overtaking it."""
+        """Return whether a waiting request cannot start yet. It is passed over, which counts as overtaking it."""
         del request
         return False
 
@@ -81,18 +82,18 @@ class Feature:
         return room
 
     def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
-        """Guesses of a decoding request's next tokens, with pages for them, ``spare_pages`` left free."""
+        """Return guesses of a decoding request's next tokens, with pages for them; ``spare_pages`` stay free."""
         del request, spare_pages
         return ()
 
     def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
-        """Add the feature's fields to a segment, which tells the request's pages from place ``first_page`` on."""
+        """Add the feature's fields to a segment that carries the request's pages from index ``first_page`` on."""
 
     def fill_prompt(self, request: Request, start: int, end: int, share: SegmentShare) -> None:
         """Add the feature's fields to a segment with the part of a prompt from ``start`` to ``end``."""
 
     def copies(self) -> Copies | None:
-        """The copies that the forward pass which is launched now carries out; None when none are due."""
+        """Return the copies for the forward pass that is launched now; None if none are due."""
 
     # -- landing --
 
@@ -141,7 +142,7 @@ class Feature:
         """The stages are gone, and nothing that is in flight will come back."""
 
     def give_up(self, why: str) -> None:
-        """Refuse every call that is open: nothing can be launched any more."""
+        """Refuse every open call: nothing can be launched any more."""
         del why
 
     # -- the step --
@@ -166,11 +167,11 @@ class Feature:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing of the feature is open, so that a checkpoint could be taken."""
+        """Return whether the feature has no open work, so that a checkpoint can be taken."""
         return True
 
     def in_flight(self) -> Iterable[Request]:
-        """The request of each order that the stages have not ended, once for each."""
+        """Return the request of each order that the stages have not completed, once for each order."""
         return ()
 
     def check(self, live: Sequence[Request]) -> None:
@@ -180,11 +181,11 @@ class Feature:
         """Add the feature's fields to a checkpoint. Only for a scheduler that is idle and at rest."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what a checkpoint says. Only for a feature that is new."""
+        """Restore the state of a checkpoint. Only for a new feature."""
 
 
 class Hooks:
-    """For each hook of a step the features that define it, in their order. The others are not called."""
+    """The features that define each hook of a step, in their order. The others are not called."""
 
     enter: tuple[Feature, ...] = ()
     launch: tuple[Feature, ...] = ()
@@ -226,7 +227,7 @@ class Hooks:
 
 @functools.cache
 def _places_of(kinds: tuple[type[Feature], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """For each hook that some of these classes define, which. Once a combination: a search makes many schedulers."""
+    """Return the classes that define each hook, by its name. Cached by combination: a search makes many schedulers."""
     found = {
         hook: tuple([place for place, kind in enumerate(kinds) if getattr(kind, hook) is not getattr(Feature, hook)])
         for hook in Hooks.__annotations__

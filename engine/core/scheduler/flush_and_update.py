@@ -1,4 +1,4 @@
-"""Flush and weight update, which need a quiescent engine: done at once, or deferred until it is or time is up.
+"""Flush and weight update, which need a quiescent engine: done at once, or deferred until it is or the time is up.
 
 Only this file asks the books' idle predicate for them. They never plan a request.
 """
@@ -22,7 +22,7 @@ class FlushAndUpdate(Feature):
     """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
 
     control = WeightUpdate
-    # While an update is asked for or in flight: it is launched by itself, and nothing else meanwhile.
+    # Set while an update is requested or in flight: it is launched alone, and nothing else meanwhile.
     is_due = False
 
     def __init__(self, core: Core) -> None:
@@ -53,13 +53,13 @@ class FlushAndUpdate(Feature):
         return None
 
     def on_time(self, now: float) -> None:
-        """Answer the call that waits, if its time has come."""
+        """Answer the waiting call if its time has come."""
         answer = self.answer_due(now)
         if answer is not None:
             self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
-        """The answer to the call that waits, if there is one and its time has come."""
+        """Return the answer to the waiting call, if there is one and its time has come."""
         call = self._deferred
         if call is None:
             return None
@@ -79,7 +79,7 @@ class FlushAndUpdate(Feature):
         return None if self._books.in_flight else WeightUpdate(number, update.model_path)
 
     def finish(self, error: str | None) -> None:
-        """Answer the update; with new weights the features are told."""
+        """Answer the update, and tell the features of new weights."""
         self._core.say(self.finish_update(error))
         if error is None:
             for feature in self._core.hooks.change_weights:
@@ -94,7 +94,7 @@ class FlushAndUpdate(Feature):
         return self._deferred is None
 
     def check(self, live: Sequence[Request]) -> None:
-        """An update is due while one is asked for, and a deadline is kept while a call waits."""
+        """Check that an update is due while one is requested, and that a deadline is set while a call waits."""
         del live
         update, deferred = self._books.update, self._deferred
         if self.is_due is not (update is not None) or (self.deadline is None) is not (deferred is None):
@@ -109,7 +109,7 @@ class FlushAndUpdate(Feature):
         self._books.weights = checkpoint.weights
 
     def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
-        """The answer to the update: all stages have the new weights, or with ``error`` all have the old ones.
+        """Return the answer to the update: all stages have the new weights, or with ``error`` all have the old ones.
 
         With ``is_dead`` the stages are gone, which is no fault of the call.
         """

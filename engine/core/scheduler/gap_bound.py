@@ -13,7 +13,7 @@ from engine.core.scheduler.books import Launched
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 
-# How much a new measurement counts beside the average of all earlier ones.
+# The weight of a new measurement in the moving average.
 NEWEST_SHARE: Final = 0.25
 _WITH_PROMPTS: Final = frozenset((PREFILL, MIXED))
 
@@ -21,8 +21,8 @@ _WITH_PROMPTS: Final = frozenset((PREFILL, MIXED))
 class GapBound(Feature):
     """Keeps the time of a microbatch with prompts near ``max_gap_s`` while requests run.
 
-    ``seconds_per_token`` is what a token of such a microbatch took, 0 until it was measured. Only microbatches of at
-    least half of the tokens that were allowed are measured: in a small one its fixed cost would count too much.
+    ``seconds_per_token`` is the measured time per token of such a microbatch, 0 before the first measurement. Only
+    microbatches with at least half of the allowed tokens are measured: in a small one the fixed cost dominates.
     """
 
     def __init__(self, core: Core) -> None:
@@ -38,7 +38,7 @@ class GapBound(Feature):
 
     @property
     def _allowed(self) -> int:
-        """The tokens of a microbatch, decodes included, that take no longer than a stream may wait."""
+        """The most tokens of a microbatch, decodes included, within the longest wait of a stream."""
         if self._max_gap_s is None or not self.seconds_per_token:
             return self._budget
         return min(self._budget, int(self._max_gap_s / self.seconds_per_token))

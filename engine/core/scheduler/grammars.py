@@ -1,4 +1,4 @@
-"""Grammars: which requests use each, whether it is compiled, and which are kept unused.
+"""Grammars: the requests that use each, whether it is compiled, and the unused ones that are kept.
 
 Orders the last stage to compile and to forget them. A request waits for the event that its grammar is ready, and no
 other request waits for that one.
@@ -61,7 +61,7 @@ class Grammars(Feature):
         return tuple(self._by_id.values())
 
     def is_waited_for_by(self, request: Request) -> bool:
-        """Whether a request has a grammar that is not compiled yet."""
+        """Return whether a request has a grammar that is not compiled yet."""
         known = self._of.get(request)
         return known is not None and not known.is_ready
 
@@ -83,7 +83,7 @@ class Grammars(Feature):
             self.take(request, message.sampling.grammar)
 
     def take(self, request: Request, grammar: Grammar) -> None:
-        """Let a request that enters use a grammar, which is known already or is to be compiled."""
+        """Give an entering request its grammar, which is known already or will be compiled."""
         known = self._by_text.get(grammar)
         if known is None:
             self._last_id += 1
@@ -160,7 +160,7 @@ class Grammars(Feature):
         return {"waiting_for_grammar": self.waiting}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Every request that is not gone is a user of its grammar, and every number and index is as recounted."""
+        """Check that every request that is not gone is a user of its grammar, and recount every number and index."""
         if not self._by_id and not self._of and not self._compiling:
             return
         compiling = sum([not one.is_ready for one in self.entries])
@@ -176,7 +176,7 @@ class Grammars(Feature):
             raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} are to follow one")
 
     def snapshot(self, parts: CheckpointParts) -> None:
-        """The id that was given last, and what is kept, in the order in which it fell out of use."""
+        """Add the last id given and the kept grammars, in the order in which they fell out of use."""
         parts["last_grammar"] = self._last_id
         parts["grammars"] = tuple([(one.id, one.grammar, one.is_ready) for one in self._unused.values()])
 

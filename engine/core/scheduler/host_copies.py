@@ -1,4 +1,4 @@
-"""Copies between the KV cache and host memory: which microbatch carries them out, and what its result makes of them.
+"""Copies between the KV cache and host memory: the microbatch that carries them out, and the effect of its result.
 
 The tier itself belongs to the memory (``engine/core/memory/host_tier.py``).
 """
@@ -36,7 +36,7 @@ class HostCopies(Feature):
             self._counters.host_hit_tokens += request.cached_tokens_host
 
     def copies(self) -> Copies | None:
-        """The copies for the microbatch that is launched now, None when none are due.
+        """Return the copies for the microbatch that is launched now; None if none are due.
 
         Stages follow microbatches in launch order. So a page that has left the pool is read before this or a later
         microbatch computes in its place, and a page that is loaded is there before it is used.
@@ -56,19 +56,19 @@ class HostCopies(Feature):
             host.land(copies.out, copies.into, failed=failed)
 
     def sizes(self) -> tuple[int, ...]:
-        """Host pages free and ready."""
+        """Return the free and the ready host pages."""
         assert self._host is not None
         return self._host.pages.free, self._host.pages.cached
 
     def stats(self) -> dict[str, int]:
-        """Host pages: all, free and ready."""
+        """Return all, free and ready host pages."""
         if self._host is None:
             return {}
         pages = self._host.pages
         return {"host_pages_total": pages.total, "host_pages_free": pages.free, "host_pages_cached": pages.cached}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Every copy in flight is between pages that are its own until it is back."""
+        """Check that no other use of a page overlaps with a copy in flight."""
         del live
         host = self._host
         if host is None:
@@ -91,7 +91,7 @@ class HostCopies(Feature):
         check_host(host, written, read)
 
     def snapshot(self, parts: CheckpointParts) -> None:
-        """Every page in use, least recently used first."""
+        """Add every host page in use, least recently used first."""
         if self._host is not None:
             parts["host"] = tuple([KeptPage(page.number, page.key, page.source) for page in self._host.kept.values()])
 

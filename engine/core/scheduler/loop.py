@@ -1,6 +1,6 @@
 """The event loop of the scheduler: one loop for every gate, pipeline and number of stages.
 
-It holds no state and takes no decision. In each step the gate gives events, the scheduler decides, the pipeline gets
+It holds no state and decides nothing. In each step the gate supplies events, the scheduler decides, the pipeline gets
 orders and a microbatch, and the outbox gets replies and cache events.
 """
 
@@ -11,7 +11,7 @@ from engine.core.scheduler.scheduler import Scheduler
 
 
 def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbox) -> None:
-    """Run steps until the gate has no more. An exception ends the loop, and the gate sees it when it is left."""
+    """Run steps until the gate ends the loop. An exception ends it too, and the gate's ``__exit__`` gets it."""
     result: StepResult | None = None
     with gate:
         while (step := gate.next_step(result)) is not None:

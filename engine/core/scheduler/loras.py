@@ -1,7 +1,7 @@
-"""LoRA adapters: which there are, which of them the stages hold, and what is loaded and dropped next.
+"""LoRA adapters: the known ones, the ones that the stages hold, and the next to load or drop.
 
-A change is a microbatch without tokens, one at a time, launched beside others. A LoRA that a request uses is never
-dropped. Ends the requests whose LoRA could not be loaded, and plans none.
+A change is a microbatch without tokens; at most one is in flight, beside other microbatches. A LoRA that a request uses
+is never dropped. Ends requests whose LoRA could not be loaded, and plans none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_RESIDENT: Final = -1
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lora:
-    """A LoRA adapter: its name, where its weights are, and whether the stages have them.
+    """A LoRA adapter: its name, the path of its weights, and whether the stages hold them.
 
     ``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
     ``used`` is the number of the last microbatch with it, or of the first that could have it. A LoRA that is
@@ -42,7 +42,7 @@ class Lora:
     leaving: bool = False
 
     def use(self, microbatch: int) -> int:
-        """Note that a microbatch is computed with it; returns the version that the stages know it by."""
+        """Note its use in a microbatch; return the version by which the stages know it."""
         assert self.version, f"{self} is not resident, but microbatch {microbatch} is to be computed with it"
         self.used = microbatch
         return self.version
@@ -50,7 +50,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """The change that is in flight: ``victim`` makes room for ``lora``; without a call it is for requests."""
+    """The change in flight: ``victim`` makes room for ``lora``. Without a call it serves waiting requests."""
 
     call: LoraCall | None
     lora: Lora
@@ -59,10 +59,9 @@ class _Launched:
 
 
 class Loras(Feature):
-    """``known`` are those that requests may ask for, by name; at most ``max_loras`` of them are resident.
+    """``known`` has the LoRAs that requests may ask for, by name; at most ``max_loras`` of them are resident.
 
-    ``deadline``, in seconds, is when the unload that waits gives up; None when none waits. Off for an engine that holds
-    no LoRAs.
+    ``deadline``, in seconds, is when a waiting unload gives up; None without one. Off for an engine without LoRAs.
     """
 
     control = LoraUpdate
@@ -84,26 +83,26 @@ class Loras(Feature):
         self._due: list[LoraCall] = []
         self._launched: _Launched | None = None
         self._deferred: UnloadLora | None = None
-        # The steps in which a change came back, and in which one was left to the next step.
+        # The step in which the last change came back, and the step that deferred one to the next.
         self._landed_at = self._postponed_at = 0
 
     def _name_of(self, version: int) -> str:
-        """The name of the LoRA that the stages hold under this version; '' if they hold none."""
+        """Return the name of the LoRA that the stages hold under this version; '' if they hold none."""
         return next((lora.name for lora in self.known.values() if lora.version == version), "")
 
     @property
     def resident(self) -> int:
-        """How many LoRAs the stages hold for requests."""
+        """The number of LoRAs that the stages hold for requests."""
         return sum([lora.version > 0 for lora in self.known.values()])
 
     @property
     def is_at_rest(self) -> bool:
-        """No call waits and nothing is in flight."""
+        """True while no call waits and nothing is in flight."""
         return not self._due and self._launched is None and self._deferred is None
 
     @property
     def has_more(self) -> bool:
-        """Whether a call's change can be launched at once. A profile goes before it."""
+        """Return whether a call's change can be launched at once. A profile goes first."""
         return bool(self._due) and self._launched is None and self._has_slot
 
     @property
@@ -128,16 +127,16 @@ class Loras(Feature):
             self._note_key(request)
 
     def of(self, request: Request) -> Lora | None:
-        """The LoRA that computes a request; None for the model itself."""
+        """Return the LoRA of a request; None for the model itself."""
         return self._of.get(request)
 
     def holds_back(self, request: Request) -> bool:
-        """Whether the stages do not hold the LoRA of a request."""
+        """Return whether the stages lack the LoRA of a request."""
         lora = self._of.get(request)
         return lora is not None and not lora.version
 
     def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
-        """Tell the version of the LoRA that computes a segment."""
+        """Add the version of the LoRA that computes a segment."""
         del first_page
         lora = self._of.get(request)
         if lora is not None:
@@ -156,14 +155,14 @@ class Loras(Feature):
         return version, request.kv_key[1]
 
     def _set_version(self, lora: Lora, version: int) -> None:
-        """Note which load of a LoRA the stages hold now; 0 is none."""
+        """Set the version of a LoRA that the stages hold now; 0 for none."""
         lora.version = version
         for request, other in self._of.items():
             if other is lora:
                 self._note_key(request)
 
     def why_unknown(self, name: str) -> str | None:
-        """Why no request may ask for the LoRA of this name; None when one may."""
+        """Return why no request may ask for the LoRA of this name; None if one may."""
         lora = self.known.get(name)
         if lora is None:
             there = ", ".join(map(repr, self.known)) or "none"
@@ -178,19 +177,19 @@ class Loras(Feature):
             self._core.say(answer)
 
     def ask(self, call: LoraCall, now: float) -> CallAnswer | None:
-        """Refuse a call, or defer it; None when its answer comes later."""
+        """Refuse a call or defer it; None if its answer comes later."""
         if not self._most:
             return refused(call, "this server holds no LoRAs; start it with --max-loras N or --lora NAME=PATH")
         return self._ask_load(call) if isinstance(call, LoadLora) else self._ask_unload(call, now)
 
     def on_time(self, now: float) -> None:
-        """Refuse the unload that waits, if its time is up."""
+        """Refuse a waiting unload whose time is up."""
         answer = self.answer_due(now)
         if answer is not None:
             self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
-        """The refusal of the unload that waits, if its time is up; it is due for launch once nothing uses it."""
+        """Return the refusal of a waiting unload whose time is up; it becomes due once nothing uses its LoRA."""
         call = self._deferred
         if call is None:
             return None
@@ -236,7 +235,7 @@ class Loras(Feature):
     def launch(self, number: int) -> LoraUpdate | None:
         """Load or drop a LoRA, if one is due and has a slot: calls in order, then the LoRAs that requests wait for.
 
-        In the step in which a change comes back none is launched for requests: those that waited for it go first.
+        In the step in which a change comes back, none is launched for requests: the ones that waited for it go first.
         """
         if self._launched is not None or not self._has_slot:
             return None
@@ -260,9 +259,9 @@ class Loras(Feature):
         return self._postponed_at == self._core.step_number
 
     def finish(self, error: str | None) -> None:
-        """Note that all stages have changed, or with ``error`` that none has, and answer the call that asked for it.
+        """Note that all stages have made the change, or with ``error`` none, and answer its call.
 
-        If no call did, requests wait for the LoRA: with ``error`` they end.
+        Without a call, requests wait for the LoRA: with ``error`` they end.
         """
         launched, self._launched, self._landed_at = self._launched, None, self._core.step_number
         assert launched is not None, "a change of LoRAs came back that was never launched"
@@ -295,7 +294,7 @@ class Loras(Feature):
         if call is not None:
             self._core.say(refused(call, error, fault=None if change.path is None else "path"))
             return
-        # Only requests that wait: those that ran with the LoRA would have kept it.
+        # Only waiting requests: a running one would have kept the LoRA.
         for request in [one for one in self._books.waiting if self._of.get(one) is lora]:
             self._core.end(request, FinishReason.UNAVAILABLE, error=error)
 
@@ -317,9 +316,9 @@ class Loras(Feature):
         return self._load(call, lora, victim, is_kept=has_place)
 
     def _of_requests(self) -> _Launched | None:
-        """Load the LoRA of the first request that lacks one, if there is a place for it.
+        """Load the LoRA of the first request that lacks its LoRA, if there is room for it.
 
-        A LoRA that an earlier request waits for makes no room: the two would be loaded in turn for ever.
+        A LoRA that an earlier request waits for is no victim: the two would evict each other for ever.
         """
         wanted: set[Lora] = set()
         for request in self._policy.order(self._core.startable(), self._memory):
@@ -340,7 +339,7 @@ class Loras(Feature):
         return _Launched(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
     def _place_for(self, wanted: Collection[Lora]) -> tuple[bool, Lora | None]:
-        """Whether one more LoRA can be resident, and which other one must make room for it."""
+        """Return whether one more LoRA can be resident, and the LoRA that must make room for it."""
         if self.resident < self._most:
             return True, None
         in_use = {self._of.get(request) for request in self._books.live() if request.lease is not None}
@@ -354,7 +353,7 @@ class Loras(Feature):
         return [request for request in self._books.live() if self._of.get(request) is lora]
 
     def _counts(self, users: Sequence[Request]) -> str:
-        """The places of these requests, and the microbatches in flight with them, as counts."""
+        """Describe the places of these requests, and the microbatches in flight with them, as counts."""
         places = [request.place for request in users]
         flying = sum([not set(flight.requests).isdisjoint(users) for flight in self._books.in_flight])
         leaving = places.count(Place.RETRACTING) + places.count(Place.RELEASING)
@@ -369,7 +368,7 @@ class Loras(Feature):
         return {"loras_resident": self.resident}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Requests that own memory are computed with LoRAs that are resident, and no more are than may be."""
+        """Check that requests with memory have resident LoRAs, and that at most ``max_loras`` are resident."""
         for request in live:
             lora = self._of.get(request)
             if request.lease is not None and request.lease.kv_key != self._key_of(request):

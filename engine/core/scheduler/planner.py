@@ -1,7 +1,7 @@
 """The planner: decides what the next microbatch computes, within the token budget and the free memory.
 
-Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode
-runs out of pages. It launches nothing and replies nothing; it moves requests between the places of the books.
+Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode runs
+out of pages. It launches nothing and sends no reply; it moves requests between the places of the books.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
 
 class Plan:
-    """A microbatch in the making. ``requests`` has the request of each segment, in the same order.
+    """A microbatch under construction. ``requests`` has the request of each segment, in the same order.
 
-    ``budget`` bounds the tokens of its parts of prompts, ``seats`` the number of parts; ``cost`` adds up the costs of
-    parts, where these are bounded.
+    ``budget`` bounds the tokens of its chunks, ``seats`` their number; ``cost`` is the sum of their costs, where these
+    are bounded.
     """
 
     __slots__ = ("budget", "cost", "mode", "requests", "seats", "segments", "tokens")
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Tokens of prompts that still fit."""
+        """The prompt tokens that still fit."""
         return self.budget - self.tokens
 
 
@@ -58,15 +58,15 @@ class Planner:
         self._hooks = core.hooks
         budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
         self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
-        # Once, because they are computed and every step asks.
+        # Computed once, because every step reads them.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
-        # Stands for a token that is not known yet; without planning ahead every token is.
+        # Stands for a token that is not known yet; without planning ahead every token is known.
         self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
     @property
     def may_plan(self) -> bool:
-        """Whether there is something to plan: awake, not paused, no update, a free slot, and work for it."""
+        """Return whether there is something to plan: awake, not paused, no update, a free slot, and work for it."""
         books = self._books
         if not books.is_awake or books.paused is not None or books.update is not None:
             return False
@@ -79,7 +79,7 @@ class Planner:
         return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
 
     def plan(self) -> Plan | None:
-        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
+        """Return the next microbatch's mode, segments and their requests; None without a slot or work."""
         if not self.may_plan:
             return None
         books, plan = self._books, Plan(self._limits.prefill_budget_tokens, self._most_requests)
@@ -100,10 +100,10 @@ class Planner:
         assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
 
     def _add_both(self, plan: Plan) -> None:
-        """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
+        """Add decodes first, then prompts into the rest of the budget: no stream waits for a long prompt.
 
-        A page of the budget, or half of a smaller one, is left to prompts, so that neither keeps the other out. A
-        prompt that may not be split is left all of it. While requests run, a feature may bound prompts further.
+        A page of the budget, or half of a smaller budget, is left to prompts, so that neither keeps the other out. The
+        whole budget is left to a prompt that may not be split. While requests run, a feature may bound prompts further.
         """
         budget = plan.budget
         least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
@@ -138,7 +138,7 @@ class Planner:
                 self._add_chunk(plan, request)
 
     def _add_received(self, plan: Plan) -> None:
-        """Add requests whose KV has come: the whole rest of a prompt, or of the first one a part."""
+        """Add requests whose KV has come: the whole rest of each prompt, or a chunk of the first one."""
         while (request := self._books.next_received()) is not None:
             rest = request.prefill_tokens - request.planned_tokens
             if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
@@ -177,9 +177,9 @@ class Planner:
         return bool(hooks) and any(feature.holds_back(request) for feature in hooks)
 
     def _waits_for_another(self, request: Request, plan: Plan) -> bool:
-        """Whether its prompt is on its way by another request: launched, in this very microbatch, or received.
+        """Return whether its prompt is on its way for another request: launched, in this microbatch, or being received.
 
-        A prompt that this engine computes itself waits for no transfer, which may be late.
+        A prompt that this engine computes itself never waits for a transfer, which may be late.
         """
         launched = (one for flight in self._books.in_flight for one in flight.requests)
         received = self._books.transferring.values() if request.may_be_received else ()
@@ -189,13 +189,13 @@ class Planner:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))
 
     def _may_start(self, request: Request, plan: Plan) -> bool:
-        """Whether the rest of the budget is worth a start: it holds the whole prompt, or at least a page of it."""
+        """Return whether the rest of the budget is worth a start: it holds the whole prompt, or at least a page."""
         tokens = len(request.ids)
         if len(plan.requests) >= plan.seats:
             return False
         if not plan.tokens or tokens <= plan.room:
             return True
-        # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
+        # A prompt longer than the whole budget is split even with chunking off: a retracted request can have one.
         may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
         return may_split and plan.room >= self._limits.page_size
 
@@ -212,7 +212,7 @@ class Planner:
         request.prefill_start = request.planned_tokens = len(lease.pages) * self._limits.page_size
         request.prefill_tokens = len(request.ids)
         if not request.retractions:
-            # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
+            # Reported and counted once: after a retraction a request finds its own pages, which are no hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
         request.place = CHUNKED
@@ -226,9 +226,9 @@ class Planner:
         return True
 
     def _add_chunk(self, plan: Plan, request: Request) -> None:
-        """Add the next part of a prompt that fits the budget, if there is memory for it.
+        """Add the next chunk of a prompt that fits the budget, if there is memory for it.
 
-        With its last part a request leaves ``chunked``. None of a prompt whose KV is received.
+        With its last chunk a request leaves ``chunked``. A prompt whose KV is being received gets none.
         """
         if request.place is RECEIVING:
             return
@@ -240,7 +240,7 @@ class Planner:
             return
         last = end == request.prefill_tokens
         if not (last and start == request.prefill_start):
-            request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
+            request.chunks_done += 1  # chunks of split prompts, tails included; a prompt that fits one pass has none
         if last:
             request.place = DISPATCHED
             self._books.chunked = None
@@ -251,7 +251,7 @@ class Planner:
         self._add_segment(plan, request, start, end, emits=emits, share=share)
 
     def _part(self, plan: Plan, start: int, rest: int) -> int:
-        """How many tokens of a prompt come next: all that have room, or as many as keep the stages even."""
+        """Return the tokens of the next chunk: all that have room, or as many as keep the stages even."""
         if self.chunk_sizes is None:
             return min(rest, plan.room)
         tokens = self.chunk_sizes.part(start, rest, room=plan.room, spent=plan.cost)
@@ -261,16 +261,16 @@ class Planner:
     # -- decode --
 
     def _decode_share(self) -> int:
-        """Running requests in one microbatch: spread over the stages, so that none idles while another has them all."""
+        """Return how many running requests go into one microbatch: spread over the stages, so that none idles."""
         return min(self._most_requests, -(-len(self._books.running) // self._limits.pp_size))
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
         running, before = self._books.running, plan.tokens
-        # None beside prompts: the budget is theirs.
+        # No drafts beside prompts: the budget is for prompts.
         drafting = () if before else self._hooks.draft
         for request in self._choose_decodes(most):
-            # To the end, so that the next microbatch takes those that were launched longest ago.
+            # Moved to the end, so that the next microbatch takes the requests launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
             drafts: tuple[int, ...] = ()
@@ -281,18 +281,18 @@ class Planner:
             plan.mode = MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
-        """Running requests with a place for their next token's KV: first those in no microbatch, then those ahead."""
+        """Yield running requests with room for their next token's KV: those in no microbatch, then those ahead."""
         chosen: list[Request] = []
         one_waits = False
         for request in self._ready():
             if len(chosen) >= most:
                 break
-            # It may have been retracted to make room for another one of this microbatch.
+            # It may have been retracted to make room for another request of this microbatch.
             if request.place is RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
             elif request.place is RUNNING:
                 one_waits = True
-        # A victim in flight has to come back before it can give way.
+        # A victim in flight has to land before it can be retracted.
         if self._plans_ahead and not one_waits:
             self._choose_ahead(most, chosen)
         return chosen
@@ -306,22 +306,22 @@ class Planner:
                 chosen.append(request)
 
     def _ready(self) -> list[Request]:
-        """Running requests that are in no microbatch, those launched longest ago first."""
+        """Return the running requests that are in no microbatch, those launched longest ago first."""
         return [request for request in self._books.running.values() if not request.in_flight]
 
     def _ahead(self) -> Sequence[Request]:
-        """Running requests that may be planned before their last token is back, those launched longest ago first.
+        """Return the running requests that may be planned before their last token is back, launched longest ago first.
 
-        None while a request waits that could preempt them: in a microbatch they cannot be preempted.
+        Empty while a waiting request could preempt them: in a microbatch they cannot be preempted.
         """
         if self._limits.priority_preemption and self._books.waiting:
             return ()
         return [request for request in self._books.running.values() if request.may_go_ahead]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
-        """Extend a request by one token, retracting others, latest first, until it fits; False when it does not yet.
+        """Extend a request by one token, retracting others, latest first, until it fits; False if it does not yet.
 
-        Then the request itself was retracted, or the victim is in flight because it was planned ahead.
+        In that case the request itself was retracted, or the victim is in flight because it was planned ahead.
         """
         lease = request.lease
         assert lease is not None, f"{request} is running, but owns no memory"
@@ -341,11 +341,11 @@ class Planner:
     # -- who gives way --
 
     def _latest(self, candidates: Iterable[Request]) -> Request:
-        """The request to retract: the latest arrival of the lowest priority."""
+        """Return the request to retract: the latest arrival of the lowest priority."""
         return min(candidates, key=lambda request: (request.priority, -request.arrival))
 
     def _victims_of(self, request: Request) -> list[Request]:
-        """Running requests of lower priority that could be retracted now."""
+        """Return the running requests of lower priority that could be retracted now."""
         return [
             other for other in self._books.running.values() if other.priority < request.priority and not other.in_flight
         ]
@@ -373,7 +373,7 @@ class Planner:
         share: SegmentShare,
         drafts: tuple[int, ...] = (),
     ) -> None:
-        """Add a segment of one request, with the pages that the stages do not know yet.
+        """Add a segment of a request, with the pages that the stages do not know yet.
 
         ``share`` has the fields that features have filled in.
         """
@@ -393,7 +393,7 @@ class Planner:
             page_start=unsent,
             pages=tuple(lease.pages[unsent:]),
             emits=emits,
-            # Only with the first segment of a request: a page swapped for the tree's own is sent again, a spec is not.
+            # Only in the first segment of a request: a page replaced by the tree's page is sent again, a spec is not.
             sampling=request.spec if start == request.prefill_start else None,
             drafts=len(drafts),
             **share,

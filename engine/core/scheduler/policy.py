@@ -1,4 +1,4 @@
-"""The policies: in which order waiting requests are offered memory, and how often one may be overtaken.
+"""The policies: the order in which waiting requests are offered memory, and the bound on overtaking.
 
 A policy orders; it never admits. Ties are broken by arrival, so that every order is total and deterministic.
 """
@@ -12,14 +12,14 @@ from typing import Final
 from engine.core.memory import KVMemory
 from engine.core.scheduler.request import Request
 
-# A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
+# A waiting request may be overtaken by this many later ones; then it takes its turn by arrival.
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
 # Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
 
 class Policy(ABC):
-    """An order, and the bound on being overtaken that goes with it.
+    """An order, and its bound on overtaking.
 
     A request is *overtaken* when a later arrival starts while it waits; ``Request.overtaken`` counts this since its own
     last start. An *overdue* request goes before all that are not, and when it does not fit, no other may start.
@@ -27,14 +27,14 @@ class Policy(ABC):
 
     @abstractmethod
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        """The waiting requests, given in order of arrival, in the order in which they are to be tried."""
+        """Sort the waiting requests, given in order of arrival, in the order in which they are tried."""
 
     def is_overdue(self, request: Request) -> bool:
-        """Whether a waiting request was overtaken as often as it may be."""
+        """Return whether a waiting request was overtaken as often as allowed."""
         return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
-        """The requests of a queue, in order of arrival, against whose bound this start counts: all that came before."""
+        """Return the requests of a queue, in order of arrival, that this start overtakes: all that came before."""
         for request in waiting:
             if request.arrival > started.arrival:
                 return
@@ -63,7 +63,7 @@ class LongestPrefix(Policy):
 
 
 class DepthFirst(Policy):
-    """Prompts that share a cached prefix go one after another, beginning with the prefix that most requests share."""
+    """Groups prompts by shared cached prefix, beginning with the prefix that most requests share."""
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         """Order by a walk through the tree, or by arrival in a queue that is too long for that."""
@@ -74,11 +74,10 @@ class DepthFirst(Policy):
 
 
 def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
-    """The requests, given in order of arrival, in the order of a walk through the prefix tree, depth first, by weight.
+    """Sort requests, given in order of arrival, by a depth-first walk through the prefix tree, heaviest child first.
 
-    The weight of a node is the number of requests that hit it. The heaviest child comes first, of equal ones the child
-    of the earliest request. A request that hits more of a prefix comes before one whose hit ends there; requests
-    without a hit come last.
+    The weight of a node is the number of requests that hit it; among equal children the earliest request's goes first.
+    A request that hits more of a prefix comes before one whose hit ends there; requests without a hit come last.
     """
     hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
     weight: dict[int, int] = {}
@@ -90,7 +89,7 @@ def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
 
     def key(one: Request) -> list[tuple[int, int, int]]:
         nodes = hits[one]
-        # Every node has a weight, so a walk that goes on sorts before one that ends.
+        # Every node has a weight, so a walk that continues sorts before one that ends.
         end = 0, -sum([pages for _, pages in nodes]), one.arrival
         return [*[(-weight[node], first[node], 0) for node, _ in nodes], end]
 
@@ -108,7 +107,7 @@ class HighestPriority(Policy):
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
-        """The request that has waited longest, if it came before."""
+        """Return the longest-waiting request, if it arrived earlier."""
         if waiting and waiting[0].arrival < started.arrival:
             yield waiting[0]
 
@@ -122,5 +121,5 @@ _POLICIES: Final[dict[str, Policy]] = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of this name. Raises KeyError for a name that the configuration should have refused."""
+    """Return the policy of this name. Raises KeyError for a name that the configuration should have refused."""
     return _POLICIES[name]

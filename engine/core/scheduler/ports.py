@@ -51,7 +51,7 @@ class StepShare(TypedDict, total=False):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step written down: what went in, what came out, and the sizes of everything afterwards.
+    """The record of one step: its input, its output, and the sizes of everything afterwards.
 
     ``in_flight`` holds microbatch ids in launch order; pages are counts; ``digest`` is the digest chain after the step.
     ``waiting_rids`` and ``running_rids`` name the counted requests where the recorder keeps names. ``error``
@@ -81,7 +81,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Gate(Protocol):
     """Feeds the loop.
 
-    Entered before the first step and left after the last, with the exception if the loop died of one.
+    A context manager, entered before the first step and left after the last, with the exception that ended the loop if
+    any.
     """
 
     def __enter__(self) -> Self: ...
@@ -93,7 +94,7 @@ class Gate(Protocol):
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Wait until a step is due and return its events; None ends the loop.
 
-        ``previous`` is what the last step returned (None before the first).
+        ``previous`` is the result of the last step (None before the first).
         """
 
 
@@ -104,7 +105,7 @@ class Pipeline(Protocol):
         """Hand a microbatch to the first stage. Never blocks on the computation."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """The next completion in launch order; waits up to ``timeout_s`` seconds (None: for ever, 0: not at all).
+        """Return the next completion in launch order; wait up to ``timeout_s`` seconds (None: for ever, 0: not at all).
 
         A pipeline that computes in this process computes here. Returns None when the time is up.
         """
@@ -115,7 +116,7 @@ class Pipeline(Protocol):
 
     @property
     def takes_more(self) -> bool:
-        """True when that work is better waited for after more is launched: what is planned ahead of its result."""
+        """True when more should be launched before waiting for that work: it is planned ahead of its result."""
 
     def wake_sources(self) -> Sequence[Any]:
         """Sources for a ``zmq.Poller``: when one is readable, ``next_completion(0)`` may return something."""
@@ -127,10 +128,10 @@ class Pipeline(Protocol):
         """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
 
     def answers(self) -> Sequence[GrammarReady | TransferEvent]:
-        """The answers to orders that are there, without waiting; they wake as completions do."""
+        """Return the answers to orders so far, without waiting; they wake the gate as completions do."""
 
     def answer_source(self) -> int | None:
-        """A file descriptor that is readable when ``answers`` has some, where ``wake_sources`` do not tell."""
+        """A file descriptor that is readable when ``answers`` has some, if ``wake_sources`` do not show it."""
 
     def close(self) -> None: ...
 

@@ -1,6 +1,6 @@
-"""Profiles: at most one at a time, begun and ended between two microbatches.
+"""Profiles: at most one at a time, started and stopped between two microbatches.
 
-Decides whether a call is in order; the stages measure and write. A call waits here until there is a slot for it.
+Decides whether a call is valid; the stages measure and write. A call waits here for a slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from engine.core.scheduler.replies import done, refused
 
 
 class Profiles(Feature):
-    """``folder`` is where the stages write the present profile; None when none is taken."""
+    """``folder`` is where the stages write the running profile; None without one."""
 
     control = ProfileSwitch
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.folder: str | None = None
-        # The call that is not launched yet, and the one whose result is not back.
+        # The call that is not launched yet, and the call whose result is not back.
         self.due: StartProfile | StopProfile | None = None
         self._launched: StartProfile | StopProfile | None = None
 
@@ -41,7 +41,7 @@ class Profiles(Feature):
             self._core.say(answer)
 
     def ask(self, call: StartProfile | StopProfile) -> CallAnswer | None:
-        """Refuse a call that is out of order; None when it is answered with its result."""
+        """Refuse an invalid call; None if its result will answer it."""
         if self.is_open:
             return refused(call, "another profile call is not answered yet; wait for its answer")
         if isinstance(call, StartProfile) and self.folder is not None:
@@ -53,18 +53,18 @@ class Profiles(Feature):
 
     @property
     def is_due(self) -> bool:
-        """Whether a call waits for a slot. Calls of sleep and wake go before it."""
+        """Return whether a call waits for a slot. Calls of sleep and wake go first."""
         return self.due is not None and not self._core.books.turns
 
     def launch(self, number: int) -> ProfileSwitch | None:
-        """Tell the stages where to write from now on, or to stop, if there is a slot."""
+        """Have the stages write to the folder from now on, or stop, if there is a slot."""
         if len(self._core.books.in_flight) >= self._core.limits.depth:
             return None
         self._launched, self.due = self.due, None
         return ProfileSwitch(number, self._launched.folder if isinstance(self._launched, StartProfile) else None)
 
     def finish(self, error: str | None) -> None:
-        """Answer the call: the stages have carried it out, or never will."""
+        """Answer the call: the stages have carried it out, or have failed."""
         call = self._launched or self.due
         self._launched = self.due = None
         assert call is not None, "a profile call came back that was never made"

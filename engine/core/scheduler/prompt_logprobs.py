@@ -1,7 +1,7 @@
-"""Prompt logprobs: the positions of a prompt that a segment asks for, and the way of their values to the client.
+"""Prompt logprobs: the positions that a segment requests, and the replies with their values.
 
-Each part comes with the result of its chunk and is sent in that step, once. A request notes how far it has been sent,
-so that a prompt that is computed again asks only for the rest. Values are never kept here.
+The values of a chunk come with its result and are sent once, in that step. A request notes how far they were sent, so
+that a prompt that is computed again requests only the rest. Values are never kept here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.core.scheduler.request import NO_POSITION, Request
 
 
 class PromptLogprobs(Feature):
-    """Keeps, in ``Request.logits_from``, the first position that has not yet given its logprob."""
+    """Keeps ``Request.logits_from``, the first position whose logprob has not been sent."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -29,10 +29,10 @@ class PromptLogprobs(Feature):
             request.logits_from = message.prompt_logprobs_from
 
     def fill_prompt(self, request: Request, start: int, end: int, share: SegmentShare) -> None:
-        """Ask for the logprobs that are due from a segment of a prompt.
+        """Request the logprobs that are due from a segment of a prompt.
 
-        The logits of a position choose the token after it. So the last position of a prompt gives no prompt logprob,
-        and the last position of any other part needs the first token of the next part.
+        The logits of a position predict the token after it. So the last position of a prompt has no prompt logprob, and
+        the last position of any other chunk needs the first token of the next chunk.
         """
         if request.logits_from == NO_POSITION:
             return
@@ -42,13 +42,13 @@ class PromptLogprobs(Feature):
             share["next_id"] = request.ids[end] if end < request.prompt_tokens else -1
 
     def take_prompts(self, launched: Launched, completion: Completion) -> None:
-        """Tell the logprobs that came with a result."""
+        """Reply with the logprobs that came with a result."""
         for part in parts_told(launched.microbatch, launched.requests, completion):
             self._core.say(part)
 
 
 def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: Completion) -> list[TokenOutput]:
-    """A reply for each part of a prompt that came with a result, except for requests that have ended.
+    """Return a reply for each chunk of a result, except for requests that have ended.
 
     Raises IntegrityError for a result that does not fit its plan.
     """

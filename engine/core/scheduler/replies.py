@@ -9,7 +9,7 @@ from engine.core.scheduler.request import Request
 
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
-    """The reply with a request's newest token, with its end, or with both."""
+    """Return the reply with a request's newest token, its end, or both."""
     return TokenOutput(
         rid=request.rid,
         token_ids=() if token is None else (token,),
@@ -25,7 +25,7 @@ def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | No
 
 
 def part_of(request: Request, values: tuple[PromptLogprob, ...]) -> TokenOutput:
-    """The reply with the logprobs of a part of a request's prompt."""
+    """Return the reply with the logprobs of a chunk of a request's prompt."""
     output = output_of(request, token=None, logprob=None)
     return msgspec.structs.replace(output, prompt_logprobs=values)
 

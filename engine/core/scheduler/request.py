@@ -1,7 +1,6 @@
-"""A request as the scheduler holds it, from admission to its one terminal reply.
+"""The scheduler's view of a request, from admission to its one terminal reply.
 
-It has no behaviour that needs another structure: the scheduler moves it from place to place, the memory fills its
-lease.
+A request acts on no other structure: the scheduler moves it from place to place, the memory fills its lease.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Place(StrEnum):
     ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched,
     the result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
     ``RELEASING`` already ended, both only until the last microbatch with it is back; ``GONE`` ended and freed.
-    ``RECEIVING`` the KV of its prompt in a decode engine, or about to go on from there; ``DELIVERING`` the last of that
+    ``RECEIVING`` the KV of its prompt in a decode engine, or about to continue from it; ``DELIVERING`` the last of that
     KV in a prefill engine.
     """
 
@@ -39,7 +38,7 @@ class Place(StrEnum):
     DELIVERING = "delivering"
 
 
-# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+# Constants: every step looks some up, and a lookup on the class takes four to ten times as long.
 WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE, RECEIVING, DELIVERING = Place
 
 
@@ -47,17 +46,17 @@ WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE, RECEIVING, D
 class Request:
     """One request. Token counts are absolute positions, prompt first, then the output.
 
-    ``ids`` is prompt and output in one list: what a re-prefill after a retraction has to compute. In the present lease
-    they are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
-    ``planned_tokens`` are computed, launched or cached already. Its client is told ``cached_tokens``: the tokens of the
-    prompt that others had cached when it was first admitted, of which ``cached_tokens_host`` were loaded from host
-    memory. Tokens that it computed itself and finds again after a retraction are no hits. ``in_flight`` counts the
+    ``ids`` is prompt and output in one list, which a re-prefill after a retraction computes. In the present lease they
+    are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
+    ``planned_tokens`` are computed, launched or cached already. ``cached_tokens``, which its client sees, are the
+    prompt tokens that others had cached when it was first admitted; ``cached_tokens_host`` of them were loaded from
+    host memory. Tokens that it computed itself and finds again after a retraction are no hits. ``in_flight`` counts the
     microbatches and transfers with it that are not back, ``overtaken`` the later requests that started while it waits.
-    With ``ended_by_token`` its output is whole, and is published when it is freed.
+    With ``ended_by_token`` its output is complete, and is published when it is freed.
 
-    What features say of a request: ``kv_key`` is what its KV is computed with and for, opaque to all but those who
-    make it. ``logits_from`` is the first position of the prompt whose logits it needs. With ``needs_history`` a choice
-    of its tokens depends on the tokens before it. With ``may_be_received`` another engine may compute its prompt.
+    Set by features: ``kv_key`` identifies the LoRA and the cache salt of its KV, and is opaque elsewhere.
+    ``logits_from`` is the first position of the prompt whose logits it needs. With ``needs_history`` sampling a token
+    depends on the tokens before it. With ``may_be_received`` another engine may compute its prompt.
     """
 
     rid: str
@@ -95,16 +94,16 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """True when everything that it computes is launched: only for a request of no new token."""
+        """True when its whole prompt is launched and it wants no new token."""
         return self.planned_tokens == self.limit_tokens
 
     @property
     def may_go_ahead(self) -> bool:
-        """Whether it may be planned, while it runs, before its newest token is known: the stage keeps that token.
+        """Whether it may be planned, while it runs, before its newest token is known: the stage has that token.
 
-        Exactly one decode of it is in flight, and the token on its way is not the last that it may have: the next one
-        would be computed for nothing. A stop token cannot be foreseen; the result is dropped then.
-        Where a choice depends on the tokens before it, they have to be known when it is launched.
+        Exactly one decode of it is in flight, and the token on its way is not its last by length: the next one would be
+        computed for nothing. A stop token cannot be foreseen; the result is dropped then. Where sampling depends on
+        earlier tokens, they must be known at the launch.
         """
         return (
             self.in_flight == 1
@@ -115,9 +114,9 @@ class Request:
 
     @property
     def hit_limit_tokens(self) -> int:
-        """How many of its tokens may come from the cache: no token whose logits are needed.
+        """The most tokens that may come from the cache: none whose logits are needed.
 
-        The last token's are, for the next token, and those from ``logits_from`` on.
+        Needed are the logits of the last token, for the next one, and the logits from ``logits_from`` on.
         """
         return self.logits_from if self.logits_from < self.prompt_tokens - 1 else len(self.ids) - 1
 

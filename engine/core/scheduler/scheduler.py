@@ -101,7 +101,7 @@ class Scheduler(Core):
                 self.digests.add((tuple(events), microbatch, replies, sizes_of(self)))
             else:
                 self.digests.add_quiet()
-        # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
+        # Without a change the next step would only repeat this one, and without a slot and work it plans nothing.
         again = changed and (self.planner.may_plan or (bool(hooks.has_more) and self._has_more))
         log = self.memory.log
         if log is not None and (cache_events := log.take()):
@@ -112,17 +112,14 @@ class Scheduler(Core):
 
     @property
     def _has_more(self) -> bool:
-        """Whether a feature could launch another microbatch at once."""
+        """Return whether a feature could launch another microbatch at once."""
         return any(feature.has_more for feature in self.hooks.has_more)
 
     # -- looking --
 
     @property
     def deadline(self) -> float | None:
-        """When a request or a transfer runs out of time or a call that waits gives up, whichever is first.
-
-        None when nothing can.
-        """
+        """The earliest time at which a request, a transfer or a waiting call times out; None without one."""
         first = None
         for feature in self.hooks.on_time:
             if feature.deadline is not None:
@@ -131,7 +128,7 @@ class Scheduler(Core):
 
     @property
     def is_fully_idle(self) -> bool:
-        """Nothing in flight, no request owns memory, and nothing waits: as the books define it."""
+        """True when nothing is in flight, no request owns memory, and nothing waits; see ``Books``."""
         return self.books.is_fully_idle
 
     def refusal_of(
@@ -142,7 +139,7 @@ class Scheduler(Core):
         taken: frozenset[str] = frozenset(),
         freed: frozenset[str] = frozenset(),
     ) -> Refusal | None:
-        """Why this request would be refused; None when it would be admitted. Changes nothing.
+        """Return why this request would be refused; None if it would be admitted. Changes nothing.
 
         ``queued`` requests with the rids ``taken`` are on their way into the queue before it; requests with the rids
         ``freed`` are on their way out of the engine.
@@ -150,23 +147,23 @@ class Scheduler(Core):
         return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken, freed=freed)
 
     def find_request(self, rid: str) -> Request | None:
-        """The live request of this rid, or None."""
+        """Return the live request of this rid, or None."""
         return self.books.requests.get(rid)
 
     def stats(self) -> EngineStats:
-        """The counters as they are now."""
+        """Return the present statistics."""
         return stats_of(self)
 
     @property
     def is_at_rest(self) -> bool:
-        """No call is open, no profile is being taken, no LoRA is loaded or dropped, and the stages are awake."""
+        """True when no call is open, no profile runs, no LoRA is being loaded or dropped, and the stages are awake."""
         return all(feature.is_at_rest for feature in self.features)
 
     # -- completions --
 
     def _on_completion(self, completion: Completion) -> None:
         if self.failure is not None:
-            return  # It was given up when the pipeline failed.
+            return  # It was dropped when the pipeline failed.
         in_flight = self.books.in_flight
         if not in_flight or completion.microbatch_id != in_flight[0].microbatch.id:
             raise IntegrityError(
@@ -201,7 +198,7 @@ class Scheduler(Core):
         for failed in completion.errors:
             for request in launched.requests:
                 if request.rid == failed.rid and not request.is_finished:
-                    # While it is in flight: what came for it is dropped with its result.
+                    # While it is in flight, so that its prompt logprobs are dropped with its result.
                     self.end(request, failed.reason, error=failed.error)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
@@ -227,7 +224,7 @@ class Scheduler(Core):
     def _on_verified(
         self, request: Request, segment: Segment, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
     ) -> None:
-        """Take the result of a decode with drafts: the tokens that were guessed right, and one more."""
+        """Take the result of a decode with drafts: the correct guesses, and one more token."""
         if not 1 <= len(tokens) <= 1 + segment.drafts:
             raise IntegrityError(f"{len(tokens)} tokens came back for {request}, which had {segment.drafts} drafts")
         for feature in self.hooks.verify:
@@ -244,12 +241,12 @@ class Scheduler(Core):
             self.end(request, FinishReason.ERROR, error=error)
 
     def _on_chunk(self, request: Request, confirmed_tokens: int) -> None:
-        """Take the result of a part of a prompt: confirmed KV up to here, but no token."""
+        """Take the result of a chunk that is not the last: confirmed KV up to its end, but no token."""
         assert request.lease is not None, f"{request} owned no memory while it was in flight"
         self.memory.tree.check_own(request.lease.node)
         if request.place is CHUNKED and not request.in_flight:
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
-        # After it was published: the pages of the cache take the place of the request's own.
+        # After publishing, because the cache's pages replace the request's own.
         for feature in self.hooks.confirm:
             feature.confirm(request, confirmed_tokens)
         if request.is_prefilled and not (request.in_flight or request.is_finished):
@@ -283,7 +280,7 @@ class Scheduler(Core):
         return LENGTH if len(request.ids) >= request.limit_tokens else None
 
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
-        """Nothing in flight will come back: every request ends with an error that names the dead process."""
+        """End every request with an error that names the dead process: nothing in flight will come back."""
         self.failure = self.failure or failed
         while self.books.in_flight:
             for request in self._land(failed=True).requests:

@@ -1,4 +1,4 @@
-"""Prompts that arrive together and begin alike: the first is computed or received, the others wait and hit it.
+"""Prompts that arrive together with a common prefix: the first is computed or received, the others wait and hit it.
 
 KV is hit only after its result has confirmed it. A first prompt that fails, is aborted or is retracted therefore leaves
 nothing to undo: the others stop waiting, and the next one is computed in its place.
@@ -18,7 +18,7 @@ LEAST_SPARED_TOKENS: Final = 256
 
 
 def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemory) -> bool:
-    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of its work.
+    """Return whether one of ``others``, whose whole prompts are on their way, spares a request most of its work.
 
     A prompt is on its way when it is launched to its end, or received from another engine.
     """
@@ -39,7 +39,7 @@ def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemo
 
 
 def _alike(ids: Sequence[int], others: Sequence[int], most: int) -> int:
-    """How many of the first ``most`` tokens are equal."""
+    """Return how many of the first ``most`` tokens are equal."""
     if ids[:most] == others[:most]:
         return most
     return next(place for place in range(most) if ids[place] != others[place])

@@ -20,7 +20,7 @@ _counted: Final = attrgetter(*_COUNTERS)
 
 
 def sizes_of(core: Core) -> tuple[int, ...]:
-    """Waiting, running, in flight; pages free and cached; rows free; then the sizes that features add."""
+    """Return the sizes: waiting, running, in flight; pages free and cached; rows free; then the features' own."""
     books, memory = core.books, core.memory
     sizes: tuple[int, ...] = (
         len(books.waiting),
@@ -63,7 +63,7 @@ def stats_of(core: Core) -> EngineStats:
 
 
 def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
-    """The load, as a router asks for it: tokens that must still be launched before every request decodes.
+    """Return the load for a router: the tokens that must still be launched before every request decodes.
 
     Tokens that the cache could serve now are not counted. The output of a retracted request counts, because it is
     computed again with the prompt.

@@ -1,4 +1,4 @@
-"""Sleep and wake: the stages give weights and KV back, and take them again. Calls are carried out in their order.
+"""Sleep and wake: the stages free weights and KV, and allocate them again. Calls are carried out in order.
 
 From the step that accepts a sleep until all stages are awake again nothing is launched for requests.
 """
@@ -23,7 +23,7 @@ class Sleeping(Feature):
     """
 
     control = SleepSwitch
-    # While a call is not carried out. Nothing else is launched meanwhile.
+    # Set while a call is not carried out; nothing else is launched meanwhile.
     is_due = False
 
     def __init__(self, core: Core) -> None:
@@ -44,7 +44,7 @@ class Sleeping(Feature):
             self._core.say(answer)
 
     def ask(self, call: Sleep | Wake) -> CallAnswer | None:
-        """Take a call; None when its answer comes later."""
+        """Take a call; None if its answer comes later."""
         books = self._books
         if isinstance(call, Wake):
             if not books.turns and not books.sleep_level:
@@ -67,7 +67,7 @@ class Sleeping(Feature):
         return SleepSwitch(number, _level_of(books.turns[0]))
 
     def finish(self, error: str | None) -> None:
-        """Answer the first call: all stages have carried it out, or with ``error`` they are as they were."""
+        """Answer the first call: all stages have carried it out, or with ``error`` none has."""
         books = self._books
         call = books.turns.pop(0)
         self.is_due = bool(books.turns)
@@ -83,7 +83,7 @@ class Sleeping(Feature):
         self._core.say(done(call, state))
 
     def change_weights(self) -> None:
-        """Wake with the weights of an update, which the stages know."""
+        """Note the weights of an update, with which the stages will wake."""
         self._books.sleep_level = min(self._books.sleep_level, 1)
 
     def give_up(self, why: str) -> None:
@@ -97,7 +97,7 @@ class Sleeping(Feature):
         return {"sleep_level": self._books.sleep_level}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Requests are computed, and no call is due, exactly while no call waits and the stages do not sleep."""
+        """Check that requests are computed and no call is due exactly while no call waits and the stages are awake."""
         del live
         books = self._books
         if self.is_due is not bool(books.turns) or books.is_awake is bool(books.turns or books.sleep_level):

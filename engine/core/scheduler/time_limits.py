@@ -1,7 +1,7 @@
-"""Time limits: when a request ends by itself, because it was not started in time or took too long.
+"""Time limits: end a request that was not started in time or took too long.
 
-Owns the deadlines of live requests, in order, and the sentence that a client is told. It holds nothing of a request
-without limits or of one that has ended.
+Owns the deadlines of live requests, in order, and the sentence for the client. It has no entry for a request without
+limits, or for one that has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Allowed(NamedTuple):
 
     @property
     def rule(self) -> tuple[float, str, float]:
-        """The first deadline, the name of its limit, and the limit; at the same time the request's own counts."""
+        """Return the first deadline, the name of its limit, and the limit; of two equal ones the request's own."""
         waits_s, total_s = self.waits_s, self.total_s
         if waits_s is not None and (total_s is None or waits_s < total_s):
             return self.since + waits_s, "waiting_timeout_s", waits_s
@@ -39,9 +39,9 @@ class Allowed(NamedTuple):
 class TimeLimits(Feature):
     """The deadlines of one scheduler's requests. ``waiting_timeout_s`` bounds the wait for the first start.
 
-    Of the engine's and a request's own the shorter one counts. Only the first start is bound by it: a request that was
-    sent back to the queue has ``timeout_s`` alone. A deadline is over when the time has reached it. ``deadline`` is the
-    first of all, in seconds; None when there is none.
+    The shorter of the engine's and the request's own bound applies, and only to the first start: a retracted request
+    has ``timeout_s`` alone. A deadline has passed when the time reaches it. ``deadline`` is the first one, in seconds;
+    None without one.
     """
 
     def __init__(self, core: Core) -> None:
@@ -52,13 +52,13 @@ class TimeLimits(Feature):
         self._queue: list[tuple[float, int, Request]] = []
 
     def enter(self, request: Request, message: Generate) -> None:
-        """Let the time of a request begin."""
+        """Start the time of a request."""
         waits_s = earliest(message.waiting_timeout_s, self._waiting_s)
         if waits_s is not None or message.timeout_s is not None:
             self._put(request, Allowed(self._core.now, message.timeout_s, waits_s))
 
     def start(self, request: Request) -> None:
-        """Lift the bound on waiting: a request with memory can only run out of its own time."""
+        """Lift the bound on waiting: a started request can only exceed its own time."""
         allowed = self._allowed.get(request.rid)
         if allowed is not None and allowed.waits_s is not None:
             self.end(request)
@@ -73,18 +73,18 @@ class TimeLimits(Feature):
             self.deadline = self._queue[0][0] if self._queue else None
 
     def on_time(self, now: float) -> None:
-        """End the requests whose time is over."""
+        """End the requests whose deadline has passed."""
         assert self.deadline is not None
         if self.deadline <= now:
             for request in self.over(now):
                 self._core.end(request, FinishReason.TIMEOUT, error=self.why(request, now))
 
     def over(self, now: float) -> list[Request]:
-        """The requests whose time is over, by deadline, then by arrival."""
+        """Return the requests whose deadline has passed, by deadline, then by arrival."""
         return [request for _, _, request in self._queue[: bisect.bisect_right(self._queue, (now, math.inf))]]
 
     def why(self, request: Request, now: float) -> str:
-        """The reason that a client is told when its request's time is over, with the numbers."""
+        """Return the client's error for a request whose time is over, with the numbers."""
         allowed = self._allowed[request.rid]
         _, name, limit_s = allowed.rule
         passed, tokens = now - allowed.since, len(request.ids) - request.prompt_tokens
@@ -93,7 +93,7 @@ class TimeLimits(Feature):
         return f"not ended after {passed:g} s, with {tokens} tokens, {name} is {limit_s:g}; allow more time"
 
     def check(self, live: Sequence[Request]) -> None:
-        """Only live requests can run out of time, and no started request is bound to start."""
+        """Check that only live requests have deadlines, and that no started request has one for its start."""
         del live
         if self.deadline != (self._queue[0][0] if self._queue else None) or len(self._queue) != len(self._allowed):
             raise IntegrityError(f"{self._queue} have time limits, but the first deadline is {self.deadline}")
@@ -106,7 +106,7 @@ class TimeLimits(Feature):
                 raise IntegrityError(f"{request} has started, but may still run out of the time to start")
 
     def entries(self) -> Iterator[tuple[Request, bool]]:
-        """Each request with a limit, in order of deadlines, and whether it is bound to start in time."""
+        """Yield each request with a limit, in order of deadlines, and whether the limit is for its start."""
         for _, _, request in self._queue:
             yield request, self._allowed[request.rid].waits_s is not None
 

@@ -1,7 +1,7 @@
 """Transfers of KV between engines: a decode engine receives prompts that a prefill engine computes and sends.
 
 Owns the transfers that the stages have not ended, the orders for them, and the deadlines of a decode engine. A page of
-a transfer belongs to its request until the stages have said that they neither read nor write it any more.
+a transfer belongs to its request until the stages report that they neither read nor write it any more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Open:
 class Transfers(Feature):
     """The transfers of one engine, by numbers that count from 1 and are never used again; ``begun`` is the last one.
 
-    ``deadline``, in seconds, is when the first transfer that is received is stopped; None when none is awaited.
+    ``deadline``, in seconds, is when the oldest incoming transfer is stopped; None without one.
     """
 
     def __init__(self, core: Core) -> None:
@@ -64,7 +64,7 @@ class Transfers(Feature):
         self._books = core.books
         self._memory = core.memory
         self._counters = core.counters
-        # Until the request is gone: its message, if it names a prefill engine, and where its KV is sent.
+        # By request, until it is gone: its message if it names a prefill engine, and its outgoing KV.
         self._wanting: dict[Request, Generate] = {}
         self._sending: dict[Request, _Sending] = {}
         self.begun = 0
@@ -121,10 +121,10 @@ class Transfers(Feature):
         return None
 
     def enter(self, request: Request, message: Generate) -> None:
-        """Note where the KV of a request comes from or goes to.
+        """Note the source or the destination of a request's KV.
 
-        With a LoRA, which other engines know by other numbers, or with prompt logprobs, which are computed with the
-        prompt, all of it is computed here.
+        A prompt with a LoRA, which other engines number differently, or with prompt logprobs, which need its logits, is
+        computed here.
         """
         if message.deliver is not None:
             self._sending[request] = _Sending(message.deliver, message.deliver.first_page)
@@ -146,7 +146,7 @@ class Transfers(Feature):
                 self._core.end(request, FinishReason.UNAVAILABLE, error=why)
 
     def call_back(self, request: Request) -> None:
-        """Stop what comes for a request. What is being sent of one goes on."""
+        """Stop a request's incoming transfer. An outgoing one continues."""
         if request.place is RECEIVING:
             self.stop(request)
 
@@ -157,7 +157,7 @@ class Transfers(Feature):
     # -- a decode engine --
 
     def start(self, request: Request) -> None:
-        """Receive what an admitted request does not find cached, in full pages, if another engine may compute it.
+        """Receive the uncached full pages of an admitted request, if another engine may compute them.
 
         Its last token is always computed here.
         """
@@ -190,7 +190,7 @@ class Transfers(Feature):
         self._note_deadline()
 
     def received(self, event: PagesReceived) -> Request | None:
-        """End a transfer; returns its request, which computes what has not come, or None if it is unknown."""
+        """End a transfer; return its request, which computes the missing pages itself, or None if unknown."""
         one = self._end(event.transfer)
         if one is None:
             return None
@@ -207,14 +207,14 @@ class Transfers(Feature):
         return request
 
     def fail(self, number: int, *, is_late: bool = False) -> None:
-        """Go on with the pages that have come: the prefill engine sends no more, or ``is_late``."""
+        """Continue with the pages that have arrived: the prefill engine sends no more, or ``is_late``."""
         one = self._open.get(number)
         if one is not None and one.request not in self._sending:
             one.request.may_be_received = False
             self._stop(number, one, is_late=is_late)
 
     def on_time(self, now: float) -> None:
-        """Go on without the transfers that have taken too long."""
+        """Continue without the transfers that have taken too long."""
         for number, one in list(self._open.items()):
             if one.deadline is not None and one.deadline <= now:
                 self.fail(number, is_late=True)
@@ -224,7 +224,7 @@ class Transfers(Feature):
     def confirm(self, request: Request, tokens: int) -> None:
         """Send the confirmed full pages of a prompt that were not sent before.
 
-        From the result of its last part on, while pages are still being sent, the request is ``DELIVERING``.
+        After the result of its last chunk, while pages are still being sent, the request is ``DELIVERING``.
         """
         sending, lease = self._sending.get(request), request.lease
         if sending is None or request.is_finished:
@@ -241,7 +241,7 @@ class Transfers(Feature):
             self._books.transferring[request.rid] = request
 
     def sent(self, event: PagesSent) -> Request | None:
-        """End a transfer that the stages have ended; returns its request, or None if unknown."""
+        """End a transfer that the stages have ended; return its request, or None if unknown."""
         one = self._end(event.transfer)
         if one is None:
             return None
@@ -266,7 +266,7 @@ class Transfers(Feature):
         self.deadline = None
 
     def report(self, share: StepShare) -> bool:
-        """Order the stages to send and receive, and tell the front end what to ask of prefill engines."""
+        """Order the stages to send and receive, and report the prompts that prefill engines must compute."""
         if not (self._orders or self._told):
             return False
         share["transfers"] = tuple(self._orders)
@@ -282,11 +282,11 @@ class Transfers(Feature):
         return {"open_transfers": self._books.open_transfers}
 
     def in_flight(self) -> Iterable[Request]:
-        """The request of each transfer that the stages have not ended."""
+        """Return the request of each transfer that the stages have not ended."""
         return [one.request for one in self._open.values()] if self._open else ()
 
     def check(self, live: Sequence[Request]) -> None:
-        """The transfers that are open are those that are counted, and only live requests receive or deliver."""
+        """Check that the open transfers match their counts, and that only live requests receive or deliver."""
         if len(self._open) != self._books.open_transfers:
             raise IntegrityError(f"{len(self._open)} transfers are open, {self._books.open_transfers} are counted")
         if not (self._open or self._wanting or self._sending) and self.deadline is None:
@@ -331,5 +331,5 @@ class Transfers(Feature):
             self._note_deadline()
 
     def _note_deadline(self) -> None:
-        # They all have the same time, so the first that was begun is over first.
+        # All have the same time limit, so the first one begun is over first.
         self.deadline = next((one.deadline for one in self._open.values() if one.deadline is not None), None)

@@ -1,4 +1,4 @@
-"""Window layers: segments that tell their window pages, and pages given back when no later token sees them.
+"""Window layers: the window pages of segments, which are freed once no later token sees them.
 
 The pool itself belongs to the memory (``engine/core/memory/sliding_window.py``).
 """
@@ -32,14 +32,14 @@ class WindowLayers(Feature):
         return pool
 
     def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
-        """Tell the window pages beside the pages that the segment tells."""
+        """Add the window pages beside the segment's pages."""
         assert request.lease is not None, f"{request} is planned, but owns no memory"
         share["window_pages"] = self._pool.window_pages_of(request.lease, first_page)
 
     def after_result(self, launched: Launched) -> None:
-        """Give back the window pages that only this microbatch could still see, also of requests that are parked.
+        """Free the window pages that only this microbatch could still see, also of parked requests.
 
-        Microbatches in flight after it begin, for the same request, where it ended or later.
+        Later microbatches in flight begin, for the same request, where this one ended or later.
         """
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             if request.lease is not None:
@@ -47,12 +47,12 @@ class WindowLayers(Feature):
                 self._memory.slide(request.lease, end)
 
     def sizes(self) -> tuple[int, ...]:
-        """Window pages free and cached."""
+        """Return the free and the cached window pages."""
         pages = self._pool.pages
         return pages.free, pages.cached
 
     def check(self, live: Sequence[Request]) -> None:
-        """Nothing in flight can see a window page that its request has given back."""
+        """Check that nothing in flight can see a window page that its request has freed."""
         del live
         window = self._memory.sliding_window
         if window is None:
@@ -67,7 +67,7 @@ class WindowLayers(Feature):
                     )
 
     def snapshot(self, parts: CheckpointParts) -> None:
-        """Every page with a window page, and that, in the order of eviction."""
+        """Add every page that has a window page, with that page, in the order of eviction."""
         window = self._memory.sliding_window
         if window is not None:
             parts["window"] = tuple([(page, window.beside[page]) for page in window.idle])

@@ -68,9 +68,9 @@ class EngineClient:
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._quiet = asyncio.Event()
-        # Where what changes in the prefix cache is published; None for nowhere.
+        # Publishes the changes of the prefix cache, if set.
         self.kv_events: KvEvents | None = None
-        # What asks the prefill engines of a decode engine.
+        # The client of a decode engine's prefill engines.
         self.prefill_client: PrefillClient | None = None
 
     @property
@@ -120,7 +120,7 @@ class EngineClient:
         loop.add_reader(descriptor, arrived.set)
         try:
             while True:
-                # The descriptor tells of an arrival once, so all is taken before the next wait.
+                # The descriptor signals an arrival only once, so everything is read before the next wait.
                 for number, frame in enumerate(self._arrived_frames(), start=1):
                     self._take_frame(frame)
                     if number % _FRAMES_A_TURN == 0:

@@ -31,12 +31,12 @@ from engine.process.clock import Clock
 # The kind of work that a check is.
 GRAMMAR: Final = "grammar"
 REMEMBERED_GRAMMARS: Final = 256
-# Of all together, so that long ones cannot fill the memory.
+# Bounds their total, so that long grammars cannot fill the memory.
 REMEMBERED_CHARS: Final = 4_000_000
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A grammar, the field that it came in, and the parts that it was made of, each with its place."""
+    """A grammar, the body's field that had it, and the parts from which it was made, each with its place."""
 
     field: str
     grammar: Grammar
@@ -47,7 +47,7 @@ _question_of = msgspec.msgpack.Decoder(_Question).decode
 
 
 class GrammarCheck:
-    """Looks at the grammar of every order. ``observe`` is told how many seconds each check took.
+    """Checks the grammar of every order. ``observe`` gets the duration of each check in seconds.
 
     ``elsewhere`` must know ``grammar_works``.
     """
@@ -91,7 +91,7 @@ class GrammarCheck:
 
     def _remember(self, grammar: Grammar) -> None:
         if grammar in self._right:
-            return  # Two requests came with it at the same time.
+            return  # Two requests brought it at the same time.
         self._right[grammar] = None
         self._chars += len(grammar.text)
         while len(self._right) > REMEMBERED_GRAMMARS or self._chars > REMEMBERED_CHARS:
@@ -121,7 +121,7 @@ def _check(data: bytes) -> bytes:
 
 
 def require_end(limits: Limits, field: str) -> None:
-    """Raise ApiError (400) for a model that cannot say that its output is complete."""
+    """Raise ApiError (400) for a model without an end token: its output could never be complete."""
     if not limits.eos_token_ids:
         raise ApiError.at(
             field,
@@ -131,7 +131,7 @@ def require_end(limits: Limits, field: str) -> None:
 
 
 def refusal_of(grammar: Grammar, fault: Fault, field: str) -> ApiError:
-    """The answer (400) to a grammar that no output can follow: the field, the place in the grammar, and why."""
+    """Return the error (400) for a grammar that no output can follow: field, place in the grammar, reason."""
     place = f" at {fault.place}" if fault.place else ""
     return ApiError.at(
         field, f"must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; mend it"

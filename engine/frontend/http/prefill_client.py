@@ -48,7 +48,7 @@ class PrefillClient:
         self._page_size = page_size
         self._to = functools.cache(to)
         self._send = send
-        # Is told how long each prompt took, in seconds.
+        # Gets the duration of each prompt in seconds.
         self.observe: Callable[[float], None] = lambda _: None
         self._peers = {url: Peer(url, settings, _LOOK_S, transport) for url in prefills.urls}
         self._rooms = {url: asyncio.Semaphore(MAX_CALLS) for url in prefills.urls}

@@ -18,7 +18,7 @@ from engine.frontend.schema.errors import ApiError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What Python calls a method of the library.
+# Python's name for a method of the library.
 _OWN_METHOD = re.compile(r"(?:[\w<>]+\.)+\w+\(\)")
 _DOCUMENTS = re.compile(r"\bdocuments\b")
 _TOOLS = re.compile(r"\btools\b")
@@ -59,10 +59,10 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
+        """Return the prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
 
-        With ``continue_last`` it ends within the last message, which the answer goes on with.
-        Raises ApiError (400) when the model has no template or the template refuses the conversation.
+        With ``continue_last`` it ends within the last message, which the answer continues. Raises ApiError (400) when
+        the model has no template or the template refuses the conversation.
         """
         if self._source.chat_template is None:
             raise ApiError.invalid(
@@ -116,7 +116,7 @@ def _written(arguments: object) -> str:
 
 
 def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
-    """The fast tokenizer of the configured model and its chat template.
+    """Return the fast tokenizer of the configured model and its chat template.
 
     Raises CheckpointError when the folder has no tokenizer that works.
     """

@@ -22,7 +22,7 @@ from engine.process.links.secret import Secret
 
 # A peer sends its answer at once; the rest is the network's.
 PROOF_TIMEOUT_S: Final = 5.0
-# More than any engine has machines. Beyond it the oldest gives way, so that silent peers keep nobody out.
+# More than any engine has machines. Beyond it the oldest is dropped, so that silent peers keep nobody out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
 SERVER_BACKLOG: Final = 2048

@@ -160,7 +160,7 @@ class StartView:
         return f" ({parts})" if parts else ""
 
     def _about(self) -> dict[str, str | int]:
-        """Collect the facts that an operator wants at a glance. Sizes are in tokens."""
+        """Collect the facts that an operator needs at a glance. Sizes are in tokens."""
         limits, settings = self._limits, self._settings
         loads = self._loads.values()
         names = ", ".join(name for name, _ in limits.loras) or "none yet"

@@ -30,7 +30,7 @@ ANSWERED: Final = "answers"
 TRANSFERS: Final = "transfers"
 SAID: Final = "to others"
 
-# A lane has at most this many chips; the step's state has the others.
+# A lane shows at most this many chips; the pane of the step lists the others.
 _SLOTS: Final = 4
 # Chips that hold two or three lines of text are higher than a lane of boxes.
 _TWO_LINES: Final = 1.3
@@ -107,7 +107,7 @@ _SLOT_FULL: Final = "+{} more"
 class Layout:
     """Places the steps ``first`` to ``last - 1`` of one trace, counted from the run's start, from column 0 on.
 
-    ``difference`` is the first one to the first run of the page; ``engine`` is the run's name in a fleet.
+    ``difference`` is the first difference from the page's first run; ``engine`` is the run's name in a fleet.
     """
 
     def __init__(

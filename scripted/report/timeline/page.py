@@ -32,11 +32,11 @@ _TEMPLATE: Final = "page.html.jinja"
 
 
 def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
-    """Return the page of one run, or of several below each other, with the first difference to the first one marked.
+    """Return the page of one run, or of several below each other, with their first difference from the first marked.
 
-    A fleet is shown alone: its engines below each other, with their messages. Of a run longer than MAX_COLUMNS the page
-    shows the steps around ``step``, or else around the difference, the failure or the first window, and says so. Raises
-    ValueError without a trace, and for a step that no trace has.
+    A fleet is shown alone: its engines below each other, with their messages. For a run longer than MAX_COLUMNS the
+    page shows the steps around ``step``, or else around the difference, the failure or the first window, and says so.
+    Raises ValueError without a trace, and for a step in no trace.
     """
     if not traces:
         raise ValueError("render_timeline() takes at least one trace, got none")
@@ -103,7 +103,7 @@ def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
 
 
 def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) -> int:
-    """Return the step to open at: the first difference, else the failure, the first window, or the start."""
+    """Return the step at which the page opens: the first difference, else the failure, a window, or the start."""
     apart = [difference.index for difference in differences if difference is not None]
     if apart:
         return min(apart)

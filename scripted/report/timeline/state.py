@@ -1,4 +1,4 @@
-"""Describes the full state of one step, for the pane of the step that a reader points at.
+"""Describes the full state of one step, for the pane that shows the step under the pointer.
 
 Owns the wording of the pane. Nothing is shortened here, so the pane has what the timeline leaves out.
 """
@@ -33,7 +33,7 @@ def state_of(
     differs: bool,
     before: Sequence[str] = (),
 ) -> StepView:
-    """Describe one step. ``launched`` is of the whole run, ``notes`` of this step, ``before`` what led to it."""
+    """Describe one step. ``launched`` covers the whole run, ``notes`` this step; ``before`` has earlier events."""
     flags = {"failed": bool(step.failure), "window": step.in_window, "differs": differs}
     sections = {
         "failed": (printable(step.failure),) if step.failure else (),

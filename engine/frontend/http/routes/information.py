@@ -91,7 +91,7 @@ def add_health(app: FastAPI, client: EngineClient, state: ServerState, descripti
 
     @app.get("/health", **description.route(tag=INFORMATION))
     async def health() -> Response:
-        """Say whether requests can be served: 200 or 503. Requests wait while an engine is asleep."""
+        """Report whether requests can be served: 200 or 503. Requests wait while an engine is asleep."""
         if client.sessions.closed is not None:
             raise client.sessions.closed
         if not state.serving:
@@ -141,7 +141,7 @@ def add_information(
 def _add_model(router: APIRouter, settings: ServerSettings, served: ServedModel, description: Description) -> None:
     @router.get("/version", **description.route(answer=VersionInfo, tag=INFORMATION))
     async def version() -> Response:
-        """Say which version of the engine runs."""
+        """Return the version of the engine."""
         return json_answer(VersionInfo(version=__version__))
 
     @router.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
@@ -196,7 +196,7 @@ def _add_counters(
 ) -> None:
     @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
     async def get_load() -> Response:
-        """Tell a router how much work is here: SGLang's fields, in a list of one. 503 when the scheduler is silent."""
+        """Report the load to a router: SGLang's fields, in a list of one. 503 when the scheduler is silent."""
         stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
             raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
@@ -204,6 +204,6 @@ def _add_counters(
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
     async def prometheus() -> Response:
-        """Tell Prometheus what is measured; complete only while the scheduler answers."""
+        """Return the metrics for Prometheus; complete only while the scheduler answers."""
         text = metrics.text(await client.stats(STATS_TIMEOUT_S))
         return Response(text, media_type=CONTENT_TYPE_LATEST)

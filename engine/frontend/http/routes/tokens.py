@@ -1,7 +1,7 @@
 """Routes from text to token ids and back, in the shapes that other engines gave them. They need no running loop.
 
-Owns which ids a text or a conversation becomes when it is asked for; a prompt becomes the same ones. A short body is
-worked on at once, a long one in a process of its own, its answer included.
+Returns the same ids for a text or a conversation as for a prompt. A short body is worked on at once, a long one in a
+process of its own, its answer included.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_works(served: ServedModel) -> dict[str, BodyWork]:
-    """The JSON of the answer to a body, by the kind of question."""
+    """Map each kind of question to the function that answers a body in JSON."""
     return {
         TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
         DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
@@ -107,14 +107,14 @@ def add_tokenization(
 
     @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
     async def tokenize(request: Request) -> Response:
-        """Say which token ids a text or a conversation becomes."""
+        """Return the token ids of a text or a conversation."""
         return await answer(TOKENIZE, request)
 
     @router.post(
         "/detokenize", **description.route(body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,), tag=TOKENS)
     )
     async def detokenize(request: Request) -> Response:
-        """Say which text token ids are."""
+        """Return the text of token ids."""
         return await answer(DETOKENIZE, request)
 
     counted = description.route(
@@ -123,7 +123,7 @@ def add_tokenization(
 
     @router.post("/v1/messages/count_tokens", **counted)
     async def count_tokens(request: Request) -> Response:
-        """Say how many tokens the prompt of a message has, in the Anthropic protocol."""
+        """Return the number of tokens in the prompt of a message, in the Anthropic protocol."""
         return await answer(COUNT, request)
 
 
@@ -132,7 +132,7 @@ def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct]
 
 
 def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
-    """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
+    """Return the ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
     requested_lora(body.model, served)
     text, param = body.prompt, "prompt"
@@ -151,7 +151,7 @@ def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
 
 
 def _detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
-    """The text of ids. Raises ApiError (400) for the first one that is no token of the model."""
+    """Return the text of ids. Raises ApiError (400) for the first id that is no token of the model."""
     body = parse_body(DetokenizeBody, data)
     requested_lora(body.model, served)
     check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")

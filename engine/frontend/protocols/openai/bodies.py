@@ -303,7 +303,7 @@ class ToolBody(NullableBody):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The tool for a chat template: the fields that models were trained on, without those for engines."""
+        """Return the tool for a chat template: only the fields that models were trained on."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -343,13 +343,13 @@ class ToolCallBody(NullableBody):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The call as a chat template takes it. Arguments that are no object stay text: a model's answer may be cut."""
+        """Return the call for a chat template. Arguments that are no object stay text: an answer may be truncated."""
         function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None) -> Iterator[tuple[str, str]]:
-    """The rules that are broken by two tools of one name, and by a choice that no tool can keep."""
+    """Yield the rules broken by two tools of one name, and by a choice that no tool can satisfy."""
     names = [tool.function.name for tool in tools]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -365,7 +365,7 @@ def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None)
 
 
 def _arguments(written: str) -> JsonValue:
-    """The object that was written; no arguments at all are an empty one, and what is no object stays as it is."""
+    """Parse the arguments: missing ones become an empty object, and text that is no object stays text."""
     if not written.strip():
         return {}
     try:
@@ -386,15 +386,15 @@ class _HasText(Protocol):
 
 
 def text_of(content: str | Sequence[_HasText]) -> str:
-    """The text of what was said; parts stand on lines of their own."""
+    """Return the text of a content; each part has lines of its own."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class ChatMessageBody(RuledBody, NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
-    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it, and
-    the reasoning of earlier answers, which engines spell in two ways.
+    ``developer`` is the protocol's newer word for ``system``. Templates that use them get a speaker's name and the
+    reasoning of earlier answers, a field with two spellings.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -427,12 +427,12 @@ class ChatMessageBody(RuledBody, NullableBody):
 
     @property
     def text(self) -> str:
-        """The content. None is the empty text, because templates want one."""
+        """The content as text; None becomes the empty text, because templates require one."""
         return text_of(self.content or "")
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The message as a chat template takes it: templates ask whether a key is there, so none is there in vain."""
+        """Return the message for a chat template. Templates test whether a key exists, so unset keys are left out."""
         reasoning = self.reasoning_content or self.reasoning
         calls = [call.for_template for call in self.tool_calls or ()]
         extra = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
@@ -482,7 +482,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of output that were asked for; None: it was left open."""
+        """The requested limit on output tokens; None without one."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property

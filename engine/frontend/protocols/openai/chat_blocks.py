@@ -20,7 +20,7 @@ from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.text.tools.families import CallParser
 
-# Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
+# Characters searched for calls before the event loop turns: 10 ms if the text is nothing but calls.
 CHARS_A_TURN: Final = 4096
 # The protocol's reason for an answer that waits for its calls to be answered.
 TOOL_CALLS = "tool_calls"
@@ -77,8 +77,8 @@ def _ignore(whole: bool) -> None:
 class SpokenChoice:
     """``parser`` finds the parts of the choice; None: it is plain text.
 
-    ``new_id`` makes ids of calls, ``count`` is told of each whether it is whole. ``named``: the client named the
-    function to be called. ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
+    ``new_id`` makes ids of calls; ``count`` gets, for each call, whether it is complete. ``named``: the client named
+    the function to be called. ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SpokenChoice:
             self._note_cut_call()
             self.end = piece.meta_info.finish_reason
             if self._has_cut_call and _is_the_models_end(piece):
-                self.end = FinishReason.LENGTH  # Arguments that are no JSON are not an answer that ended well.
+                self.end = FinishReason.LENGTH  # An answer with arguments that are no JSON did not end well.
             if self.blocks:
                 yield Ended(self.blocks[-1])
 
@@ -202,5 +202,5 @@ def _is_the_models_end(piece: GenerateAnswer) -> bool:
 
 _KINDS = {Reasoning: BlockKind.REASONING, Content: BlockKind.TEXT, CallArguments: BlockKind.CALL}
 
-# Makes what takes a choice apart.
+# Makes the splitter of a choice.
 NewChoice = Callable[[], SpokenChoice]

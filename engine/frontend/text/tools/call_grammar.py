@@ -1,8 +1,8 @@
-"""Grammars in Lark of what a model has to write: reasoning, an answer, calls that keep to their schemas.
+"""Grammars in Lark for a model's output: reasoning, an answer, calls that follow their schemas.
 
 Owns how texts, special tokens and schemas are spelled in them, and how each family's format is written as a grammar, so
-that its parser finds a call for sure. Values that can be nothing but texts are written as they are; of their schemas
-the choices and the length are kept. Compiles nothing.
+that its parser finds a call for sure. Values that can only be strings are written without quotes; of their schemas the
+choices and the length are kept. Compiles nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADER = "%llguidance {}"
 # A slash ends a regex in Lark, unless it is escaped already.
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 ANY_TEXT = r"TEXT: /(.|\n)*/"
-# As models were trained to write JSON, and without room to lose one's way in whitespace.
+# As models were trained to write JSON, without room for endless whitespace.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -99,7 +99,7 @@ def rule_body(grammar: Grammar) -> str | None:
 
 
 def spaced(schema: Any) -> Any:
-    """A schema as the library can follow it, whose JSON is spaced as models write it."""
+    """Return a schema that the library can follow, with JSON spaced as models write it."""
     # One without a finite value stays as it is: the check of the whole grammar refuses it.
     mended = followable(schema) or schema
     return {"x-guidance": SPACING, **mended} if isinstance(mended, dict) else mended
@@ -134,7 +134,7 @@ def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any
     required = required if isinstance(required, list) else []
     definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
     count, separator = len(properties), rules.text(*form.separator)
-    # Of each place two rules: before it no argument was written, or one was.
+    # Two rules for each position: no argument was written before it, or one was.
     for number, (key, described) in enumerate(properties.items()):
         one = f"{name}_{number}"
         value = _add_value(rules, form, definitions | described, f"{one}_value")
@@ -239,10 +239,10 @@ def calls_or_answer(
     reasoning: ReasoningStart | None,
     special_ids: Mapping[str, int],
 ) -> Grammar | None:
-    """The grammar of an output that is calls alone or an answer of a grammar.
+    """Return the grammar of an output that is either calls alone or an answer of ``grammar``.
 
-    None where the one could not be told from the other: for a grammar that cannot be a part of another, and for calls
-    that begin as JSON does.
+    None where the two cannot be distinguished: for a grammar that cannot be embedded, and for calls that begin like
+    JSON.
     """
     body = rule_body(answer)
     if body is None or (form.opening or form.before)[0].startswith("{"):

@@ -7,12 +7,12 @@ from typing import Final
 
 # Up to this many characters of a tag may be wrong, missing or too many.
 MOST_DAMAGE: Final = 2
-# A tag that is cut shorter than this could be any.
+# A tag that is cut shorter than this could be any tag.
 SHORTEST_CUT_TAG: Final = 5
 
 
 def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
-    """Whether a tag is this closing tag, whole or damaged. ``markers`` are other tags, which look similar."""
+    """Return whether a tag is this closing tag, whole or damaged. ``markers`` are other tags, which look similar."""
     if tag == closer:
         return True
     seen = "".join(tag.split())
@@ -25,7 +25,7 @@ def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
 
 
 def _distance(one: str, other: str) -> int:
-    """The edit distance of Levenshtein."""
+    """Return the Levenshtein distance."""
     row = list(range(len(other) + 1))
     for at, character in enumerate(one, 1):
         last, row[0] = row[0], at

@@ -1,4 +1,4 @@
-"""Arguments between tags, which become one JSON object, and the closing tags that models forget or damage.
+"""Arguments between tags, which become one JSON object, with closing tags that models forget or damage.
 
 Owns where a value without quotes ends: at its closing tag when a part of the call follows, at a damaged one likewise,
 and without one where the next argument or the end of the call is certain. Knows no family's format.
@@ -58,7 +58,7 @@ def may_follow(key: str, arguments: WrittenArguments, properties: Properties, at
 
 
 def json_of(written: str, schema: Mapping[str, Any]) -> str:
-    """The JSON of a whole value. Text that is no JSON, or not of the schema's type while a text is, is a text."""
+    """Return the JSON of a whole value: a string for text that is no JSON, or that fits the schema only as one."""
     stripped = written.strip()
     stripped = PYTHON_WORDS.get(stripped, stripped)
     try:
@@ -69,7 +69,7 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """True as well for a value of a wrong type where a text would be one too."""
+    """Return whether a value fits its schema; true as well for a wrong type where a string would be wrong too."""
     types = schema.get("type")
     types = [types] if isinstance(types, str) else types
     if not isinstance(types, list) or "string" not in types:
@@ -136,7 +136,7 @@ class TaggedValues:
             ends = yield from self._forgotten(tag, value.at_line_start)
             text.rewind()
             if ends:
-                # The line feeds around the tag that is not there.
+                # The line feeds around the missing tag.
                 value.end(1 + self._lines)
                 return True
             value.add(text.take(1))
