@@ -307,3 +307,8 @@ def test_a_thread_that_waits_for_another_shows_where() -> None:
     waits = ['  File "/lib/threading.py", line 324 in wait', '  File "/x/pages.py", line 9 in take']
     start = ['  File "/lib/threading.py", line 982 in run', '  File "/lib/threading.py", line 1045 in _bootstrap_inner']
     assert readable_stack("\n".join([header, *waits, *start])) == "\n".join([header, *waits])
+
+
+def test_a_failure_under_a_mutant_is_expected() -> None:
+    report = FailureReport(kind=FailureKind.FAILED, error="assert 1 == 2", mutant="abort-ignores-in-flight")
+    assert "Mutant:  abort-ignores-in-flight is switched on: this failure is expected" in report.render()

@@ -24,3 +24,21 @@ def test_each_loose_end_names_some_of_its_tests_or_all() -> None:
     assert lines[1] == "requests alive at the end: 10, in 5 scripts:"
     assert lines[2:] == ["    test_0", "    test_1", "    test_2", "    and 2 more (-v names them)"]
     assert list(summary().lines(verbose=True))[2:] == [f"    test_{number}" for number in range(5)]
+
+
+def test_assertions_that_say_nothing_are_named_with_their_tests() -> None:
+    """Of a shared helper an assertion is told if no test reached it."""
+    tally = SummaryOfScripts()
+    tally.add("test_a", {"asked: a.py:3: assert r.error": 0, "asked: a.py:4: assert r.finished": 1})
+    tally.add("test_b", {"asked: a.py:3: assert r.error": 0, "asked: a.py:9: assert r.rid": 0})
+    tally.add_counts("test_b", {"never fails: a.py:5: assert r": 1})
+    tally.add("test_c", {"asked: a.py:9: assert r.rid": 2})
+    assert list(tally.lines())[1:] == [
+        "assertions that can never fail, whatever the engine does: 1",
+        "    a.py:5: assert r, in",
+        "        test_b",
+        "assertions that no run of these scripts reached: 1",
+        "    a.py:3: assert r.error, in",
+        "        test_a",
+        "        test_b",
+    ]

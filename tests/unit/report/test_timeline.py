@@ -164,12 +164,15 @@ def test_microbatches_move_diagonally_and_their_results_wait(race: tuple[Trace, 
     assert boxes[0].text == "#0a[0:64]"
     waiting = [e.place["x"] for e in document.of_class("box", "result") if e.text.startswith("#0")]
     assert waiting == [4, 5]
-    assert len([e for e in document.elements if e.tag == "polyline"]) == 3
+    ways = [str(e.attributes["points"]).split() for e in document.elements if e.tag == "polyline"]
+    # Four stages, two steps of waiting, and the step that takes the result.
+    assert [len(way) for way in ways] == [7, 7, 7]
 
 
 def test_the_window_is_shaded_and_says_what_it_is(race: tuple[Trace, Trace]) -> None:
     document = Document(render_timeline(race[:1]))
     assert document.one("band", "window").place == {"x": 1, "n": 6}
+    assert [e.text for e in document.of_class("step", "window")] == ["2", "3", "4", "5", "6", "7"]
     assert document.one("says").text == "every queue is empty, yet results are in flight"
     assert not document.of_class("band", "failed")
 
@@ -199,6 +202,7 @@ def test_a_broken_promise_opens_the_page_at_its_step_and_names_what_led_to_it(ra
     header = msgspec.structs.replace(race[0].header, outcome="a is told nothing")
     document = Document(render_timeline([Trace(header, race[0].log.failing("Violation: a is told nothing", 8))]))
     assert document.one("step", "failed", "here").text == "8"
+    assert document.one("verdict").text == "failed"
     assert document.one("band", "failed").place["x"] == 7
     assert "failed after step 8" in document.one("callout").text
     timeline = next(e for e in document.elements if e.attributes.get("id") == "timeline")
@@ -221,6 +225,7 @@ def test_a_failure_at_the_end_has_room_for_its_text_and_no_more(race: tuple[Trac
 def test_the_first_difference_is_marked_and_opened(race: tuple[Trace, Trace]) -> None:
     document = Document(render_timeline(race))
     assert document.one("apart").place["x"] == 2
+    assert [e.text for e in document.of_class("step", "differs")] == ["3"]
     words = " ".join(document.one("parts").text.split())
     assert words == (
         "First difference to run 1: step 3, answered: flush -> refused 400: in_flight=2 there, "

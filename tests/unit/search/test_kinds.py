@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 from scripted_lockstep.mutants.gallery import switched_on
 
@@ -155,12 +156,39 @@ def test_only_so_many_wait_to_be_sorted(monkeypatch: pytest.MonkeyPatch) -> None
     assert (len(sorter.kinds), sorter.kinds[0].seen, sorter.unsorted) == (1, 2, 3)
 
 
-def finding_of_script() -> Finding:
+def test_what_is_not_sorted_in_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripted.search.kinds._AT_ONCE_S", -1.0)
+    sorter = Sorter()
+    sorter.add(finding_of_script())
+    sorter.add(finding_of_script())
+    sorter.finish(0)
+    assert (sorter.unsorted, sorter.kinds) == (2, [])
+
+
+def test_a_promise_that_was_sorted_often_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = finding_of_script()
+    often, seldom = (msgspec.structs.replace(failing.failure, signature=name) for name in ("often", "seldom"))
+    sorter, sorted_first = Sorter(), []
+    sorter._waiting = [msgspec.structs.replace(failing, failure=one) for one in (often, seldom)]
+    sorter._sorted["often"] = 3
+    monkeypatch.setattr(sorter, "sort", sorted_first.append)
+    sorter._sort_newest()
+    assert [one.failure.signature for one in sorted_first] == ["seldom"]
+
+
+def test_a_script_that_fails_with_other_events_is_another_kind() -> None:
+    sorter = Sorter()
+    for events in ("3 flush", "3 pause", "9 flush"):
+        sorter.sort(finding_of_script(events))
+    assert [kind.seen for kind in sorter.kinds] == [2, 1]
+
+
+def finding_of_script(events: str = "3 flush") -> Finding:
     with switched_on(FLUSH):
         failure = execute(Schedule.parse(RACE)).failure
     assert failure is not None
     file = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flight.py"
-    extra: tuple[Placed, ...] = Schedule.parse("default; 3 flush").placed
+    extra: tuple[Placed, ...] = Schedule.parse(f"default; {events}").placed
     return Finding(f"{file}::test_flush_while_chunk_results_are_in_flight", extra, failure)
 
 
