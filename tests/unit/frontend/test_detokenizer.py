@@ -71,6 +71,15 @@ def test_leading_spaces_and_byte_fallback(words: list[str]) -> None:
     assert "".join(_pieces(decoder, ids)) == decoder.decode(ids)
 
 
+def test_a_special_token_between_words_takes_no_space_with_it() -> None:
+    """C03: it has no text, so the word before it is the context of the word behind it."""
+    decoder, vocabulary = _sentencepiece_like()
+    assert isinstance(decoder, Tokenizer)
+    decoder.add_special_tokens(["<turn>"])
+    ids = [vocabulary["\u2581Hello"], decoder.token_to_id("<turn>"), vocabulary["\u2581world"]]
+    assert "".join(_pieces(decoder, ids)) == "Hello world"
+
+
 def test_bytes_that_are_no_character_do_not_hold_the_text_back_for_ever() -> None:
     decoder, vocabulary = _sentencepiece_like()
     tokens = [*_byte_tokens("\u20ac"), "<0xFF>", "a", "a", "a", "a"]

@@ -21,6 +21,7 @@ from scripted import (
     ServerDied,
 )
 from scripted.report.failure import Activity, FailureKind, FailureReport, ProcessStack
+from scripted.report.frames import Frame
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
 REPORT_WIDTH = 120
@@ -312,3 +313,9 @@ def test_a_thread_that_waits_for_another_shows_where() -> None:
 def test_a_failure_under_a_mutant_is_expected() -> None:
     report = FailureReport(kind=FailureKind.FAILED, error="assert 1 == 2", mutant="abort-ignores-in-flight")
     assert "Mutant:  abort-ignores-in-flight is switched on: this failure is expected" in report.render()
+
+
+def test_the_schedulers_own_lines_are_shown() -> None:
+    frame = Frame("scheduler.py", 7, "schedule", "raise KeyError(block)")
+    report = FailureReport(kind=FailureKind.FAILED, error="KeyError: 3", inside=(frame,)).render()
+    assert re.search(r"In the scheduler:\n.*scheduler.py:7: in schedule\n>? +raise KeyError\(block\)", report), report

@@ -6,6 +6,8 @@ import pytest
 from race_records import LIMITS, PP4, race_traces
 
 from lockstep.errors import LockstepError
+from scripted.report.rerun import Rerun
+from scripted.report.step_log import StepLog
 from scripted.report.trace import Trace, TraceError, read_trace, write_trace
 
 
@@ -76,3 +78,19 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="line 1: not the header"):
         read_trace(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("ended", "passed"),
+    [
+        ({}, True),
+        ({"differs": "step 3"}, False),
+        ({"broken": "a reads b"}, False),
+        ({"error": "KeyError: 7"}, False),
+        ({"error": "KeyError: 7", "recorded_error": "KeyError: 7"}, True),
+        ({"recorded_error": "KeyError: 7"}, False),
+        ({"broken": "a reads b", "error": "KeyError: 7", "recorded_error": "KeyError: 7"}, True),
+    ],
+)
+def test_a_rerun_has_passed_if_it_kept_every_promise_or_died_as_recorded(ended: dict[str, str], passed: bool) -> None:
+    assert Rerun(StepLog(1, 1, ()), **ended).passed is passed
