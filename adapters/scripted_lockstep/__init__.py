@@ -7,7 +7,7 @@ from scripted.core.refusals import EngineHidden
 
 
 def require_own_engine() -> None:
-    """Raise EngineHidden where another package called ``engine`` hides the one that this adapter is of."""
+    """Raise EngineHidden if another package called ``engine`` hides this project's."""
     spec = importlib.util.find_spec("engine")
     found = None if spec is None or spec.origin is None else Path(spec.origin)
     if found is None or not (found.parent / "core" / "scheduler").is_dir():

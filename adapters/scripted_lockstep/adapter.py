@@ -92,7 +92,7 @@ class LockstepAdapter(
     mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
     states = STATES
     configuration: type = EngineConfig
-    # Results stay away for a few steps, and a prompt comes in parts.
+    # Results take a few steps, and a prompt has several chunks.
     example_settings: Mapping[str, str] = MappingProxyType(
         {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"}
     )
@@ -132,7 +132,7 @@ class LockstepAdapter(
         return EngineConfig(**words)
 
     def config_words(self, config: EngineConfig) -> Mapping[str, ConfigValue]:
-        """The values that are not at their defaults."""
+        """Return the values that differ from the defaults."""
         return config_values(config)
 
     def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
@@ -147,7 +147,7 @@ class LockstepAdapter(
         return limits_of(config)
 
     def first_commands(self, config: EngineConfig) -> Sequence[str]:
-        """Start a prompt of two chunks, and step to where all queues are empty and its last chunk is in flight."""
+        """Start a prompt of two chunks, and step until all queues are empty and its last chunk is in flight."""
         limits = limits_of(config)
         tokens = max(1, min(2 * limits.prefill_budget_tokens - 3, limits.context_length // 2))
         return f"start prompt_len={tokens} max_new_tokens=2", "until state.in_flight and state.queues_clear", "step"
@@ -157,7 +157,7 @@ class LockstepAdapter(
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
         """Make scheduler, simulated pipeline and checks.
 
-        Only a recorded run keeps digests and restores checkpoints, with a twin that goes on beside it.
+        Only a recorded run keeps digests and restores checkpoints, with a twin that runs beside it.
         """
         limits = limits_of(config)
         return (
@@ -188,7 +188,7 @@ class LockstepAdapter(
         return place_of(run.machine.scheduler, rid)
 
     def obstacle(self, run: EngineRun) -> Action | None:
-        """Held transfers or grammars, a stalled stage, sleep, or memory that an operator reserves."""
+        """Name what requests wait for: held transfers or grammars, a stalled stage, sleep, or reserved memory."""
         if run.device.transfers.holds_some:
             return ReleaseTransfers()
         if run.stalled:
@@ -201,7 +201,7 @@ class LockstepAdapter(
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: EngineRun) -> Sequence[Event]:
-        """Answers to orders of grammars, and ends of transfers."""
+        """Return the answers to orders of grammars, and the ends of transfers."""
         device = run.device
         if not device.transfers.open:
             return device.answers()
@@ -212,7 +212,7 @@ class LockstepAdapter(
         return [*device.answers(), *device.ended_transfers(prompts)]
 
     def finale(self, run: EngineRun, turn: int) -> Sequence[Event]:
-        """A flush, and a request for the counters."""
+        """Return a flush, and a request for the counters."""
         if turn:
             return ()
         flush = Flush()
@@ -238,7 +238,7 @@ class LockstepAdapter(
         return FrozenRun(run, lambda one: (one.oracle,))
 
     def digests(self, run: EngineRun) -> Iterator[bytes | None]:
-        """The engine with pipeline and checks; then the specification, with which not every run is compared."""
+        """Yield a digest of engine, pipeline and checks, and one of the specification, which not every run has."""
         yield from super().digests(run)
         conformance = run.oracle.conformance
         yield None if conformance is None else STATES.digest(conformance)
@@ -254,7 +254,7 @@ class LockstepAdapter(
         return schedule_of_recording(path, until=until)
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
-        """Return the requests that stand still at the end of a recording. Raises RecordingError."""
+        """Return the requests that make no progress at the end of a recording. Raises RecordingError."""
         return stands_in_recording(path)
 
     def plan_of(self, record: StepRecord) -> object:
@@ -263,32 +263,32 @@ class LockstepAdapter(
     # -- mutants --
 
     def mutant_named(self, name: str) -> Mutant:
-        """A mutant of the gallery, a contract, a pair or a fresh one. Raises UnknownMutant."""
+        """Return a mutant of the gallery, a contract, a pair or a fresh mutant. Raises UnknownMutant."""
         return mutant_named(name)
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Put a mutant in, and forget the cached results of checks. Raises UnknownMutant."""
+        """Switch a mutant on, and forget the cached results of checks. Raises UnknownMutant."""
         return switched_on(mutant)
 
     def adapter_of(self, mutant: str) -> str:
-        """The adapter in whose targets this mutant is searched for. Raises UnknownMutant."""
+        """Return the adapter whose targets search for this mutant. Raises UnknownMutant."""
         return mutant_named(mutant).adapter or self.name
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """Mutants that no engine had: each breaks a promise of this one; some need two added events."""
+        """Return mutants that no engine had: each breaks a promise of this engine; some need two added events."""
         return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS, *KEPT_NUMBERS))
 
     def bugs_met(self, codes: Container[int]) -> list[str]:
-        """The mutants and contracts that break code with one of these ids."""
+        """Return the mutants and contracts that break code with one of these ids."""
         return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
 
     def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
-        """Names of fresh mutants of code that ran, the same for the same code."""
+        """Return names of fresh mutants of code that ran, the same for the same code."""
         return edits_met(codes, count)
 
     def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
-        """Single edits of the scheduler and its memory, equal for equal seeds, each with its description."""
+        """Return single edits of the scheduler and its memory, equal for equal seeds, each with its description."""
         return fresh_sample(count, seed)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
@@ -323,7 +323,7 @@ class LockstepAdapter(
         return self.start_sim(config, mutant=mutant).run(script, options=options, **arguments)
 
     def check_script(self, config: EngineConfig, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
-        """Stages that are placed elsewhere: there are some, of an engine without a role."""
+        """Refuse placed stages for a single stage, and for an engine with a role."""
         del tiers, oracle
         if placement != "local" and config.pp_size == 1:
             raise ScriptDefinitionError(
@@ -367,7 +367,7 @@ class LockstepAdapter(
         return run_demo(page)
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """The actions that ended the run, and those that end what a broken run has left open."""
+        """Return the actions that ended the run, and the actions that end the effects that a broken run left open."""
         # The flush that ends every run of the search is not part of the schedule.
         implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
         open_ends: dict[type[Action], Action] = {}
@@ -381,7 +381,7 @@ class LockstepAdapter(
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
         values = [f"{name}={value!r}" for name, value in config_values(config).items()]
         return TestHead(
-            # The engine at the other end of its transfers is an imagined one.
+            # The engine at the other end of its transfers is imaginary.
             decorator="@scripted(CONFIG)",
             imports=("from engine import EngineConfig",),
             more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
@@ -390,13 +390,13 @@ class LockstepAdapter(
 
 
 def _is_dispatched(scheduler: Scheduler) -> bool:
-    """Whether all requests are in no queue: their whole prompts were launched, and no result is back."""
+    """Return whether no request is in a queue: all prompts are launched, and no result is back."""
     books = scheduler.books
     return bool(books.in_flight) and not (books.waiting or books.running or books.chunked)
 
 
 def _end_of(action: Action) -> Action | None:
-    """The action that ends the effect of another one; None for an action without a lasting effect."""
+    """Return the action that ends another one's effect; None for an action without a lasting effect."""
     match action:
         case StallStage():
             return ResumeStage(stage=action.stage)

@@ -1,6 +1,6 @@
 """Configurations of the engine as words of a schedule, and their limits in the sim tier.
 
-They need no weights and no tokenizer, because nothing is loaded: the simulated pipeline makes its tokens from the KV.
+They need no weights and no tokenizer: nothing is loaded, because the simulated pipeline derives tokens from the KV.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.core.config import EngineConfig, embedded_seed, require_lora_names
 from engine.core.errors import ConfigError
 from engine.core.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
-# As many pages take a gigabyte of records.
+# This many pages take a gigabyte of records.
 MOST_PAGES: Final = 1 << 22
 
 

@@ -1,4 +1,4 @@
-"""The page of the gallery: each mutant's bug, the test that catches it, and how soon the search finds it.
+"""The page of the gallery: each mutant's bug, the test that catches it, and the search's time to find it.
 
 This module makes the gallery's page and the figures in the README.
 """
@@ -39,7 +39,7 @@ def results_on(page: str) -> dict[str, str]:
 
 
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
-    """Write the page's entries. The text above the first entry stays, and so do results of other mutants.
+    """Write the page's entries. Keeps the text above the first entry, and the results of other mutants.
 
     A README two folders above the page gets the same figures, in the rows of its own table, and the numbers of entries.
     """

@@ -28,7 +28,7 @@ class EngineMachine:
         if not digests:
             self.scheduler.digests = SilentDigests()
         self.is_pressed = False
-        # The prefill engine of the next request of a decode engine; None for none.
+        # The prefill engine of a decode engine's next request, if any.
         self.choose_prefill: Callable[[Generate], str | None] = _imagined
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
@@ -55,7 +55,7 @@ class EngineMachine:
         return self.scheduler.books.requests.keys()
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return what is asked of a scheduler between its steps: counters, books, and the hits of those that wait."""
+        """Return the results of all queries between steps: counters, books, and the hits of waiting requests."""
         scheduler, tree = self.scheduler, self.scheduler.memory.tree
         waiting = [*scheduler.books.waiting]
         return {
@@ -84,7 +84,7 @@ class EngineMachine:
         if not self.scheduler.is_fully_idle:
             busy = self.scheduler.books.what_is_busy()
             raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
-        # Attributes that a script has set on the object itself, such as a method, go as well.
+        # Attributes that a script has set on the object itself, such as a method, are removed as well.
         vars(self.scheduler).clear()
         Scheduler.__init__(self.scheduler, self.limits)
         self.is_pressed = False
@@ -114,7 +114,7 @@ def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory)
 
 
 def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
-    """Check that an engine with reserved memory says so: no checkpoint can be taken of it."""
+    """Check that an engine with reserved memory reports it: no checkpoint can be taken."""
     window = memory.sliding_window
     kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
     kept += 0 if window is None else window.pages.reserved
@@ -123,7 +123,7 @@ def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
 
 
 def _most(pressure: Pressure) -> tuple[int, ...]:
-    """Return how many pages, rows, unlocked nodes and window pages there could be beside what requests own."""
+    """Return the pages, rows, unlocked nodes and window pages that requests leave at most."""
     return (
         pressure.most_free_pages,
         pressure.most_free_rows,

@@ -25,8 +25,8 @@ from scripted_lockstep.specification.loras import SpecifiedLoras
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.specification import Specification
 
-# The executable specification costs as much again as all other checks. Of runs that share a beginning, one in this many
-# is not compared with it; every run from the start is.
+# The executable specification costs as much as all other checks. Of runs that share a prefix, one in this many is not
+# compared with it; every run from the start is.
 UNSPECIFIED_EVERY_RUNS: Final = 3
 
 COPIER: Final = Copier(
@@ -41,7 +41,7 @@ COPIER: Final = Copier(
 )
 
 
-# Three of the counters are used again: they number microbatches, requests and weights.
+# Three of the counters are needed: they number microbatches, requests and weights.
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls", "preemptions"),
@@ -64,7 +64,7 @@ _RunT = TypeVar("_RunT", bound=RunLike)
 
 
 class FrozenRun(Generic[_RunT]):
-    """A run as it is now, and beside it the specification's states, so that a run without them does not copy them.
+    """A frozen run, and separately the specification's states, so that a run without them does not copy them.
 
     ``oracles`` are those of a run's engines, whose steps are compared with the specification. A run's name alone
     decides whether it is compared, so that every process decides alike.
@@ -81,7 +81,7 @@ class FrozenRun(Generic[_RunT]):
             oracle.conformance = conformance
 
     def thaw(self, name: str) -> _RunT:
-        """Return a run that continues from there and shares nothing that can change."""
+        """Return a run that continues from there and shares nothing mutable."""
         run = self._run.thaw()
         if is_specified(name):
             for oracle, conformance in zip(self._oracles(run), self._conformances.thaw(), strict=True):
@@ -90,5 +90,5 @@ class FrozenRun(Generic[_RunT]):
 
 
 def is_specified(name: str) -> bool:
-    """Whether a run of this name is compared with the executable specification after its fork."""
+    """Return whether a run of this name is compared with the executable specification after its fork."""
     return not name or zlib.crc32(name.encode()) % UNSPECIFIED_EVERY_RUNS > 0

@@ -24,14 +24,14 @@ from scripted_lockstep.tiers.sim.runner import EngineSim
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# Steps that a script still runs after the last added event; then the harness drains the engine.
+# Steps of the script after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
 
 
 class ScriptTarget:
     """A registered script in the sim tier, with an event added at one of its yields.
 
-    The script's own assertions do not hold with an unexpected event: after it only the engine's invariants and the
+    With an unexpected event the script's own assertions need not hold: after it only the engine's invariants and the
     oracle count, and the script ends at its first failed assertion.
     """
 
@@ -49,15 +49,15 @@ class ScriptTarget:
 
     @property
     def steps(self) -> int:
-        """The yields of the script when nothing is added."""
+        """The number of the script's yields when nothing is added."""
         return self._yields
 
     def execute(self, *extra: Placed) -> Outcome:
-        """Run the script with additions; the step of one is the yield that it comes before."""
+        """Run the script with additions; an addition's step is the yield before which it happens."""
         return self._run(extra)
 
     def execute_drawn(self, drawn: Drawn) -> Outcome:
-        """Run it with drawn actions, without knowing what they would meet."""
+        """Run it with drawn actions, without knowing the state that they meet."""
         for step in drawn.steps:
             drawn.come(step, lambda action: Cell(action.kind, "", ""))
         return self._run(drawn.placed)
@@ -91,7 +91,7 @@ class ScriptTarget:
                 break
             number += 1
             if added and number > extra[-1].step + _AFTER_LIMIT_STEPS:
-                break  # The script may wait for something that the event has made impossible.
+                break  # The script may wait for a condition that the event has made impossible.
             for placed in extra:
                 if placed.step == number:
                     added = True
@@ -106,14 +106,14 @@ class ScriptTarget:
 
 
 def _spend_failure(t: BaseContext) -> Generator[None, None, None]:
-    """Spend a failure that no microbatch of the script met, so that the harness's own work does not meet it."""
+    """Consume a failure that no microbatch of the script met, so that the harness's own steps do not meet it."""
     if t.scheduler.failure is None and t.scheduler.books.is_awake and not t.state.paused:
         t.release_results()
         yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
 
 
 def _first_arguments(test: ScriptedTest) -> dict[str, object]:
-    """Return the first set of values that pytest would parametrize the script with."""
+    """Return the first set of values with which pytest would parametrize the script."""
     arguments: dict[str, object] = {}
     for mark in getattr(test.script, "pytestmark", ()):
         if mark.name == "parametrize":

@@ -96,7 +96,7 @@ class EngineWords(StepWords):
         )
 
     def event_text(self, event: Event) -> str:
-        """The words for an event as it arrives at the scheduler."""
+        """Describe an event as it arrives at the scheduler."""
         match event:
             case Completion() if event.error is None:
                 tokens = f"-> {some([str(token) for token in event.token_ids])}" if event.token_ids else "(chunk)"
@@ -139,7 +139,7 @@ class EngineWords(StepWords):
 
 
 def event_text(event: Event) -> str:
-    """The words for one event by itself."""
+    """Describe one event by itself."""
     return EngineWords().event_text(event)
 
 
@@ -165,7 +165,7 @@ def _launched(microbatch: Microbatch) -> ShownBatch:
 
 
 def _order(microbatch: Microbatch) -> str:
-    """The order of a microbatch without requests to the stages."""
+    """Describe a microbatch without requests, an order to the stages."""
     match microbatch:
         case WeightUpdate():
             return f"update to {printable(microbatch.path or 'the configured weights')}"
@@ -180,7 +180,7 @@ def _order(microbatch: Microbatch) -> str:
 
 
 def _change_text(change: LoraChange) -> str:
-    """The LoRAs to load and drop: ``load LoRA a as version 3, drop version 1``."""
+    """Describe the LoRAs to load and drop: ``load LoRA a as version 3, drop version 1``."""
     load = "" if change.path is None else f"load LoRA {printable(change.name)} as version {change.version}"
     if change.drop == change.version:
         return f"{load}, checked only" if load else f"unload LoRA {printable(change.name)}"
@@ -210,7 +210,7 @@ def _numbers(pages: tuple[int, ...]) -> str:
 
 
 def _answer_text(answer: CallAnswer) -> str:
-    """``200: flushed 7 cached pages``, or the reason of a refusal: ``refused 400: in_flight=2``."""
+    """Describe an answer: ``200: flushed 7 cached pages``, or a refusal: ``refused 400: in_flight=2``."""
     message = printable(answer.message)
     if answer.ok:
         return f"200: {message}"

@@ -110,7 +110,7 @@ class TransformersMachine:
         match event:
             case Add():
                 if len(event.prompt_ids) + event.max_new_tokens > self._settings.page_size * self._settings.num_blocks:
-                    # There is no bound: a request that cannot be stored ends the loop when it is alone.
+                    # Without a bound, a request that does not fit even alone ends the loop.
                     yield Refused(rid=event.rid, reason="it does not fit into the cache")
                     return
                 self._added += 1
@@ -163,7 +163,7 @@ class TransformersMachine:
                     "takes the place of a token of this one"
                 )
             tokens[-1] = TMP_TOKEN_ID
-        # A retracted request begins again with its output as a part of its prompt.
+        # A retracted request starts again with its output as a part of its prompt.
         known = None if state.generated_tokens else len(state.initial_tokens)
         (allocator,) = self._processor.cache.cache_allocators.values()
         return Share(

@@ -1,4 +1,4 @@
-"""``transformers serve`` with the adapter's settings: its command line, and what is not its default."""
+"""``transformers serve`` with the adapter's settings: its command line, and settings other than its defaults."""
 
 from __future__ import annotations
 

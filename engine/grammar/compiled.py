@@ -39,7 +39,7 @@ class UnfollowableGrammar(GrammarError):
 # The ends of a string, a list and an object of JSON, and the separator that ends a number.
 _CLOSERS: Final = tuple("".join(one) for length in (1, 2, 3) for one in itertools.product('"]}', repeat=length))
 _NEXT: Final = ","
-# The most likely tokens that are tried for a model that wants to end: a trial takes a few microseconds.
+# The number of likely tokens to try for a model that wants to end: a trial takes a few microseconds.
 MOST_ENDINGS: Final = 64
 # The same where a trial computes the next mask too, which takes ten times as long.
 MOST_CHANGES: Final = 16
@@ -81,7 +81,7 @@ class Matcher:
             return self._allowed(said)
         except (GrammarError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as exc:  # a panic of the library is no Exception, and its matcher is spoilt by one
+        except BaseException as exc:  # a panic of the library is no Exception, and leaves its matcher unusable
             self._begin_anew()
             raise UnfollowableGrammar(
                 f"the grammar cannot be followed after {len(said)} tokens of output: {type(exc).__name__}: {exc}; "

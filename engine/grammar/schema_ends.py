@@ -80,7 +80,7 @@ class SchemaEnds:
         return False
 
     def needs(self, schema: dict[str, Any]) -> Iterator[Any]:
-        """Return the required parts."""
+        """Yield the required parts."""
         target = self.target_of(schema)
         if target is not None:
             yield target[1]
@@ -94,7 +94,7 @@ class SchemaEnds:
             yield from _needed_of_array(schema)
 
     def choices(self, schema: dict[str, Any]) -> Iterator[list[Any]]:
-        """Return lists of parts; one part of each list is required."""
+        """Yield lists of parts; one part of each list is required."""
         for name in ("anyOf", "oneOf"):
             if listed(schema, name):
                 yield listed(schema, name)

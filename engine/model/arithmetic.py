@@ -1,4 +1,4 @@
-"""The device and dtype of a stage. Imports no model: it is asked before one is chosen."""
+"""The device and dtype of a stage. Imports no model: it is used before a model is chosen."""
 
 from __future__ import annotations
 

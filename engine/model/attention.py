@@ -1,7 +1,7 @@
 """Paged attention for transformers models: writes K and V into the pool, attends over each row's pages.
 
 Registered once with transformers under a name; each attention module carries its layer's view of the pool, so that
-several stages can live in one process. Called once a layer and forward.
+several stages can live in one process. Called once per layer and forward pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StageAttention:
         return self.pool.window
 
     def enter(self, *, windowed: bool, window: int | None) -> LayersView:
-        """Count a layer's call and tell it where the batch lies in its pool.
+        """Count a layer's call and return the batch's view of its pool.
 
         Raises StepFailedError for a layer of the window pool that would see more than what is kept there.
         """
@@ -94,7 +94,7 @@ class LayerAttention(PagedAttention):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(self, query: torch.Tensor, group: AttentionGroup, scoring: Scoring) -> torch.Tensor:
-        """One group: query [rows * queries, heads, size] to the same shape."""
+        """Attend for one group: query [rows * queries, heads, size] to the same shape."""
         tokens, heads, size = query.shape
         keys = _gather(self._keys, group).to(query.dtype)  # [kv heads, rows, keys, size]
         values = _gather(self._values, group).to(query.dtype)
@@ -103,13 +103,13 @@ class LayerAttention(PagedAttention):
         causal = scoring.softcap is None and group.causal(scoring.window)
         mask = None if causal else group.mask(scoring.window, query.dtype)
         if group.queries == 1:
-            # Heads that share a KV head take the place of queries, so that K and V need no repetition.
+            # Heads that share a KV head become extra queries, so that K and V need no repetition.
             query = query.reshape(tokens, kv_heads, shared, size).transpose(0, 1)
             attended = _attention(query, keys, values, mask, scoring)
             return attended.transpose(0, 1).reshape(tokens, heads, size)
         if group.rows > 1:
             assert mask is not None, "rows with several queries each see other keys"
-            # The same, with a row's queries one after the other for each of these heads.
+            # The same, with a row's queries consecutive for each of these heads.
             together = (group.rows, group.queries, kv_heads, shared, size)
             query = query.reshape(together).permute(2, 0, 3, 1, 4).flatten(2, 3)
             attended = _attention(query, keys, values, mask.repeat(1, 1, shared, 1), scoring)
@@ -139,7 +139,7 @@ def _paged_attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The signature that transformers calls attention with. ``others`` serve other kernels and change no result."""
+    """Attention with the signature that transformers calls. ``others`` are for other kernels and change no result."""
     del others
     if s_aux is not None:
         raise StepFailedError("attention sinks are not supported by paged attention")
@@ -152,7 +152,7 @@ def _paged_attention(
 
 
 def _gather(slots: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
-    """A group's part [kv heads, rows, keys, size] of a layer's keys or values; a view where its slots lie in a row.
+    """Return a group's part [kv heads, rows, keys, size] of keys or values; a view where its slots are contiguous.
 
     ``index_select`` over flat slots took a fifth of the time of indexing with a matrix of them.
     """

@@ -1,6 +1,6 @@
 """The choice of a stage's backend: torch, or OpenVINO if it is installed and supports the model.
 
-Owns the choice and its reasons; imports OpenVINO only once it is chosen. Asked when a server starts, when a stage
+Owns the choice and its reasons; imports OpenVINO only once it is chosen. Chooses when a server starts, when a stage
 starts, and for each update of the weights.
 """
 
@@ -54,14 +54,14 @@ class ComputingStage(Protocol):
         """Make the argument of ``forward``, for segments whose pages are in the pool's tables."""
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
-        """Hidden states [tokens, hidden size] for the next stage, or on the last one logits [emitting, vocabulary].
+        """Compute hidden states [tokens, hidden size] for the next stage, or on the last logits [emitting, vocabulary].
 
-        The result may be overwritten by the next call. On the last stage ``take_scored`` is given the logits of the
-        rows that prompt logprobs are asked from, a few at a time.
+        The result may be overwritten by the next call. On the last stage ``take_scored`` gets the logits of the rows
+        with prompt logprobs, a few at a time.
         """
 
     def take_pool(self, pool: KVPool) -> None:
-        """Go on in another pool of the same layout."""
+        """Use another pool of the same layout from now on."""
 
 
 def make_stage(

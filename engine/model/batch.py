@@ -1,6 +1,6 @@
-"""One microbatch as tensors: token ids, positions, the slots that it writes, and what each query attends to.
+"""One microbatch as tensors: token ids, positions, the slots that it writes, and the keys of each query.
 
-Built once a forward from the plan and the page tables, then shared by every layer. Never looks at a weight.
+Built once per forward pass from the plan and the page tables, then shared by every layer. Never reads a weight.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ class Batch(Protocol):
     tokens: int
     token_ids_array: Slots
     positions_array: Slots
-    # The slots that are written.
     slots_array: Slots
 
 
 class BatchNumbers:
     """The segments of a batch as numbers: rows, starts, counts of their tokens, and where each begins among these.
 
-    Of all tokens, in their order: ids, positions, and the indices of those whose logits choose a next one
+    For all tokens, in order: ids, positions, and the indices of the tokens whose logits choose a next token
     (``emitting``). In a batch of ``is_decodes`` alone each segment has one token.
     """
 
@@ -96,7 +95,7 @@ class AttentionGroup:
         return sent([self._lengths_array], self._device)[0]
 
     def causal(self, window: int | None) -> bool:
-        """True where query and key number n stand at the same position, and a query sees all keys up to its own."""
+        """True if query n and key n have the same position, and a query sees all keys up to its own."""
         return 1 < self.queries == self.keys and (window is None or window >= self.keys)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -124,10 +123,10 @@ class AttentionGroup:
 
 
 class PageTable(NamedTuple):
-    """Arguments of a kernel that follows page tables, one row a segment, as int32.
+    """Arguments of a kernel that follows page tables, one row per segment, as int32.
 
-    ``starts`` [rows + 1] are the first queries of the segments and the end, ``lengths`` [rows] how many keys each sees,
-    ``pages`` [rows, places] where those are.
+    ``starts`` [rows + 1] are the first queries of the segments and the end, ``lengths`` [rows] the number of keys of
+    each, ``pages`` [rows, places] the pages of these keys.
     """
 
     starts: torch.Tensor
@@ -153,8 +152,8 @@ class LayersBatch(NamedTuple):
 
     ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
     ``last_position`` is no smaller than the position of any token. ``full`` is the view of the layers that see
-    everything, ``window`` that of the window layers, if the pool has such. Without ``segments`` no token of theirs is
-    asked for prompt logprobs, or computed with a LoRA.
+    everything, ``window`` the view of the window layers, if there are any. Without ``segments`` no token needs prompt
+    logprobs or a LoRA.
     """
 
     tokens: int
@@ -170,8 +169,8 @@ class LayersBatch(NamedTuple):
 class _Places:
     """The places of a batch's tokens and keys in one pool, as numbers: ``arrays`` go to the device.
 
-    A pool that keeps its pages first has a table and no groups: the slots of all keys, which those list, are most of
-    the work for a long context, and the kernel does not ask for them.
+    A pool that keeps its pages first has a table and no groups: groups list the slots of all keys, which is most of the
+    work for a long context, and the kernel does not need them.
     """
 
     def __init__(self, numbers: BatchNumbers, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
@@ -224,9 +223,9 @@ class ForwardBatch:
 
 
 class DecodeBatch:
-    """One token of each of several rows as numbers, padded to ``size`` rows; nothing of it is on the device yet.
+    """One token of each of several rows as numbers, padded to ``size`` rows; not on the device yet.
 
-    Padding rows stand at position 0 of the scratch page of a pool that keeps its pages first.
+    Padding rows are at position 0 of the scratch page of a pool that keeps its pages first.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, size: int) -> None:
@@ -247,7 +246,7 @@ class DecodeBatch:
         self.numbers_array[3, self.tokens :] = 1
         self.pages_array = np.full((size, pages.shape[1]), pool.scratch_page, np.int64)
         self.pages_array[: self.tokens] = pages
-        # What the device has itself of the ids.
+        # The ids that are only on the device.
         self.ahead: AheadIds | None = None
 
     def take_ahead(self, ahead: AheadIds) -> None:
@@ -264,7 +263,7 @@ def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -
 
 
 def emitters_of(segments: Sequence[Segment]) -> list[Segment]:
-    """Make a segment for each token that is chosen, ending with the token that chooses it: drafts make several."""
+    """Make a segment for each token to choose, ending with the token whose logits choose it: drafts make several."""
     emitters: list[Segment] = []
     for segment in segments:
         if segment.drafts:
@@ -292,13 +291,13 @@ def _groups(
 
 
 def _queries_of_a_decode(segment: Segment) -> int:
-    """Return its number of tokens if it is a decode; equal neighbours attend together. 0 for a part of a prompt."""
+    """Return a decode's number of tokens, 0 for a chunk of a prompt; neighbours of equal number attend together."""
     tokens = len(segment.token_ids)
     return tokens if tokens == 1 or segment.drafts else 0
 
 
 def begins_of(counts: Slots) -> Slots:
-    """Return the beginning of each run, and the end of the last one."""
+    """Return the start of each run, and the end of the last one."""
     begins = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=begins[1:])
     return begins

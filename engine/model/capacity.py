@@ -143,7 +143,7 @@ def weight_bytes(folder: Path) -> int:
 def _lora_bytes(folder: Path, rank: int) -> int:
     """Return an upper bound on the bytes of a LoRA of this rank: two matrices for each matrix of the layers.
 
-    The caller counts one LoRA more than may be held: a new one is read before another makes room for it.
+    The caller counts one LoRA more than the limit: a new one is read before another makes room for it.
     """
     matrices = [
         (kind, shape) for name, kind, shape in stored_tensors(folder) if _LAYER in name and len(shape) == _MATRIX

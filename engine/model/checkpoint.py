@@ -1,7 +1,7 @@
 """Checkpoint folders: from 'embedded', a path or a hub name to a folder, and from a folder to ``ModelFacts``.
 
-Reads configuration files only, never a weight, and imports transformers only when a folder is read. The first thing
-that happens to a model name, before any process is forked.
+Reads configuration files only, never a weight, and imports transformers only to read a folder. Every model name passes
+here first, before any process is forked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DIGEST_BYTES = 16
 
 
 def resolve_folder(config: EngineConfig) -> Path:
-    """The local folder of the configured model; a hub name is downloaded unless it is cached.
+    """Return the local folder of the configured model; a hub name is downloaded unless it is cached.
 
     Raises CheckpointError when there is no such folder or hub model.
     """
@@ -70,7 +70,7 @@ def resolve_folder(config: EngineConfig) -> Path:
 
 
 def local_folder(config: EngineConfig) -> Path:
-    """Resolve a folder that must be here already: nothing is fetched.
+    """Resolve a folder that must exist locally: nothing is downloaded.
 
     Raises CheckpointError when it is not.
     """
@@ -83,9 +83,9 @@ def local_folder(config: EngineConfig) -> Path:
 
 
 def require_files(config: EngineConfig) -> None:
-    """Raise CheckpointError unless the configured model is there, with files of every kind. Imports nothing costly.
+    """Raise CheckpointError unless the configured model has files of every kind. Imports nothing costly.
 
-    What the files say is judged by ``read_facts``.
+    ``read_facts`` judges their contents.
     """
     if embedded_seed(config.model, config.seed) is not None:
         return
@@ -99,7 +99,7 @@ def require_files(config: EngineConfig) -> None:
 def read_facts(config: EngineConfig) -> ModelFacts:
     """Read the facts that scheduler and front end need about the configured model; loads no weight.
 
-    Raises CheckpointError for a folder that cannot be served: nothing there, no config, no weights, no tokenizer, not a
+    Raises CheckpointError for a folder that cannot be served: empty, without config, weights or tokenizer, or not a
     decoder of the usual shape.
     """
     plain = config.dtype in ("auto", "float32") and config.kv_cache_dtype == "auto"
@@ -130,7 +130,7 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     window, windowed = window_layers(model)
     pooling = read_pooling(folder)
     if config.kv_cache_dtype == "u8":
-        # A scale and an offset for each channel of a block of keys, and for the values of each token.
+        # Scale and offset: for each channel of a block of keys, and for the values of each token.
         values_a_head = head_dim + _SCALE_AND_OFFSET_BYTES
         keys_a_head = head_dim + head_dim * _SCALE_AND_OFFSET_BYTES // OPENVINO_BLOCK_TOKENS
     else:
@@ -164,7 +164,7 @@ def is_text_part(folder: Path) -> bool:
 def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Read the checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged.
 
-    Python that comes with the checkpoint is run only when it is trusted, and no question is put to the user.
+    Python that comes with the checkpoint runs only if it is trusted, and the user is never prompted.
     """
     _require_config(folder)
     _require_weights(folder)
@@ -178,7 +178,7 @@ def _read_text_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedCon
     try:
         whole = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         model: PreTrainedConfig = whole.get_text_config(decoder=True)
-    except Exception as exc:  # transformers raises many unrelated types for what is wrong in a configuration
+    except Exception as exc:  # transformers raises many unrelated types for a bad configuration
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
         raise CheckpointError(f"{path} must be a configuration that transformers knows, but: {exc}") from exc
     _require_decoder(model, path)
@@ -195,7 +195,7 @@ def require_trust(folder: Path, exc: Exception, *, trust_remote_code: bool) -> N
 
 
 def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that the checkpoint's generation config forbids (``suppress_tokens``)."""
+    """Read the ids that the checkpoint's generation config forbids (``suppress_tokens``)."""
     path = folder / "generation_config.json"
     ids = _said(path).get("suppress_tokens")
     return () if ids is None else _token_ids(path, "suppress_tokens", ids)
@@ -242,8 +242,8 @@ def require_tokenizer(folder: Path) -> None:
 def checkpoint_digest(config: EngineConfig) -> str:
     """Return a digest of a checkpoint without its weights' values: the computation, and all names, types and shapes.
 
-    Two checkpoints of one model with different weights have the same one. Raises CheckpointError for a folder without
-    one of them.
+    Two checkpoints of one model with different weights have the same digest. Raises CheckpointError for a folder
+    without a checkpoint.
     """
     folder = resolve_folder(config)
     described = {name: value for name, value in read_json(folder / "config.json").items() if name not in ORIGIN_FIELDS}
@@ -262,7 +262,7 @@ def checkpoint_digests(config: EngineConfig) -> tuple[str, str]:
 
 
 def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:
-    """Raise CheckpointError, naming the field, unless two configurations are of models that differ in weights only."""
+    """Raise CheckpointError, naming the field, unless two configurations' models differ in weights only."""
     for field in sorted((running.keys() | other.keys()) - ORIGIN_FIELDS):
         if running.get(field) != other.get(field):
             raise CheckpointError(
@@ -284,7 +284,7 @@ def dtype_name(config: EngineConfig, model: PreTrainedConfig) -> str:
 
 
 def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
-    """KV heads and head size. Raises CheckpointError when the configuration does not say them in the usual way."""
+    """Return KV heads and head size. Raises CheckpointError if the configuration lacks them in their usual form."""
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     if getattr(model, "kv_lora_rank", None):
@@ -296,7 +296,7 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
 
 
 def window_layers(model: PreTrainedConfig) -> tuple[int, list[bool]]:
-    """Return how many tokens the window layers see, 0 without any, and for each layer whether it is one.
+    """Return the window size of the window layers, 0 without any, and for each layer whether it is one.
 
     A window that no sequence can outgrow does not count.
     """
@@ -316,7 +316,7 @@ def _download(name: str, *, trust_remote_code: bool) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]))
-    except Exception as exc:  # the hub's client raises many unrelated types; all mean that there is no model
+    except Exception as exc:  # the hub's client raises many unrelated types; all mean that the model cannot be had
         raise CheckpointError(
             f"model {name!r} is no folder here and could not be fetched from the hub: {str(exc).rstrip('.')}; "
             "check the name, the network, or give a folder"
@@ -379,7 +379,7 @@ def _size(model: PreTrainedConfig, field: str, path: Path) -> object:
     """Return a size common to all layers, None if it is not given. Raises CheckpointError if layers differ."""
     try:
         return getattr(model, field, None)
-    except Exception as exc:  # transformers refuses to name one number for what each layer has of its own
+    except Exception as exc:  # transformers refuses to give one number where layers differ
         raise CheckpointError(
             f"{path} (model_type={model.model_type!r}) must say one {field} for all layers, but theirs differ; {SERVED}"
         ) from exc
@@ -400,7 +400,7 @@ def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def _token_ids(path: Path, field: str, value: object) -> tuple[int, ...]:
-    """One token id or a list of them."""
+    """Return one token id or a list of ids as a tuple."""
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         raise CheckpointError(

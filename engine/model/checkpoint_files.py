@@ -36,7 +36,7 @@ def read_json(
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, type and shape of each tensor in the safetensors of a folder. Raises what the library raises."""
+    """Yield name, type and shape of each tensor in a folder's safetensors. Propagates the library's errors."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - a file of tensors is no mapping

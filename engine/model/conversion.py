@@ -1,7 +1,7 @@
-"""Weights that a checkpoint keeps under other names or in other pieces than the model does, such as fused experts.
+"""Weights that a checkpoint stores under other names or in other pieces than the model has, such as fused experts.
 
-Asks transformers for its own table of conversions, and applies it to the weights that one stage needs. Used once, at
-start, and only for weights that the files do not hold under the model's name.
+Applies transformers' own table of conversions to the weights that one stage needs. Used once, at start, and only for
+weights that the files do not hold under the model's name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Reader = Callable[[str], torch.Tensor]
 
 
 class Conversion:
-    """How one weight of the model is made of ``sources``, pairs of a name in the files and the pattern it matched.
+    """Makes one weight of the model from ``sources``, pairs of a name in the files and the pattern it matched.
 
     Without a converter the one source is the weight itself, under another name.
     """

@@ -1,4 +1,4 @@
-"""Decode batches as CUDA graphs: recorded once for a few sizes at the start, then replayed by one call a step.
+"""Decode batches as CUDA graphs: recorded once for a few sizes at the start, then replayed with one call per step.
 
 Owns the buffers that the graphs read and the choice of a size; a batch is padded to it with rows of the scratch page,
 which belongs to no request. The recorder is passed in, so that everything but the recording runs without a GPU.
@@ -25,11 +25,11 @@ Recorder = Callable[[Compute], Compute]
 # Computes the layers of a stage for a batch and, on all stages but the first, hidden states.
 Layers = Callable[[LayersBatch, torch.Tensor | None], torch.Tensor]
 
-# A larger batch has enough to do in each kernel that launching it is no cost.
+# In a larger batch the launch of a kernel costs nothing beside its work.
 LARGEST_SIZE: Final = 512
-# Libraries choose algorithms and allocate what they keep in the first runs, which must not be recorded.
+# In the first runs libraries choose algorithms and allocate their workspaces, which must not be recorded.
 _RUNS_BEFORE: Final = 2
-# Of a DecodeBatch's numbers those that are copied as they are: ids, positions, slots. The lengths come after them.
+# The numbers of a DecodeBatch that are copied unchanged: ids, positions, slots. The lengths come after them.
 _COPIED: Final = 3
 
 
@@ -57,8 +57,8 @@ def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | No
 class DecodeGraphs:
     """The recorded decodes of one stage over one pool. Recording them computes in the scratch page alone.
 
-    ``hidden_size`` is that of the hidden states that the stage is given, 0 on the first. With ``loras`` a batch of a
-    request with a LoRA is not for graphs. What ``record`` raises is passed on.
+    ``hidden_size`` is the size of the stage's incoming hidden states, 0 on the first stage. With ``loras``, a batch
+    with a LoRA is computed eagerly. Propagates the exceptions of ``record``.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DecodeGraphs:
     def batch(self, segments: Sequence[Segment]) -> DecodeBatch | None:
         """Return the padded batch of these segments; None if the eager forward must compute them.
 
-        Recorded are decodes of one token each. Parts of prompts, drafts, prompt logprobs and LoRAs are not.
+        Graphs exist for decodes of one token each, but not for chunks of prompts, drafts, prompt logprobs or LoRAs.
         """
         if len(segments) > self.sizes[-1] or not all(map(self._is_plain, segments)):
             return None
@@ -110,10 +110,10 @@ class _Buffers:
     def __init__(self, pool: KVPool, most: int, device: torch.device, dtype: torch.dtype, hidden_size: int) -> None:
         assert pool.scratch_page is not None, "graphs need a pool with a scratch page"
         self._device = device
-        # Ids, positions and slots, as a DecodeBatch has them. Until the first batch all rows are padding.
+        # Ids, positions and slots, as in a DecodeBatch. Until the first batch all rows are padding.
         self._numbers = torch.zeros((_COPIED, most), dtype=torch.int64, device=device)
         self._numbers[2] = pool.scratch_page * pool.page_size
-        # What follows page tables takes numbers of 32 bits.
+        # Kernels that follow page tables take 32-bit numbers.
         self._lengths = torch.ones(most, dtype=torch.int32, device=device)
         self._pages = torch.full((most, pool.row_places), pool.scratch_page, dtype=torch.int32, device=device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
@@ -133,7 +133,7 @@ class _Buffers:
         return None if self._hidden is None else self._hidden[:size]
 
     def fill(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> None:
-        """Bring a batch to where its graph reads it: one copy from the host, and one for each kind of numbers."""
+        """Copy a batch to the inputs of its graph: one copy from the host, and one for each kind of numbers."""
         numbers, pages = sent([batch.numbers_array, batch.pages_array], self._device)
         self._numbers[:, : batch.size].copy_(numbers[:_COPIED])
         if batch.ahead is not None:
@@ -146,7 +146,7 @@ class _Buffers:
 
 
 def cuda_recorder(device: torch.device) -> Recorder:
-    """Records CUDA graphs on a device, which share one pool of memory for what they compute in between."""
+    """Record CUDA graphs on a device, with one shared memory pool for their intermediate results."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(compute: Compute) -> Compute:

@@ -1,4 +1,4 @@
-"""Quantized weights made whole as they are read: each from its values, scales and zero points, one at a time.
+"""Dequantizes weights while they are read: each from its values, scales and zero points, one at a time.
 
 Presents a checkpoint's files as if they held plain weights. Used once, when a stage loads; the layouts are those that
 the schemes' own libraries write.
@@ -20,7 +20,7 @@ from engine.model.quantization import Quantization
 # Reads the tensor that the files hold under a name.
 _Reader = Callable[[str], torch.Tensor]
 
-# What stands beside weights for activations and KV, which are computed here in the model's own type.
+# Quantization of activations and KV, which are computed here in the model's own type.
 _UNNEEDED: Final = {
     "input_scale",
     "input_zero_point",
@@ -34,7 +34,7 @@ _UNNEEDED: Final = {
     "kv_scale",
     "weight_format",
 }
-# Where the values of an AWQ word lie, in their order.
+# The positions of an AWQ word's values, in order.
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _INT8_LARGEST: Final = 127.0
 _WORD_BITS: Final = 32
@@ -135,7 +135,7 @@ def _companions(values: str | None) -> set[str]:
 
 
 def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers | torch.Tensor:
-    """Values of 8 bits each, times scales of a tensor, of rows, of groups in a row or of blocks."""
+    """Multiply values of 8 bits by the scales of a tensor, of rows, of groups in a row or of blocks."""
     weight = parts["weight"]
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
     of_rows = tuple(scale.shape) in {(len(weight),), (len(weight), 1)}
@@ -148,7 +148,7 @@ def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers
 
 
 def _spread(scale: torch.Tensor, shape: torch.Size, block: tuple[int, int] | None) -> torch.Tensor:
-    """Scales, one for each value of a matrix of ``shape`` (or one for all)."""
+    """Expand scales to one for each value of a matrix of ``shape`` (or one for all)."""
     if scale.numel() == 1:
         return scale.reshape(())
     rows, columns = shape
@@ -196,7 +196,7 @@ def _from_gptq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integ
 
 
 def _unless_neighbours(groups: torch.Tensor | None) -> torch.Tensor | None:
-    """The group of each input, None where each is as many neighbouring inputs as the next."""
+    """Return the group of each input; None if groups are neighbouring inputs of equal number."""
     if groups is None or not len(groups):
         return None
     count = int(groups.max()) + 1
@@ -211,7 +211,7 @@ def _part(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def _unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """The values in words of 32 bits along ``dim``, the lowest bits first."""
+    """Unpack the values in 32-bit words along ``dim``, the lowest bits first."""
     shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
     shifts = shifts[:, None] if dim == 0 else shifts
     values = (words.unsqueeze(dim + 1) >> shifts) & ((1 << bits) - 1)

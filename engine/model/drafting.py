@@ -1,8 +1,8 @@
 """The draft model: a smaller model on the last stage that guesses the next tokens of each request.
 
-It computes what the plans compute, into KV of its own under the same page tables, so that it follows chunks, cached
-prefixes and retractions without a plan of its own. It guesses greedily; the next decode verifies. Beyond the pages of a
-request its guesses are computed in pages of its own pool that no plan names, because no one reads them again.
+It follows the stages' plans, with KV of its own under the same page tables, so that chunks, cached prefixes and
+retractions need no plan of its own. It guesses greedily; the next decode verifies. Guesses beyond a request's pages are
+computed in pages of its own pool that no plan names and nobody reads again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Guessing:
 class DraftModel:
     """All layers of the configured draft model, on the device of the stage that it guesses for.
 
-    Where the engine has a second tier, its KV has one too. ``never`` holds ids that are never sampled, so guessing them
-    is vain. Raises CheckpointError when it cannot be loaded.
+    If the engine has a second tier, its KV has one too. ``never`` holds ids that are never sampled, and so never
+    guessed. Raises CheckpointError if it cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
@@ -59,11 +59,11 @@ class DraftModel:
                 self._sampler.adopt(msgspec.structs.replace(segment, sampling=segment.sampling.for_guesses))
 
     def forget(self) -> None:
-        """Forget how to choose for each row; only while no request owns a row."""
+        """Forget every row's sampling spec; only while no request owns a row."""
         self._sampler.forget()
 
     def guess(self, microbatch: Microbatch, result: Completion) -> tuple[tuple[int, ...], ...]:
-        """Compute the microbatch's KV, then guess on from its result for each segment that emits."""
+        """Compute the microbatch's KV, then guess from its result for each segment that emits."""
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self._model.pool)
         self._model.forward(self._model.batch(microbatch.segments), None)
@@ -91,7 +91,7 @@ class DraftModel:
             count = 1 + next(accepted) if segment.drafts else 1
             end = segment.start + len(segment.token_ids)
             position = end - segment.drafts + count - 1
-            # Behind the pages of the microbatch; the plan that adds pages there puts them in their place.
+            # Entries after the microbatch's pages; a later plan that adds pages there replaces them.
             place, stop = map(limits.pages_for, (end, min(position + limits.draft_tokens, limits.context_length)))
             pages = tuple(scratch[number * each :][: max(0, stop - place)])
             self._model.pool.adopt(Segment(segment.rid, segment.row, end, (), place, pages, emits=False))

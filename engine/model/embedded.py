@@ -72,17 +72,17 @@ _CHAT_TEMPLATE = (
 def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
     """Return the embedded checkpoint's folder for ``seed``, with window layers or without; make it if missing.
 
-    Several processes may ask at once: each writes its own folder and the first rename wins. Raises CheckpointError when
-    the cache folder cannot be written.
+    Several processes may call this at once: each writes its own folder and the first rename wins. Raises
+    CheckpointError when the cache folder cannot be written.
     """
     name = f"embedded{'-window' if windowed else ''}-{seed}"
     return kept_folder(name, Path(__file__), lambda folder: write_embedded(folder, seed, windowed=windowed))
 
 
 def kept_folder(name: str, recipe: Path, write: Callable[[Path], None]) -> Path:
-    """Return a folder that ``write`` fills at first use. Raises CheckpointError if it cannot be written.
+    """Return a cached folder that ``write`` fills at first use. Raises CheckpointError if it cannot be written.
 
-    It is also named after the file with its recipe, so that a changed one is never served from an old folder.
+    Its name includes a digest of the file with its recipe, so that a changed recipe is never served from an old folder.
     """
     digest = hashlib.blake2b(recipe.read_bytes(), digest_size=6).hexdigest()
     kind, _, seed = name.rpartition("-")
@@ -207,14 +207,14 @@ def _tokenizer() -> Tokenizer:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself if visible, else one from 256 up."""
+    """Return the character for each byte in a byte-level vocabulary: itself if visible, else one from 256 up."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(_BYTES) if byte not in visible]
     return [chr(byte) if byte in visible else chr(_BYTES + hidden.index(byte)) for byte in range(_BYTES)]
 
 
 def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
-    """All weights by name. Drawn uniformly, because uniform draws are the same bits on every machine."""
+    """Return all weights by name. Drawn uniformly, because uniform draws have the same bits on every machine."""
     generator = np.random.Generator(np.random.PCG64(seed))
 
     def draw(rows: int, columns: int, deviation: float) -> NDArray[np.float32]:
@@ -230,7 +230,7 @@ def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
 
 
 def projection_shapes() -> dict[str, tuple[int, int]]:
-    """Rows and columns of the matrices of one layer, by name."""
+    """Return rows and columns of the matrices of one layer, by name."""
     query, key_value = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
     return {
         "self_attn.q_proj": (query, _HIDDEN),

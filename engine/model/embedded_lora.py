@@ -17,12 +17,12 @@ from engine.model.embedded import kept_folder, projection_shapes, write_json
 
 _RANK: Final = 4
 _ALPHA: Final = 8
-# Standard deviation of the two matrices relative to 1/sqrt(fan in): a LoRA changes what greedy requests say.
+# Standard deviation of the two matrices relative to 1/sqrt(fan in): large enough to change greedy outputs.
 _GAIN: Final = 0.7
 
 
 def embedded_lora_folder(seed: int) -> Path:
-    """The folder of the LoRA for ``seed``, made if it is not there yet. Raises CheckpointError when it cannot be."""
+    """Return the folder of the LoRA for ``seed``, made at first use. Raises CheckpointError if it cannot be written."""
     return kept_folder(f"embedded-lora-{seed}", Path(__file__), lambda folder: write_embedded_lora(folder, seed))
 
 

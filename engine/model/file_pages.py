@@ -1,6 +1,6 @@
-"""Memory given back to the system: pages of mapped files that this process has read, and garbage.
+"""Returns memory to the system: pages of mapped files that this process has read, and garbage.
 
-Owns no file. Pages of a file that were given back are read from it again on demand.
+Owns no file. A dropped page of a file is read again on demand.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ Places = list[tuple[int, int]]
 def mapped_places(files: Collection[Path], *, writable: bool = False) -> Places:
     """Return where in memory these files are mapped; their names are resolved, as the system's are.
 
-    ``writable`` takes in places that could be written into, for a caller who knows that none was: what was written
-    would be lost.
+    ``writable`` includes writable mappings, for a caller who knows that nothing was written: writes would be lost.
     """
     names = set(map(str, files))
     places = []
@@ -35,7 +34,7 @@ def mapped_places(files: Collection[Path], *, writable: bool = False) -> Places:
 
 
 def forget_pages(places: Places) -> None:
-    """Let the system take back the pages in these places."""
+    """Drop the pages in these places from this process's memory."""
     if not places:
         return
     advise = ctypes.CDLL(None).madvise
@@ -58,10 +57,10 @@ def give_back_garbage() -> None:
 
 @contextmanager
 def read_pages_given_back(file: Path | None) -> Iterator[None]:
-    """For the length of a block, and at its end, give back what this process has read of a file that is mapped.
+    """During a block, and at its end, drop the pages that this process has read of a mapped file.
 
-    Weights are packed again when a graph is compiled and first computed, and are read from there afterwards; without
-    this the process would hold both by then.
+    Compiling and first running a graph repacks the weights, and only the packed ones are read afterwards; without this
+    the process would hold both.
     """
     places = [] if file is None else mapped_places([file])
     over = threading.Event()

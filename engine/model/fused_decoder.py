@@ -28,7 +28,7 @@ _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 # Types whose angles depend on the position alone, not on the length of the sequence.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _FIRST_ANGLES = 1024
-# The linears of each matrix product of a layer, side by side.
+# The linears that each matrix product of a layer joins.
 PRODUCTS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -57,7 +57,7 @@ class LeanDecoder:
     """The layers of one stage, with embedding and head where the stage has them.
 
     Weights of the same type are shared with ``model``, whose parameters become views; ``layers`` are the attentions of
-    its layers, in order. A last stage without a head gives states after the norm, with ``shows_all`` of all tokens.
+    its layers, in order. A last stage without a head returns states after the norm, with ``shows_all`` for all tokens.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LeanDecoder:
     def pack(self) -> bool:
         """Reorder the weights of all products for the CPU; False where it cannot. A tied head gets a copy of its own.
 
-        One product at a time: never more than one weight is there twice.
+        One product at a time, so that at most one weight exists twice.
         """
         products = [product for layer in self._layers for product in layer.products]
         return all(product.pack() for product in (*products, *([] if self._head is None else [self._head])))
@@ -93,16 +93,16 @@ class LeanDecoder:
         take_scored: ScoreTaker | None = None,
         loras: BatchLoras | None = None,
     ) -> torch.Tensor:
-        """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary].
+        """Compute hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary].
 
-        ``take_scored`` is given the logits that prompt logprobs are asked from.
+        ``take_scored`` gets the logits for prompt logprobs.
         """
         if hidden is None:
             assert self._embedding is not None, "a stage without an embedding got no hidden states"
             hidden = embedding(batch.token_ids[0], self._embedding)
         states = hidden.to(self._dtype)
         cos, sin = self._angles.of(batch)
-        # The last layer ends with the tokens that emit where nobody reads the others.
+        # The last layer computes only the emitting tokens if nobody reads the others.
         last = len(self._layers) - 1
         read_whole = self._norm is None or self._shows_all or take_scored is not None or loras is not None
         emitting = None if read_whole or len(batch.emitting) == batch.tokens else batch.emitting
@@ -133,7 +133,7 @@ class _RotaryAngles:
         self._table = self._make(_FIRST_ANGLES)
 
     def of(self, batch: LayersBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """For every token of a batch, each [tokens, 1, head size]."""
+        """Return both for every token of a batch, each [tokens, 1, head size]."""
         last = batch.last_position
         if last >= len(self._table):
             self._table = self._make(max(last + 1, 2 * len(self._table)))
@@ -141,7 +141,7 @@ class _RotaryAngles:
         return angles[:, :1], angles[:, 1:]
 
     def _make(self, count: int) -> torch.Tensor:
-        """[positions, 2, head size]. The first half of a sine is negated: rotating a head is then rolling it."""
+        """Compute [positions, 2, head size]. The first half of a sine is negated, so that rotating a head is a roll."""
         like = torch.zeros((), dtype=self._dtype, device=self._device)
         cos, sin = self._module(like, torch.arange(count, device=self._device)[None])
         half = sin.shape[-1] // 2
@@ -205,10 +205,10 @@ class _LeanLayer:
         loras: BatchLoras | None,
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size].
+        """Map states [tokens, hidden size] to the same shape; ``cos`` and ``sin`` are [tokens, 1, head size].
 
-        ``loras`` are what is added to each product of this layer, the ``layer``-th of the stage. With ``read``, and
-        without ``loras``, only the states of these tokens are computed after attention: [read, hidden size].
+        ``loras`` are added to the products of this layer, the ``layer``-th of the stage. With ``read``, and without
+        ``loras``, only the states of these tokens are computed after attention: [read, hidden size].
         """
         inputs = self.input_norm(states)
         projected = self.query_key_value(inputs)
@@ -276,7 +276,7 @@ def _window_of(attention: _Transformer) -> int | None:
 
 
 def _query_key_norm(attention: _Transformer, heads: int, kv_heads: int, dtype: torch.dtype) -> _Norm | None:
-    """Norms of queries and keys as one, with a weight a head."""
+    """Join the norms of queries and keys, with a weight per head."""
     if not hasattr(attention, "q_norm"):
         return None
     query, key = attention.q_norm, attention.k_norm
@@ -290,10 +290,10 @@ def _norm(module: _Transformer, dtype: torch.dtype) -> _Norm:
 
 
 def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> MatrixProduct:
-    """The product with the weights of linears side by side. The linears are views of them: no weight is kept twice.
+    """Make the product with the joined weights of linears, which become views of them: no weight is kept twice.
 
-    On a CPU a product of 1 to 8 rows with weights that lie [in, out] took a tenth to a quarter less. A GPU has them as
-    its libraries expect a linear's.
+    On a CPU a product of 1 to 8 rows with weights stored [in, out] took a tenth to a quarter less time. A GPU keeps the
+    order that its libraries expect.
     """
     fused = torch.cat([linear.weight for linear in linears]).to(dtype).t()
     if fused.device.type == "cpu":
@@ -312,7 +312,7 @@ def _fused_bias(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tenso
 
 
 def _head_product(head: nn.Linear, tied: torch.Tensor | None, dtype: torch.dtype) -> MatrixProduct:
-    """States to logits over the vocabulary. A tied head is a view of the embedding, whose rows must lie together."""
+    """Make the product from states to logits. A tied head is a view of the embedding, whose rows must be contiguous."""
     if head.weight is tied:
         return MatrixProduct(head.weight.to(dtype).t())
     return _fused([head], dtype)

@@ -1,6 +1,6 @@
 """A stage's pages of host memory: the second tier of its KV, and the copies between it and the KV pool.
 
-Owns the bytes. The plan decides which page is copied when and where.
+Owns the bytes. The plan decides which pages are copied, when and where.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from engine.model.kv_pool import KVPool
 
 
 class HostPool:
-    """``limits.host_pages`` pages, each with the KV of all layers of the stage, in the form that the pool has it in.
+    """``limits.host_pages`` pages, each with the KV of all layers of the stage, in the pool's own format.
 
-    In pinned memory beside a GPU: copies are enqueued on the stream that computes, so the order of the plan is theirs.
-    Raises CheckpointError when the memory cannot be had.
+    Beside a GPU the memory is pinned, and copies are enqueued on the computing stream, so they run in the plan's order.
+    Raises CheckpointError if the memory cannot be allocated.
     """
 
     def __init__(self, pool: KVPool, limits: Limits) -> None:

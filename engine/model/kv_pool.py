@@ -1,7 +1,7 @@
 """The KV pool of one stage: the pages of keys and values, and the page table of every row.
 
-Owns where the KV of a position lies; never decides which pages a request gets (the scheduler's plan does). Written by
-attention in every forward.
+Maps a position to its slot; never decides which pages a request gets (the scheduler's plan does). Attention writes it
+in every forward pass.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Slots = NDArray[np.int64]
 class KVPool:
     """Keys and values of shape [layers of the stage, kv heads, pages * page_size, head size].
 
-    Heads come first, so that a row's keys of one head lie together once they are gathered: for 32 rows of 160 tokens
-    attention took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages
-    * page_size, kv heads, head size], as kernels want it that follow page tables themselves. A slot is a page's place
-    for one token: ``page * page_size + offset``.
+    Heads come first, so that a row's keys of one head are contiguous once gathered: for 32 rows of 160 tokens attention
+    took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages *
+    page_size, kv heads, head size], as kernels want it that follow page tables themselves. A slot is a page's place for
+    one token: ``page * page_size + offset``.
 
     ``window`` is the pool of the stage's window layers, with page tables of its own; None where the model has none.
-    With ``window_tokens`` the pool is such a one: only the last tokens of a row are in it. ``changes`` grows with each
-    segment that adds pages. With ``scratch`` there is a page after the last one that no plan can name: what pads a
-    batch is written there.
+    With ``window_tokens`` the pool is itself a window pool: it holds only the last tokens of a row. ``changes`` grows
+    with each segment that adds pages. With ``scratch`` there is a page after the last one that no plan can name:
+    padding rows write there.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class KVPool:
         # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
         self.keys = _zeros(shape, dtype, device)
         self.values = _zeros(shape, dtype, device)
-        # How often a page table was written.
+        # Counts the writes of page tables.
         self.changes = 0
         self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
         self._offsets = np.arange(self.page_size, dtype=np.int64)
@@ -90,7 +90,7 @@ class KVPool:
         self.changes += 1
 
     def adopt_window(self, segment: Segment) -> None:
-        """The same for the pool of the window layers; where a row has no window page it reads none."""
+        """Do the same for the pool of the window layers; a row reads nothing where it has no window page."""
         if len(segment.window_pages) != len(segment.pages):
             raise StepFailedError(
                 f"a segment must have as many window pages as pages, {len(segment.pages)}, got "
@@ -101,11 +101,11 @@ class KVPool:
         self._tables[segment.row, segment.page_start : segment.page_start + len(pages)] = pages
 
     def first_positions(self, starts: Slots) -> Slots:
-        """The first position that a row's layers see when its queries begin at ``starts``."""
+        """Return the first position that a row's layers see when its queries begin at ``starts``."""
         return np.maximum(0, starts - self.window_tokens + 1) if self.window_tokens else np.zeros_like(starts)
 
     def slots_from(self, rows: Slots, firsts: Slots, lengths: Slots) -> Slots:
-        """The slots [rows, keys] of each row's ``lengths`` positions from its first; a shorter row repeats its last."""
+        """Return the slots [rows, keys] of ``lengths`` positions from each row's first; short rows repeat the last."""
         positions = firsts[:, None] + np.minimum(np.arange(int(lengths.max())), lengths[:, None] - 1)
         self._require("places of pages", (int(positions.max()) // self.page_size,), self._tables.shape[1])
         pages = self._tables[rows[:, None], positions // self.page_size]
@@ -128,7 +128,7 @@ class KVPool:
         return before, self._tables[rows[:, None], np.minimum(columns, self._tables.shape[1] - 1)], longest
 
     def slots(self, row: int, start: int, stop: int) -> Slots:
-        """The slots of positions ``start .. stop - 1`` of a row."""
+        """Return the slots of positions ``start .. stop - 1`` of a row."""
         size = self.page_size
         first = start // size
         pages = self._tables[row, first : -(-stop // size)]
@@ -136,14 +136,14 @@ class KVPool:
         return every[start - first * size : stop - first * size]
 
     def slots_at(self, rows: Slots, positions: Slots) -> Slots:
-        """The slot of one position of each row. Raises StepFailedError for a position that no page table has."""
+        """Return the slot of one position of each row. Raises StepFailedError for a position that no page table has."""
         places = positions // self.page_size
         self._require("places of pages", (int(places.max()),), self._tables.shape[1])
         slots: Slots = self._tables[rows, places] * self.page_size + positions % self.page_size
         return slots
 
     def slots_of_rows(self, rows: Slots, count: int) -> Slots:
-        """The slots [rows, count] of positions ``0 .. count - 1`` of several rows at once; stale beyond a row's pages.
+        """Return the slots [rows, count] of positions ``0 .. count - 1`` of several rows; stale beyond a row's pages.
 
         Raises StepFailedError for positions that no page table has.
         """
@@ -151,14 +151,14 @@ class KVPool:
         return (pages[:, :, None] + self._offsets).reshape(len(rows), -1)[:, :count]
 
     def pages_of_rows(self, rows: Slots, count: int) -> Slots:
-        """The pages [rows, places] of positions ``0 .. count - 1`` of several rows; stale beyond a row's pages."""
+        """Return the pages [rows, places] of positions ``0 .. count - 1`` of rows; stale beyond a row's pages."""
         places = -(-count // self.page_size)
         self._require("places of pages", (places - 1,), self._tables.shape[1])
         pages: Slots = self._tables[rows, :places]
         return pages
 
     def page(self, number: int) -> Sequence[torch.Tensor]:
-        """The KV of one page, as views of the pool."""
+        """Return the KV of one page, as views of the pool."""
         slots = slice(number * self.page_size, (number + 1) * self.page_size)
         return [part[:, slots] if self.pages_first else part[:, :, slots] for part in (self.keys, self.values)]
 
@@ -169,10 +169,10 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, of which a CPU takes memory only for pages that were written.
+    """Allocate zeros; a CPU commits memory only for pages that are written.
 
     ``torch.zeros`` writes all of it at once: the pool of a small model took ten GiB before its first request. Raises
-    MemoryError for more than the machine has left: it would be killed once the pool is full.
+    MemoryError for more memory than is available: the process would be killed once the pool is full.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:

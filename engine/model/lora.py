@@ -20,7 +20,7 @@ from engine.core.plan import Segment
 from engine.model.lora_config import WEIGHTS_FILE, LoraConfig, lora_folder
 from engine.model.transfer import sent
 
-# Architectures share no type that declares their parts.
+# Architectures have no common type that declares their parts.
 _Transformer = Any
 
 # The size field of a safetensors file, and bounds on its header, which takes about 200 bytes a tensor and may have
@@ -92,11 +92,11 @@ class StageLoras:
         self._dtype = dtype
 
     def become(self, other: StageLoras) -> None:
-        """Hold the LoRAs of another stage's object with the same layers and products."""
+        """Take over the LoRAs of another stage's object with the same layers and products."""
         self.held = other.held
 
     def has_the_products_of(self, other: StageLoras) -> bool:
-        """Whether this stage can compute with the LoRAs that ``other`` has loaded."""
+        """Return whether this stage can compute with the LoRAs that ``other`` has loaded."""
         return self._products == other._products and self._dtype == other._dtype
 
     def of(self, segments: Sequence[Segment]) -> BatchLoras | None:

@@ -38,7 +38,7 @@ _REPETITION: Final = re.compile(r"\(|(?<!\()[*+?{]")
 _REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 _MERGE: Final = "merge the LoRA into the model and serve that"
 _TRAIN: Final = "train the LoRA without it, or merge it into the model and serve that"
-# These leave another base model than the one that was trained on, unless peft has converted the LoRA.
+# These initialisations change the base model that was trained on, unless peft has converted the LoRA.
 _CHANGED_BASES: Final = ("corda", "loftq", "olora", "pissa")
 
 
@@ -126,7 +126,7 @@ def _number(path: Path, field: str, value: object) -> float:
 
 
 def _repetitions(pattern: str) -> int:
-    """Count the groups and repetitions of a regular expression; more than may be if a group is repeated."""
+    """Count the groups and repetitions of a regular expression; above the limit if a group is repeated."""
     bare = _CHARACTER.sub("x", pattern)
     return MAX_REPETITIONS + 1 if _REPEATED_GROUP.search(bare) else len(_REPETITION.findall(bare))
 

@@ -1,7 +1,7 @@
 """One matrix product of the fused decoder, with its weight packed for the CPU's 16-bit arithmetic where that helps.
 
-Owns the weight: a packed product lets go of the plain one. Never changes what is computed beyond rounding, which is
-tried when a weight is packed.
+Owns the weight: a packed product drops the plain one. Never changes the result beyond rounding, which is tested when a
+weight is packed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.model.arithmetic import relative_difference
 
 _log = logging.getLogger(__name__)
 
-# In 16 bits, where all of a product is summed in fp32 and rounded once.
+# For 16 bits, where a product is summed in fp32 and rounded once.
 _TOLERANCE = 0.01
 _PROBED_ROWS = 2
 
@@ -49,7 +49,7 @@ class MatrixProduct:
         return _packed_product(rows, self._packed, added_to=states)
 
     def pack(self) -> bool:
-        """Reorder the weight and let go of the plain one; False, with nothing changed, where this CPU cannot."""
+        """Reorder the weight and drop the plain one; False, with nothing changed, if this CPU cannot."""
         weight = self._weight
         if weight is None:
             return True
@@ -71,18 +71,18 @@ class MatrixProduct:
 
 
 def is_packing_worthwhile(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products of this type are faster packed: on a CPU, in 16 bits.
+    """Return whether products of this type are faster packed: on a CPU, in 16 bits.
 
-    In fp32 they go to MKL, which needs no reordering and compiles nothing for each number of rows.
+    In fp32 MKL computes them, which needs no reordering and compiles nothing per number of rows.
     """
     return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
 
 
-# The operators that Inductor puts in place of a linear whose weight is frozen; torch has no public name for them.
+# The operators with which Inductor replaces a linear whose weight is frozen; torch has no public name for them.
 
 
 def _reordered(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [out, in] in the order of oneDNN's kernels. Raises RuntimeError on a CPU that has none for its type."""
+    """Return a weight [out, in] in the order of oneDNN's kernels. Raises RuntimeError without one for its type."""
     reordered: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001
     return reordered
 

@@ -17,7 +17,7 @@ from engine.core.messages import Completion
 from engine.core.plan import Segment
 from engine.model.transfer import sent
 
-# Stands for a token that the host does not know yet, or never will: an id of every vocabulary.
+# Stands for a token that the host does not know yet, or never will; an id that every vocabulary has.
 _STAND_IN: Final = (0,)
 
 

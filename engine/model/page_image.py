@@ -46,11 +46,11 @@ class PageImages:
             raise StepFailedError(f"pages of a transfer must be in 0..{count - 1}, got {pages}; the plan is broken")
 
     def read(self, page: int, image: torch.Tensor) -> None:
-        """Fill ``image`` with a page; it is whole on return."""
+        """Fill ``image`` with a page; complete on return."""
         self._copy(page, image, writes=False)
 
     def write(self, page: int, image: torch.Tensor) -> None:
-        """Fill a page with ``image``; it is whole on return."""
+        """Fill a page with ``image``; complete on return."""
         self._copy(page, image, writes=True)
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ class PageImages:
                 start = end
                 if self._stream is not None:
                     inside.copy_(outside, non_blocking=True) if writes else outside.copy_(inside, non_blocking=True)
-                # Not by torch, which would start threads of its own for each thread that copies.
+                # Not with torch, which would start threads of its own for each thread that copies.
                 elif writes:
                     np.copyto(inside.numpy(), outside.numpy())
                 else:

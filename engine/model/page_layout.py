@@ -1,4 +1,4 @@
-"""The layout of a stage's page: what two engines compare before one sends pages to the other. Imports no torch."""
+"""The layout of a stage's page, which two engines compare before one sends pages to the other. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 class PageLayout(msgspec.Struct, frozen=True):
     """The parts of a stage's page; stages with equal layouts can exchange pages.
 
-    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is what the fingerprints of the record
-    begin with; None where there are none. ``image_bytes`` is the size of all of it.
+    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is the root of the record's fingerprints;
+    None without them. ``image_bytes`` is the total size.
     """
 
     stage: int

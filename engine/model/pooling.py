@@ -1,4 +1,4 @@
-"""Embedding settings of a folder in the layout of sentence-transformers: how one vector is made of a prompt.
+"""Embedding settings of a folder in the layout of sentence-transformers: how a prompt becomes one vector.
 
 Reads configuration files only, never a weight.
 """
@@ -22,7 +22,7 @@ class PoolingKind(StrEnum):
     MEAN = "mean"
 
 
-# The names of the modes that are served, as older configurations have them in flags and newer ones in a word.
+# The names of the served modes: older configurations have them as flags, newer ones as a word.
 _KINDS: Final = {
     "pooling_mode_lasttoken": PoolingKind.LAST,
     "pooling_mode_mean_tokens": PoolingKind.MEAN,
@@ -39,7 +39,7 @@ class Pooling(NamedTuple):
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """Read how the folder's model embeds; None if it generates text. Raises CheckpointError for an unsupported way."""
+    """Read the folder's pooling; None if its model generates text. Raises CheckpointError for an unsupported mode."""
     path = folder / _MODULES
     if not path.is_file():
         return None

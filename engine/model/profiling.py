@@ -1,7 +1,7 @@
-"""The profile of one stage: torch's own profiler around its forwards, written as a trace for Perfetto or Chrome.
+"""The profile of one stage: torch's own profiler around its forward passes, written as a trace for Perfetto or Chrome.
 
-Off, it costs one comparison a microbatch. Bounded in steps, because a trace grows with every operator of every forward.
-Never fails a microbatch: what went wrong is told by ``stop``.
+Off, it costs one comparison per microbatch. Bounded in steps, because a trace grows with every operator of every
+forward pass. Never fails a microbatch: ``stop`` reports errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAIL_BYTES: Final = 16
 
 
 class StageProfile:
-    """It begins when it is made, in the thread that computes; ``path`` has the trace when it has stopped.
+    """It starts at its creation, in the computing thread; ``path`` has the trace once it has stopped.
 
     Raises OSError when the folder cannot be written.
     """
@@ -39,13 +39,13 @@ class StageProfile:
         self._profile.start()
 
     def note_step(self) -> None:
-        """Count a microbatch; the last one that is allowed stops the profile."""
+        """Count a microbatch; the last allowed one stops the profile."""
         self._steps += 1
         if self._steps >= PROFILE_LIMIT_STEPS:
             self._end()
 
     def stop(self) -> None:
-        """Stop measuring and write the trace; idempotent. Raises OSError when there is no whole trace."""
+        """Stop measuring and write the trace; idempotent. Raises OSError if the trace is incomplete."""
         self._end()
         if self._failure is not None:
             why = f"the trace {self.path} must be written whole, but {self._failure}"
@@ -64,7 +64,7 @@ class StageProfile:
 
 
 def _require_whole(trace: Path) -> None:
-    """Raise OSError for a trace without its end: the profiler only logs what it could not write."""
+    """Raise OSError for a trace without its end: the profiler only logs write errors."""
     with trace.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))

@@ -1,6 +1,6 @@
-"""Prompt logprobs on the last stage: from the logits of a part of a prompt to one value for each token after them.
+"""Prompt logprobs on the last stage: from the logits of a chunk of a prompt to one value for each token after them.
 
-Takes logits a few rows at a time, so that no more than these are ever in memory in fp32. Owns no request.
+Takes logits a few rows at a time, so that no more are in memory in fp32. Owns no request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.core.plan import SamplingSpec, Segment
 
 # With a vocabulary of 150,000 tokens, 128 rows of logits are 77 MB in fp32.
 SLICE_ROWS: Final = 128
-# Stands for minus infinity, which JSON lacks: the logprob of a token that the model rules out.
+# Stands for minus infinity, which JSON lacks: the logprob of a token with probability 0.
 _LEAST_LOGPROB: Final = -9999.0
 
 # Takes the logits [rows, vocabulary] of the next requested rows.
@@ -23,7 +23,7 @@ ScoreTaker = Callable[[torch.Tensor], None]
 
 
 def scored_rows(segments: Sequence[Segment]) -> list[int]:
-    """The places in a microbatch of the tokens whose logits give prompt logprobs, in order."""
+    """Return the indices in a microbatch of the tokens whose logits give prompt logprobs, in order."""
     rows: list[int] = []
     first = 0
     for segment in segments:
@@ -40,7 +40,7 @@ def slices_of(rows: list[int]) -> Iterator[list[int]]:
 
 
 class PromptScores:
-    """The prompt logprobs of one microbatch. ``spec_of`` says how many of the most likely tokens a segment wants."""
+    """The prompt logprobs of one microbatch. ``spec_of`` returns the number of top tokens that a segment wants."""
 
     def __init__(self, segments: Sequence[Segment], spec_of: Callable[[Segment], SamplingSpec]) -> None:
         asked = [segment for segment in segments if segment.logprobs_from >= 0]
@@ -68,6 +68,6 @@ class PromptScores:
         ]
 
     def parts(self) -> tuple[tuple[PromptLogprob, ...], ...]:
-        """The values of each segment that asked, in order."""
+        """Return the values of each requesting segment, in order."""
         values = iter(self._values)
         return tuple(tuple(next(values) for _ in range(count)) for count in self._counts)

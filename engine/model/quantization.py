@@ -1,4 +1,4 @@
-"""The quantization in a configuration: its scheme, and whether it can be dequantized when it is loaded.
+"""The quantization in a configuration: its scheme, and whether it can be dequantized at load.
 
 Owns the list of served schemes. Reads no weight and imports no torch; ``dequantization`` does the work.
 """
@@ -25,7 +25,7 @@ _GPTQ_FORMATS: Final = ("gptq", "gptq_v2")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A scheme that is served. ``bits`` is how wide values are at the least, ``block`` the rows and columns of a scale.
+    """A served scheme. ``bits`` is the smallest width of values, ``block`` the rows and columns of a scale.
 
     ``zeros_are_less_one``: the first format of GPTQ keeps each zero point less one.
     """
@@ -37,7 +37,7 @@ class Quantization:
 
 
 def quantization_of(described: Mapping[str, Any], path: Path) -> Quantization | None:
-    """The scheme of a configuration, None for plain weights. Raises CheckpointError for one that is not served."""
+    """Return the scheme of a configuration, None for plain weights. Raises CheckpointError for an unserved one."""
     texts = described.get("text_config")
     for part in (described, texts if isinstance(texts, dict) else {}):
         for key in _KEYS:
@@ -90,7 +90,7 @@ def _compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
         weights = group.get("weights") or {}
         bits.add(_require("num_bits", weights.get("num_bits", 8), _COMPRESSED_BITS, where))
         blocks.add(_block(weights.get("block_structure")))
-    # Packed values say their own shape, which tells the width of each weight.
+    # Packed values carry their own shape, from which the width of each weight follows.
     return Quantization("compressed-tensors", bits=min(bits), block=next(iter(blocks - {None}), None))
 
 

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _NO_MICROBATCH = -1
 
 _Output = TypeVar("_Output")
-# The commit of a control, which cannot fail.
+# The commit of a control; it cannot fail.
 Rest = Callable[[], None]
 
 
@@ -453,7 +453,7 @@ class StageRunner:
     def _place_of(self, source: str | None) -> tuple[EngineConfig, Path]:
         """Return the configuration for weights from ``source``, and their folder.
 
-        Keeps the backend, and the type of the KV cache and the next stage, whatever type the files have.
+        Keeps the backend and the types of the KV cache and of the next stage, for files of any type.
         """
         values = {
             "backend": self.model.backend,

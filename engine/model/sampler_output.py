@@ -31,7 +31,7 @@ class Choice:
         self._rows = len(specs)
         self.tensors = [ids] if specs else []
         self._asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
-        # By the number of top tokens, the lines of the rows that ask for it.
+        # By the number of top tokens, the rows that ask for it.
         self._lines: dict[int, list[int]] = {}
         if self._asked:
             self._score(raw, specs)

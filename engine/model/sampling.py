@@ -209,12 +209,12 @@ class Sampler:
 
 
 def _must_go_on(spec: SamplingSpec, segment: Segment) -> bool:
-    """Whether a request has not said as much as it must."""
+    """Return whether a request is below its minimum output."""
     return bool(spec.suppressed_ids) and _position(segment) < spec.suppressed_until
 
 
 def _best(logits: torch.Tensor, allowed: NDArray[np.bool_]) -> list[int]:
-    """The allowed tokens with the largest logits, the best first."""
+    """Return the allowed tokens with the largest logits, the best first."""
     ids = np.flatnonzero(allowed)
     values = logits.cpu().numpy()[ids]
     order = np.argsort(-values, kind="stable")[:MOST_ENDINGS]
@@ -315,7 +315,7 @@ def _has_filter(spec: SamplingSpec) -> bool:
 
 
 def _filters(specs: Sequence[SamplingSpec], scores: torch.Tensor) -> list[list[float]]:
-    """top_k, top_p and min_p of each row. top_p=1 keeps everything: rounding must not make the sum reach it early."""
+    """Collect each row's top_k, top_p and min_p. top_p=1 keeps everything: rounding must not reach it early."""
     return [
         [spec.top_k if spec.top_k > 0 else scores.shape[-1] for spec in specs],
         [spec.top_p if spec.top_p < 1.0 else float("inf") for spec in specs],
@@ -339,9 +339,9 @@ def _draw_filtered(
 
 
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Where the running sum of ``weights`` [rows, n] passes the given share of its total; never at a zero weight.
+    """Return where the running sum of ``weights`` [rows, n] passes a share of its total; never at a zero weight.
 
-    A row whose weights are no numbers gets the last place: one after it would be no token, and fail its whole batch.
+    A row with NaN weights gets the last index: an index after it would be no token, and fail its whole batch.
     """
     running = torch.cumsum(weights.double(), dim=-1)
     places = torch.searchsorted(running, numbers * running[:, -1:], right=True)

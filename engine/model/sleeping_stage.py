@@ -24,7 +24,7 @@ FileStates = tuple[tuple[str, int, int], ...]
 
 
 class AsleepStage:
-    """Takes a stage's place, with its facts, its LoRAs and a pool of one page; see ``ComputingStage``."""
+    """Replaces a stage, with its facts, its LoRAs and a pool of one page; see ``ComputingStage``."""
 
     is_lean = False
 

@@ -40,8 +40,8 @@ class SlotRecord:
         self._kept = [np.zeros((host_pages, *part.shape), part.dtype) for part in self.page(0)]
         # The root of every chain; each version of the weights has its own.
         self._root = _ROOT
-        # Where each row may go on: the position after its last certain token, and the fingerprints of that token and of
-        # each draft after it.
+        # Where each row may continue: the position after its last certain token, and the fingerprints of that token and
+        # of each draft after it.
         self._tips: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._abandoned: set[int] = set()
 
@@ -50,13 +50,13 @@ class SlotRecord:
         return int(np.count_nonzero(self._positions != _NEVER_WRITTEN))
 
     def digest(self) -> str:
-        """A digest of which token of which position every slot holds; equal plans give equal digests on any machine."""
+        """Return a digest of the token and position in every slot; equal plans give equal digests on any machine."""
         state = hashlib.blake2b(self._tokens.tobytes(), digest_size=16)
         state.update(self._positions.tobytes())
         return state.hexdigest()
 
     def write(self, batch: Batch) -> None:
-        """Record what a forward is about to write. With the sanitizer, check first what it will read.
+        """Record the slots that a forward pass will write. With the sanitizer, first check the slots that it reads.
 
         Raises IntegrityError when a row's slots do not hold that row's tokens.
         """
@@ -94,13 +94,13 @@ class SlotRecord:
     def abandon(self, segments: Sequence[Segment]) -> None:
         """Stop checking the rows of a microbatch that was not computed, each until its next request.
 
-        Later parts of the same prompts may be on their way already. They will read what was never written, but their
-        requests have ended: no client sees the result.
+        Later chunks of the same prompts may be in flight already. They will read slots that were never written, but
+        their requests have ended: no client sees the result.
         """
         self._abandoned.update(segment.row for segment in segments)
 
     def history(self, segment: Segment) -> NDArray[np.int32]:
-        """The ids of a segment's row by position, up to and including the segment's own tokens."""
+        """Return the ids of a segment's row by position, up to and including the segment's own tokens."""
         return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
 
     def move_to(self, pool: KVPool) -> None:
@@ -108,7 +108,7 @@ class SlotRecord:
         self._pool = pool
 
     def change_weights(self) -> None:
-        """Forbid reads of everything written so far: other weights computed it."""
+        """Forbid reads of all earlier slots: other weights computed them."""
         self._root = (self._root + 1) * _PRIME & _MASK
         self._tips.clear()
 
@@ -183,5 +183,5 @@ class SlotRecord:
 
 
 def _goes_on(start: int, link: int, end: int, links: tuple[int, ...]) -> bool:
-    """Whether a row that ended at ``end`` and had drafts after it goes on at ``start``, after some of these drafts."""
+    """Return whether a row that ended at ``end``, with drafts after it, may continue at ``start``, after some."""
     return 0 <= start - end < len(links) and links[start - end] == link

@@ -1,4 +1,4 @@
-"""One pipeline stage computed by torch: transformers' own forward over a paged KV pool, or a lean one that equals it.
+"""One pipeline stage computed by torch: transformers' own forward pass over a paged KV pool, or an equivalent lean one.
 
 Owns no request and no page table. Built once when a stage starts, then called for each microbatch.
 """
@@ -35,7 +35,7 @@ from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 _log = logging.getLogger(__name__)
 
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
-# two round at other places: 0.01 was seen, and a mistake in the forward makes it larger than 0.3.
+# two round at different places: 0.01 was seen, and a mistake in the forward pass exceeds 0.3.
 _TOLERANCE_FP32 = 1e-4
 _TOLERANCE_16_BIT = 0.1
 
@@ -250,7 +250,7 @@ class StageModel:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """One token through all layers: what an architecture cannot do shows at start, not at the first request."""
+        """Compute one token, so that an unsupported architecture fails at the start, not at the first request."""
         segment = Segment("warm-up", row=0, start=0, token_ids=(0,), page_start=0, pages=(), emits=True)
         batch = ForwardBatch([segment], self.pool, self.device)
         hidden = (
@@ -271,10 +271,10 @@ class StageModel:
             )
 
     def _difference_from_own_attention(self) -> float:
-        """Return the difference of the layers' output to that with the architecture's own attention, which may do more.
+        """Return the difference between the outputs with our attention and the architecture's own, which may do more.
 
-        Taken at the closest token other than the first, which attends only to itself: in 16 bits a router may choose
-        other experts where two scores nearly tie.
+        Measured at the token with the smallest difference, without the first, which attends only to itself: in 16 bits
+        a router may choose other experts where two scores nearly tie.
         """
         segment = self._probe_segment(0, self._probed_tokens)
         batch = ForwardBatch([segment], self.pool, self.device).layers
@@ -299,7 +299,7 @@ class StageModel:
 
     @torch.inference_mode()
     def _become_lean(self, paged: Sequence[attention.PagedAttention]) -> None:
-        """Take the lean forward, and let go of transformers' model, if both compute this model alike."""
+        """Use the lean forward pass, and drop transformers' model, if both compute this model alike."""
         name = type(self._model).__name__
         reason = why_not_lean(self._model)
         if reason is not None:
@@ -331,9 +331,9 @@ class StageModel:
 
     @torch.inference_mode()
     def _record_decodes(self) -> str | None:
-        """Record plain decodes, if that is wanted; returns why it cannot be, None when it is done or not wanted.
+        """Record plain decodes if configured; return why not, None if done or not configured.
 
-        A recorded forward must compute what the eager one does. It is tried in pages that belong to no request.
+        A recorded forward pass must equal the eager one. Tried in pages that belong to no request.
         """
         self._graphs = None
         if self._graph_choice == "off":
@@ -372,7 +372,7 @@ class StageModel:
         for start, tokens in ((0, count - 1), (count - 1, 1)):
             if tokens:
                 hidden = self._probe_hidden(start, tokens)
-                # A copy: what a recorded forward returns is overwritten by the next one.
+                # A copy, because the next recorded forward pass overwrites the result.
                 outputs.append(self.forward(self.batch([self._probe_segment(start, tokens)]), hidden).float().clone())
         return torch.cat(outputs)
 
@@ -382,7 +382,7 @@ class StageModel:
         return min([PROBED_TOKENS, *[pool.total_slots for pool in pools]])
 
     def _probe_segment(self, start: int, tokens: int) -> Segment:
-        """A part of the tokens that are tried, in pages that belong to no request."""
+        """Return a segment of the probe's tokens, in pages that belong to no request."""
         pages = tuple(range(-(-self._probed_tokens // self.pool.page_size)))
         segment = Segment(
             "compare",
@@ -402,7 +402,7 @@ class StageModel:
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:
-    """Return the device of one stage: its own GPU if there are enough, else the same for all."""
+    """Return the device of one stage: its own GPU if there are enough, else a common one."""
     gpus = torch.cuda.device_count()
     if name.startswith("cuda") and not gpus:
         raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")

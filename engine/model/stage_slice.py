@@ -78,7 +78,7 @@ def told(facts: StageFacts, device: str, doing: str) -> Loading:
 class StageFacts:
     """Facts of one stage that need no weights.
 
-    ``description`` is the whole model's configuration; ``windowed`` tells for each layer of the stage whether its KV is
+    ``description`` is the whole model's configuration; ``windowed`` has, for each layer of the stage, whether its KV is
     in the window pool.
     """
 
@@ -292,7 +292,7 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn
 
 
 def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
-    """Tell for each layer of the whole model whether its KV is in the window pool; none without a window."""
+    """Return, for each layer of the whole model, whether its KV is in the window pool; empty without a window."""
     window, windowed = window_layers(model)
     if not limits.window_tokens:
         return [False] * len(windowed)

@@ -1,6 +1,6 @@
-"""Copies numbers between host and device, which the CPU does not wait for: a batch's all in one copy, results back.
+"""Copies numbers between host and device without waiting on the CPU: a batch in one copy, and the results back.
 
-Owns memory no longer than a call, or than the copy in flight.
+Owns memory only during a call or a copy in flight.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Ten
 
 
 def packed(arrays: Sequence[NDArray[Any]], *, pinned: bool) -> torch.Tensor:
-    """All arrays in one tensor, one after the other. Pinned memory is reused by torch, after the copy out of it."""
+    """Pack all arrays into one tensor, one after the other. Torch reuses pinned memory after the copy out of it."""
     host = torch.empty(sum([array.size for array in arrays]), dtype=torch.int64, pin_memory=pinned)
     np.concatenate([array.ravel().view(np.int64) for array in arrays], out=host.numpy())
     return host
 
 
 def unpacked(flat: torch.Tensor, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
-    """The parts of a packed tensor in the shapes and types of ``arrays``: views, no copies."""
+    """Return the parts of a packed tensor in the shapes and types of ``arrays``: views, no copies."""
     parts = torch.split(flat, [array.size for array in arrays])
     return [
         (part.view(torch.float64) if array.dtype == _FLOATS else part).view(array.shape)
@@ -43,9 +43,9 @@ def unpacked(flat: torch.Tensor, arrays: Sequence[NDArray[Any]]) -> list[torch.T
 
 
 class Fetch:
-    """Tensors of a device on their way to the host, in the order of its work; on a CPU they are there.
+    """Tensors of a device on their way to the host, in the order of its work; on a CPU they are there already.
 
-    They may be let go, but not written any more outside of that order.
+    They may be freed, but not written outside of that order.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Fetch:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host. What went wrong on the device since is raised here, as a RuntimeError."""
+        """Return the tensors on the host. Raises RuntimeError for an error on the device since."""
         if self._event is not None:
             self._event.synchronize()
         return self._here

@@ -1,7 +1,7 @@
 """Paged attention as one kernel call a layer, for CUDA: torch's variable-length attention over the page tables.
 
-Used instead of gathering keys and values where ``why_not_varlen`` finds no reason against it, which is asked once when
-a stage starts and tries the kernel on the device. Never used on a CPU, for which torch has no such kernel.
+Replaces gathering keys and values where ``why_not_varlen`` finds no reason against it; that runs once at a stage's
+start and tries the kernel on the device. Never used on a CPU, for which torch has no such kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LARGEST_HEAD: Final = 256
 _HEAD_MULTIPLE: Final = 8
 _OLDEST_CAPABILITY: Final = (8, 0)
 
-# The kernel is tried with a sequence of two pages and a bit, and a window that ends inside it.
+# The probe's sequence is slightly longer than two pages, with a window that ends inside it.
 _PROBE_PAGES: Final = 3
 _PROBE_WINDOW: Final = 3
-# Both round to 16 bits, at other places; a mask that is off by one key moves the output by more than 0.1.
+# Both round to 16 bits, at different places; a mask that is off by one key changes the output by more than 0.1.
 _PROBE_TOLERANCE: Final = 0.03
 
 
@@ -94,12 +94,12 @@ def _attend(
         table.most_queries,
         table.most_keys,
         scale=scoring.scale,
-        # The kernel counts the keys to the left of a query, a window counts the query's own position too.
+        # The kernel counts the keys to the left of a query; a window includes the query's own position.
         window_size=(-1 if scoring.window is None else scoring.window - 1, 0),
         enable_gqa=True,
         seqused_k=table.lengths,
         block_table=table.pages,
-        # One split, so that a request's tokens do not depend on which others it shares a batch with.
+        # One split, so that a request's tokens do not depend on the other requests of its batch.
         num_splits=1,
     )
     assert isinstance(attended, torch.Tensor), "only asking for more makes the kernel return more"
@@ -108,7 +108,7 @@ def _attend(
 
 @torch.inference_mode()
 def _probe(device: torch.device, shape: AttentionShape) -> float:
-    """The largest difference from plain attention, with and without a window, over pages that lie backwards."""
+    """Return the largest difference from plain attention, with and without a window, over pages in reverse order."""
     dtype, heads, kv_heads, head_dim, page_size, _ = shape
     length = page_size * (_PROBE_PAGES - 1) + 1
     queries = min(length, _PROBE_WINDOW + 1)
@@ -129,7 +129,7 @@ def _probe(device: torch.device, shape: AttentionShape) -> float:
 
 
 def _plain(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Attention of the last positions of one sequence, in fp32."""
+    """Compute plain attention of the last positions of one sequence, in fp32."""
     positions = torch.arange(len(keys), device=keys.device)
     own = positions[len(keys) - len(query) :, None]
     seen = positions <= own

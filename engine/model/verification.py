@@ -1,8 +1,8 @@
-"""Verification of drafts: keeps the tokens of a forward that follow from certain tokens.
+"""Verification of drafts: keeps the tokens of a forward pass that follow from certain tokens.
 
-What is chosen at a position depends on the tokens before it and on ``(seed, position)`` alone. So the tokens are those
-that would have been chosen one by one, at any temperature: a guess is accepted with the probability that the model
-gives it, as rejection sampling would accept it.
+The token chosen at a position depends only on the tokens before it and on ``(seed, position)``. So the tokens equal
+those of decoding one by one, at any temperature: a guess is accepted with the probability that the model gives it, as
+in rejection sampling.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def verify(
     logprobs: Sequence[TokenLogprob | None],
     dead_ends: Sequence[int] = (),
 ) -> Completion:
-    """Make the result of a microbatch. ``chosen`` has a token for each of its tokens that choose one.
+    """Make the result of a microbatch. ``chosen`` has a token for each token whose logits choose one.
 
     ``logprobs`` is empty, or has one entry for each of these. At the places ``dead_ends`` nothing could be chosen: the
     draft before such a place is not accepted, so that the next decode of its request meets that end by itself.

@@ -1,7 +1,7 @@
 """The safetensors files of a checkpoint folder: which file holds which weight, and loading one by name and shape.
 
-A quantized weight is presented as the plain one that it stands for, and made so when it is read. Reads only the tensors
-that it is asked for, so that a stage never touches another stage's layers. Used once, at start.
+A quantized weight is dequantized when it is read, and so looks like a plain one. Reads only the requested tensors, so
+that a stage never touches another stage's layers. Used once, at start.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PLAIN_TYPES: Final = {"F64", "F32", "F16", "BF16"}
-# Frequencies of rotary angles, which old checkpoints keep in every layer, and which are computed.
+# Frequencies of rotary angles, which old checkpoints store in every layer; they are computed instead.
 _COMPUTED: Final = r"rotary_emb\.inv_freq"
 _NAMED_UNUSED: Final = 3
-# In the names of the text model's weights, where it is a part of another one.
+# A part of the weights' names where the text model is a part of another model.
 _TEXT_PART: Final = "language_model."
-# After this many bytes the pages read from the files are given back: their content is copied.
+# After this many bytes the pages read from the files are dropped: their content is copied.
 _HELD_BYTES: Final = 64 << 20
 
 
@@ -95,7 +95,7 @@ class WeightFiles:
         self._open_files.close()
 
     def load(self, names: tuple[str, ...], shape: torch.Size) -> torch.Tensor:
-        """The weight under the first of ``names`` that is there; several names are one tied weight.
+        """Load the weight under the first of ``names`` that exists; several names mean one tied weight.
 
         Raises CheckpointError, naming the weight, when it is missing or has another shape.
         """
@@ -117,7 +117,7 @@ class WeightFiles:
         return weight
 
     def integers(self, name: str) -> Integers | None:
-        """A quantized weight in its own integers; None for every other."""
+        """Return a quantized weight's own integers; None for any other weight."""
         weight = self._quantized.get(name)
         return None if weight is None else weight.integers(self._read_stored)
 
@@ -127,7 +127,7 @@ class WeightFiles:
     def require_all_used(self, names: Collection[str]) -> None:
         """Raise CheckpointError for stored weights that are neither among ``names`` nor converted into one of them.
 
-        Of a model of several kinds of input only the weights for text must be used.
+        For a model of several kinds of input, only the weights for text must be used.
         """
         unused = self._names.difference(names)
         if unused:
@@ -150,12 +150,12 @@ class WeightFiles:
 
     @cached_property
     def _conversions(self) -> dict[str, Conversion]:
-        from engine.model.conversion import conversions_of  # a second of import, for what few checkpoints need
+        from engine.model.conversion import conversions_of  # takes a second to import, and few checkpoints need it
 
         return {} if self._model is None else conversions_of(self._model, self._names)
 
     def _read(self, name: str) -> torch.Tensor:
-        """A weight as a view of the file, which must be copied, and never written into; a quantized one made whole."""
+        """Return a weight as a view of the file, to be copied and never written; a quantized one is dequantized."""
         if name in self._quantized:
             return self._quantized[name].read(self._read_stored)
         kept = self._slice(name).get_dtype()
@@ -190,7 +190,7 @@ class WeightFiles:
         index = self._folder / _INDEX
         if not index.is_file():
             if (self._folder / _SINGLE).is_file():
-                # Beside it some folders keep all weights once more, under the names of another library.
+                # Some folders also store all weights a second time, under the names of another library.
                 return [self._folder / _SINGLE]
             return sorted(self._folder.glob("*.safetensors"))
         try:

@@ -1,7 +1,7 @@
-"""The bases of this engine's actions, and the list of them. Every subclass with a tag is listed.
+"""The base classes of this engine's actions, and their list: every subclass with a tag.
 
-Nothing else in the harness lists actions: a schedule's text, the search, scripts, recordings, the shell and reports ask
-the classes.
+Nothing else in the harness lists actions: schedules, the search, scripts, recordings, the shell and reports query the
+classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EventReader(Protocol):
     def new_name_of(self, rid: str) -> str: ...
 
     def new_tokens_of(self, message: Generate) -> int:
-        """Return the number of tokens that a request is to have in the end."""
+        """Return the final number of tokens of a request."""
         ...
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
@@ -37,12 +37,12 @@ class EventReader(Protocol):
         ...
 
     def regex_of(self, grammar: Grammar) -> str:
-        """Return the regex that stands for a grammar in a schedule, where the length of an output decides its end."""
+        """Return the regex that replaces a grammar in a schedule, where an output's length decides its end."""
         ...
 
 
 def register(*kinds: type[Action]) -> None:
-    """List these actions, in this place among the others."""
+    """Add these actions to the list, at this place."""
     _classes.extend(kinds)
 
 
@@ -54,7 +54,7 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         register(cls)
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether it has something to act on: a live request, or an engine that has not failed."""
+        """Return whether it has something to act on: a live request, or an engine that has not failed."""
         by_itself = self.needs_open or self.target_rid is not None
         return super().reaches(run) if by_itself else run.machine.scheduler.failure is None
 
@@ -67,7 +67,7 @@ class EngineCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_
         return None
 
     def is_sent_as(self, message: ClientMessage) -> bool:
-        """Whether a message is this call, apart from its id."""
+        """Return whether a message is this call, apart from its id."""
         call_id = getattr(message, "call_id", None)
         return call_id is not None and message == self.message(call_id)
 

@@ -129,7 +129,7 @@ class PauseServing(EngineCall, PauseCall, frozen=True, kw_only=True, omit_defaul
 
 class ResumeServing(ResumeCall, EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     event: ClassVar = ContinueGeneration
-    # It is worth a run in few workloads only.
+    # Worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
 
     @staticmethod
@@ -202,7 +202,7 @@ class WakeServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class BeginProfile(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
-    """Begins a profile of the stages. It takes a place in the pipeline."""
+    """Starts a profile of the stages, which takes a slot of the pipeline."""
 
     examples: ClassVar = ("profile",)
     added_beside: ClassVar = "profile"

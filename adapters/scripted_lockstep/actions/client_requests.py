@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 PREFILL_ENGINE: Final = "p0"
 DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
-# Ids of two bytes and the ids that their bytes look like: a search by bytes finds one inside another.
+# Two-byte ids and the ids that their bytes spell: a search by bytes finds one inside the other.
 _WIDE_IDS: Final = (256, 256, 258, 256, 260, 256, 0, 1)
-# Fields of a request that its verb and its message share, and those of its sampling.
+# Fields that a request's verb and message share, and its sampling fields.
 _OF_MESSAGE: Final = {
     "priority": "priority",
     "timeout_s": "timeout_s",
@@ -103,7 +103,7 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
         return {"rid": self.rid}
 
     def is_sent_as(self, message: ClientMessage) -> bool:
-        """The abort of an answer with several choices is answered by the abort of the last choice."""
+        """Return whether a message is this abort: for several choices, the last choice's abort carries the call."""
         return isinstance(message, Abort) and message.call_id is not None
 
     @classmethod
@@ -119,7 +119,7 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 def _choices_of(rid: str, run: RunLike) -> list[str]:
-    """The live choices of an answer of several, in their order; otherwise the rid itself."""
+    """Return the live choices of an answer of several, in order; otherwise the rid itself."""
     live = run.oracle.account.live
     if rid in live:
         return [rid]
@@ -187,12 +187,12 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, restricted by ``top_p``,
     ``top_k`` and ``min_p``. ``penalty``, ``presence`` and ``repetition`` are the frequency, presence and repetition
     penalties. ``bias`` is added to the logit of the token ``biased``. Nothing ends it before ``new_least`` tokens.
-    ``logprobs_from`` is the first position of the prompt that it wants logprobs of, ``top_logprobs`` how many other
-    tokens they list. ``timeout_s`` and ``waiting_timeout_s`` are time limits. Its output must match ``regex``; with
-    ``dead_end`` nothing may follow the match, not even an end. ``lora`` names its LoRA, ``salt`` is its cache salt.
-    ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt from that one on. The
-    token ids of a ``wide`` prompt have one byte or two. With ``n`` > 1 the answer has as many choices, which are
-    requests of their own.
+    ``logprobs_from`` is the first position of the prompt whose logprobs it wants, ``top_logprobs`` the number of other
+    tokens that they list. ``timeout_s`` and ``waiting_timeout_s`` are time limits. Its output must match ``regex``;
+    with ``dead_end`` nothing may follow the match, not even an end token. ``lora`` names its LoRA, ``salt`` is its
+    cache salt. ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt from that
+    page on. The token ids of a ``wide`` prompt have one byte or two. With ``n`` > 1 the answer has ``n`` choices, each
+    a request of its own.
     """
 
     temperature: float = 0.0
@@ -400,11 +400,11 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
 
     def spoken_before(self, run: RunLike) -> Spoken | None:
-        """Return the request that this one continues; of an answer with several choices the first one."""
+        """Return the request that this one continues: the first choice of an answer with several."""
         return super().spoken_before(run) or run.spoken(rids_of(self.after, 2)[0])
 
     def _messages(self, prompt: tuple[int, ...]) -> list[Generate]:
-        """A message for each choice, as the front end sends them."""
+        """Return a message for each choice, as the front end sends them."""
         message = self.message(prompt)
         if self.n == 1:
             return [message]
@@ -448,9 +448,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each prompt, more urgent where that matters; a rid in use; a prompt of half of the pages.
+        """Yield a twin of each prompt, more urgent where that matters; a rid in use; a prompt of half of the pages.
 
-        There is a twin with each LoRA and cache salt of the workload as well, and a further turn of the first request.
+        Also a twin with each LoRA and cache salt of the workload, and a further turn of the first request.
         """
         starts = cls.among(base.starts)
         first = 0 if base.limits.prefills else None
@@ -483,7 +483,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         return cls(rid=PRESSURE_RID, prompt=max(1, tokens), seed=PRESSURE_SEED, new=3, first_page=first)
 
     def smaller(self) -> Iterator[Action]:
-        """The request without optional features: shorter, with smaller seeds, more logprobs, no grammar."""
+        """Yield simpler requests, without optional features: shorter, smaller seeds, more logprobs, no grammar."""
         yield from super().smaller()
         if self.logprobs_from:
             yield msgspec.structs.replace(self, logprobs_from=0)
@@ -492,7 +492,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
-        """A request as long as the recorded one became, with a prompt that shares as much, and the same sampling."""
+        """Return a request with the recorded one's final length, an equally shared prompt, and the same sampling."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
         start = cls(
             rid=reader.new_name_of(event.rid),
@@ -503,7 +503,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             return msgspec.structs.replace(start, first_page=event.deliver.first_page)
         regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
         if regex is not None:
-            # It must reach its dead end, if the recorded one did, and not end by its length before.
+            # If the recorded request reached its dead end, this one must too, and not end by length before.
             new = min(new + 1, sampling.max_new_tokens)
         biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
         sampled = {field: getattr(sampling, name) for field, name in _OF_SAMPLING.items()}

@@ -43,7 +43,7 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
-    """Releases ``count`` held grammars, in the order in which they were asked for; without a count all of them."""
+    """Releases ``count`` held grammars, in the order of their orders; without a count all of them."""
 
     count: int | None = None
 

@@ -18,12 +18,12 @@ from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# Workloads have small seeds; a LoRA that a search loads under one of their names has other weights.
+# Workloads use small seeds, so a LoRA that a search loads under one of their names has other weights.
 _OTHER_SEED: Final = 9
 
 
 def _names_in(base: SearchBase) -> Iterable[str]:
-    """Yield the LoRAs that requests of a workload name."""
+    """Return the LoRAs that requests of a workload name."""
     return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
 
 
@@ -69,14 +69,14 @@ class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="l
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Other weights under each name of the workload, refused while that name is loaded; and a new name."""
+        """Return other weights under each name of the workload, refused while that name is loaded; and a new name."""
         if not base.limits.max_loras:
             return ()
         return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
 
     @classmethod
     def read_back(cls, event: LoadLora, reader: EventReader) -> LoraLoad:
-        """A LoRA of the embedded model stands in for any other."""
+        """Return the action with a LoRA of the embedded model in place of any other."""
         seed = embedded_lora_seed(event.path)
         return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
 

@@ -1,6 +1,6 @@
 """Actions on the pipeline and on time: hold results; fail, stall or kill stages; advance the clock.
 
-None of them is a client's message. A recording's steps tell how results and time came, no single event does.
+None of them is a client's message. In a recording, results and time follow from the steps, not from single events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
-        """A failed result stands for it, without the stage."""
+        """Read it back from a failed result, without the stage."""
         return None if event.error is None else cls()
 
     @classmethod
@@ -104,7 +104,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
-    """Stalls a stage: nothing completes until it is resumed. A search holds results instead, which is the same."""
+    """Stalls a stage: nothing completes until it is resumed. A search holds results instead, to the same effect."""
 
     stage: int = 0
 

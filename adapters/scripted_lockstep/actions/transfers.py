@@ -76,7 +76,7 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-transfer"):
-    """Fails the engine at the other end of the oldest transfer, after ``pages`` of the pages that it was to send."""
+    """Fails the engine at the other end of the oldest transfer, after it has sent ``pages`` pages."""
 
     pages: int = 0
 
@@ -97,7 +97,7 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         t.run.act(FailTransfer(pages=pages))
 
     def apply(self, run: RunLike) -> None:
-        """Tell a decode engine by its front end, a prefill engine by its stages."""
+        """Notify a decode engine through its front end, a prefill engine through its stages."""
         transfers = run.device.transfers
         for number in transfers.numbers[:1]:
             transfers.fail(number, self.pages)
@@ -109,17 +109,17 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Only for engines with a role: without a page, and with one."""
+        """Return failures without a page and with one, for engines with a role."""
         return (cls(), cls(pages=1)) if _has_role(base) else ()
 
     def smaller(self) -> Iterator[Action]:
-        """The failure without a page."""
+        """Yield the failure with no page."""
         if self.pages:
             yield FailTransfer()
 
     @classmethod
     def read_back(cls, event: PrefillFailed, reader: EventReader) -> FailTransfer:
-        """A later event says how many pages came."""
+        """Read it back from the later event that has the number of pages."""
         del event, reader
         return cls()
 

@@ -70,9 +70,9 @@ def _seed_of(weights: str | None) -> int | None:
 
 
 class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
-    """Replaces the weights by the embedded ones of ``seed``, or by those of ``path_of_weights``.
+    """Replaces the weights by the embedded weights of ``seed``, or by the weights in ``path_of_weights``.
 
-    With ``timeout_s`` the update may be deferred. ``back``: to the weights of the start, without naming them.
+    With ``timeout_s`` the update may be deferred. ``back``: return to the initial weights, without naming them.
     """
 
     seed: int = 1
@@ -137,7 +137,7 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
-        """The embedded weights as they were; embedded ones stand in for any others."""
+        """Read back the embedded weights; embedded weights replace any others."""
         if event.model_path is None:
             return cls(back=True, timeout_s=event.timeout_s)
         seed = _seed_of(event.model_path)
@@ -207,7 +207,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         return SetPressure(**{_SCARCE[name].event: count for name, count in self._asked.items()})
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether requests own so little that this much can be left, as the verb demands."""
+        """Return whether requests own so little memory that this much can be left, as the verb demands."""
         if self.window is not None and not run.machine.limits.window_tokens:
             return False
         pressure = run.machine.scheduler.pressure
@@ -218,7 +218,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One page, no row, no unlocked node; no window page where there are some."""
+        """Return one page, no row, no unlocked node; and no window page if the model has window layers."""
         everywhere = cls(pages=_LEFT_PAGES), cls(rows=0), cls(unlocked=0)
         return (*everywhere, cls(window=0)) if base.limits.window_tokens else everywhere
 
@@ -233,7 +233,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
 
 class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="relieve"):
-    """Gives all reserved memory back."""
+    """Releases all reserved memory."""
 
     examples: ClassVar = ("relieve",)
     event: ClassVar = ReleasePressure

@@ -1,6 +1,6 @@
 """The course of the demo: both runs on real processes, the terminal and the page.
 
-It fails with a reason if a run does not show what it should: a demo that always passes shows nothing.
+It fails with a reason if a run does not show the expected race: a demo that always passes shows nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Race:
         return self.flush.step == self.window.step + 1
 
     def sentences(self) -> Iterator[tuple[int, str]]:
-        """Tell the story: steps, and what each did."""
+        """Yield the course of the race, a sentence per step."""
         flights = " and ".join(f"#{batch}" for batch in self.window.in_flight)
         opens = (
             "launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: every "
@@ -91,7 +91,7 @@ REFUSED: Final = 400
 
 
 def run_demo(page: Path) -> bool:
-    """Run both halves, print them, write the timeline to ``page``. Returns whether both showed what they should."""
+    """Run both halves, print them, and write the timeline to ``page``. Returns whether both went as expected."""
     began = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
     with start_parent() as parent:
@@ -136,7 +136,7 @@ class Half:
         return None if self.outcome.trace is None else Race.of(self.outcome.trace.log)
 
     def show(self, console: Console) -> None:
-        """Print what runs, the steps around the flush, and the story."""
+        """Print the run's title, the steps around the flush, and the course of the race."""
         console.print()
         console.rule(self.title, align="left", characters="-")
         about = "The engine as it is." if self.mutant is None else f"Mutant {self.mutant.name}: {self.mutant.bug}."
@@ -155,7 +155,7 @@ class Half:
         console.print(Padding(story, (1, 0)))
 
     def problems(self) -> list[str]:
-        """Name what this half should have shown and did not."""
+        """List the expected events that this half did not show."""
         race, error = self.race, self.outcome.error
         if race is None:
             return [f"{self.title}: the window never opened, or the flush was never answered"]

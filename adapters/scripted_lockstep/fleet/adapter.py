@@ -34,7 +34,7 @@ from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.script.fleet import role_of
 
 NAME: Final = "lockstep-fleet"
-# Actions that an engine of a fleet does not have, or that a fleet does in its own way.
+# Actions that an engine of a fleet lacks, or for which a fleet has its own.
 _NOT_HERE: Final = (
     FailGrammar, FailTransfer, HoldGrammars, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
     ReleaseTransfers, AdvanceClock,
@@ -84,7 +84,7 @@ class LockstepFleets(FleetAdapter):
         options: ScriptOptions,
         mutant: str | None,
     ) -> ScriptSucceeded:
-        """Refuse: a script of several engines is a script of one engine. Raises ScriptDefinitionError."""
+        """Refuse, because a script of several engines starts from one engine. Raises ScriptDefinitionError."""
         del script, arguments, options, mutant
         raise ScriptDefinitionError(
             f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter "

@@ -21,7 +21,7 @@ _GONE: Final = "is gone"
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True):
-    """The answer of a prefill engine to the prompt of a transfer; ``error`` is None for one that was sent."""
+    """A prefill engine's answer to the prompt of a transfer; ``error`` is None if the prompt was sent."""
 
     transfer: int
     error: str | None
@@ -29,16 +29,16 @@ class PrefillAnswer(msgspec.Struct, frozen=True):
 
 
 class PrefillLoad(msgspec.Struct, frozen=True):
-    """The load that a prefill engine shows; None while it drains."""
+    """The load that a prefill engine reports; None while it drains."""
 
     load: Load | None
 
 
 class SearchedEngine(ConnectedEngine, SearchedMember):
-    """One engine of a fleet; all that it sends and receives is real to the others.
+    """One engine of a fleet; the others get everything that it sends.
 
-    ``others`` are all names. A prefill engine tells its load when it has changed, and each decode engine knows it as
-    soon as the link delivers it.
+    ``others`` are all names. A prefill engine reports its load when it has changed, and a decode engine knows it once
+    the link delivers it.
     """
 
     def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
                 super().hear(sender, message)
 
     def meet(self, other: str) -> None:
-        """Take another engine for new and idle, or as a prefill engine tell everybody the load again."""
+        """Assume another engine new and idle, or as a prefill engine report the load to everybody again."""
         self._told = None
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.met(other, _load_of(0, 0, 0))

@@ -1,7 +1,7 @@
 """Adapters of engines with a role: targets of their own, and everything else as for an engine without one.
 
-At the other end of transfers is an imagined engine, which may do all that a real one may: send everything at once, a
-part of it, nothing, or fail.
+At the other end of transfers is an imaginary engine, which may do everything that a real one may: send all pages at
+once, some, none, or fail.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _WITHOUT: Final = {
 }
 _WITHOUT_LEVELS: Final = {("drafts", "of-a-model"), ("stages", "async")}
 _FIRST_PAGES: Final = (0, 0, 0, 1, 2)
-# Short ones pass with the time that is drawn for other limits.
+# Shorter ones expire in the time that is drawn for other limits.
 _TIMEOUTS_S: Final = (0.5, 1.0, 30.0)
 _LATE_SHARE: Final = 0.7
 
 
 class RoleSpace:
-    """Implements ``scripted.search.generated.Space``: the space of every engine, less what the role excludes."""
+    """Implements ``scripted.search.generated.Space``: the space of every engine, less the role's exclusions."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -89,13 +89,13 @@ class RoleSpace:
 
     def _of_role(self, action: Any, rng: random.Random) -> Any:
         if self._role == "prefill" and isinstance(action, StartRequest):
-            # A decode engine asks for a prompt once, whatever is said to it.
+            # A decode engine asks for a prompt only once.
             return msgspec.structs.replace(action, first_page=rng.choice(_FIRST_PAGES), n=1)
         return action
 
 
 def _time_that_passes(events: Sequence[Placed], timeout_s: float, rng: random.Random) -> Iterator[Placed]:
-    """Advance the clock while transfers are held, to their deadline or half of the way."""
+    """Advance the clock while transfers are held, to their deadline or halfway."""
     for one in events:
         if isinstance(one.action, HoldTransfers) and rng.random() < _LATE_SHARE:
             yield Placed(one.step + rng.randint(1, 6), AdvanceClock(seconds=timeout_s * rng.choice((0.5, 1.0))))

@@ -1,7 +1,7 @@
 """Fresh mutants: single edits of the scheduler and its memory by the operators of mutation testing.
 
 A seed draws them, so the share that the search finds measures the search. ``fresh:MODULE.PATH.N`` names the N-th edit
-of a function, so that it can be searched for, replayed and shrunk under by its name.
+of a function, for searches, replays and shrinking.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"fresh:((?:scheduler|memory)\.\w+)\.([\w.]+)\.(\d+)")
 _PACKAGES: Final = ("scheduler", "memory")
 # People alone read the output of these.
 _TEXTS: Final = frozenset({"__repr__", "__str__"})
-# The audit looks and changes nothing: a bug in it says nothing of a search.
+# The audit changes nothing: a bug in it says nothing about a search.
 _AUDITS: Final = frozenset({"check", "memory.integrity"})
 _COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -44,7 +44,7 @@ _DROPPED: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise, a
 
 
 class _Edit(NamedTuple):
-    """One edit of a function: what takes the place of a node."""
+    """One edit of a function: the replacement of a node."""
 
     node: ast.expr | ast.stmt
     becomes: str
@@ -157,7 +157,7 @@ def _edits(function: ast.FunctionDef, body: list[ast.stmt]) -> Iterator[_Edit]:
     """Yield the edits of every node that is no text, assertion, annotation or type check, and early returns."""
     is_constructor = function.name == "__init__"
     for edit in itertools.chain.from_iterable(map(_edits_in, body)):
-        # A missing attribute fails at once, and says nothing about a search.
+        # A missing attribute fails at once, and so measures no search.
         if not (is_constructor and edit.becomes == "pass"):
             yield edit
     returns = function.returns

@@ -76,7 +76,7 @@ def mutant_named(name: str) -> Mutant:
 
 @contextmanager
 def switched_on(mutant: str | None) -> Iterator[None]:
-    """Put in the gallery's mutant of this name, or none, for as long as this is open. Raises UnknownMutant.
+    """Switch the gallery's mutant of this name on, or none, while the context is open. Raises UnknownMutant.
 
     The cached results of the checks are forgotten before and after.
     """

@@ -1,1 +1,1 @@
-"""The checks: what must hold of an engine after every step and at the end, for scripts, search and replay alike."""
+"""The checks of an engine after every step and at the end, for scripts, search and replay alike."""

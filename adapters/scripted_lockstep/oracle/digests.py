@@ -1,6 +1,6 @@
-"""Checks that digests stand for their records: two steps that differ in any field differ in their digest.
+"""Checks that digests identify their records: two steps that differ in any field differ in their digest.
 
-It changes one field of a step after another; the digest must notice each change.
+It changes the fields of a step one by one; the digest must notice each change.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_digest(step: DigestedStep, kinds: Container[type] | None = None) -> No
 def check_digests(records: Sequence[StepRecord]) -> None:
     """Change every field of the first event and reply of each type, and of the microbatch, with each mode.
 
-    The moment at which a digest is read must not matter. Raises Violation that names what a digest leaves out.
+    The moment at which a digest is read must not matter. Raises Violation that names a field that a digest leaves out.
     """
     steps = [_digested(record) for record in records]
     _check_moments(steps)

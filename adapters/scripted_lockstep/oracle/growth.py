@@ -14,7 +14,7 @@ from engine.core.scheduler.sizes import sizes_of as digested_sizes_of
 from scripted.core.sizes import grown, sizes_of
 from scripted.core.violation import Violation
 
-# The path of the LoRAs that a stage holds.
+# The path of the container of a stage's LoRAs.
 _HELD_LORAS: Final = ".lora.held"
 
 
@@ -34,7 +34,7 @@ def check_sizes(scheduler: Scheduler) -> None:
 
 
 def check_growth(scheduler: Scheduler) -> None:
-    """Compare an idle and flushed engine with a new one of the same LoRAs. Raises Grown that names what is larger."""
+    """Compare an idle and flushed engine with a new one of the same LoRAs. Raises Grown that names the larger parts."""
     limits = scheduler.limits
     loras = tuple([(lora.name, lora.path) for lora in scheduler.features.loras.known.values()])
     if loras != limits.loras:
@@ -43,9 +43,9 @@ def check_growth(scheduler: Scheduler) -> None:
 
 
 def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, loras: int = 0) -> None:
-    """Compare flushed stages with what they were before the first script. Raises Grown that names what is larger.
+    """Compare flushed stages with their sizes before the first script. Raises Grown that names the larger parts.
 
-    ``loras`` counts the LoRAs that the scheduler takes for resident: every stage holds as many.
+    ``loras`` is the scheduler's count of resident LoRAs: every stage must hold as many.
     """
     held = {path: count for path, count in now.items() if path.endswith(_HELD_LORAS)}
     if any(count != loras for count in held.values()):

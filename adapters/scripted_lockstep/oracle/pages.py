@@ -1,4 +1,4 @@
-"""The account of rows and pages as the stages learn of them: who may write where, and what is read.
+"""The account of rows and pages as the stages see them: who may write where, and what is read.
 
 For stages that do not report their reads. Page numbers come from plans and completions alone; owners and tokens come
 from the specification. A request holds its row from the segment with its sampling to its last microbatch.
@@ -112,7 +112,7 @@ class Pages:
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
         """Follow a launch: its copies, then every page table, then its writes and reads."""
         loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
-        # Holders that begin again in this step leave first: two may swap rows.
+        # Holders that restart in this step leave first: two may swap rows.
         begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
         for holder in [one for one in self.rows.values() if one.request in begun]:
             self._close(holder)

@@ -1,6 +1,6 @@
-"""Checks that a checkpoint stands for the engine: the restored one caches, evicts, hits and goes on alike.
+"""Checks that a checkpoint has the whole state: the restored engine caches, evicts, hits and continues alike.
 
-The engine itself is only read; all actions are on a restored copy.
+The engine itself is only read; all actions happen on a restored copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAGES_LIMIT: Final = 64
 def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
     """Check that an engine at rest makes a checkpoint exactly where one ``is_due``, and restore it.
 
-    The engine itself knows whether an operator reserves memory. Raises Violation.
+    Only the engine itself knows whether an operator reserves memory. Raises Violation.
     """
     checkpoint = checkpoint_of(scheduler)
     if (checkpoint is not None) is not (is_due and not scheduler.pressure.is_on):
@@ -51,7 +51,7 @@ def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
 class Twin:
     """An engine restored from the latest checkpoint of another one, given the same events and expected to do the same.
 
-    What a checkpoint forgets shows when it matters: when a grammar is ready, a prefix evicted, a LoRA used.
+    An omission of a checkpoint shows when it matters: when a grammar is ready, a prefix evicted, a LoRA used.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Twin:
                 raise Violation(f"what was restored from a checkpoint goes on with {found}, the engine with {result}")
             if scheduler.books.in_flight or not (events or result.replies):
                 return
-            # Counted here: an engine that wrongly takes itself to be at rest fails by what it does then.
+            # Counted here: an engine that wrongly considers itself at rest must fail by its behaviour.
             checkpoint = None if scheduler.books.live() else checkpoint_of(scheduler)
             if checkpoint is not None:
                 self._twin = restored(scheduler.limits, checkpoint)
@@ -81,7 +81,7 @@ class Twin:
 
 
 def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
-    """Send a request for the run that was cached last: it hits what the lookup promises.
+    """Send a request for the run cached last: it must hit as much as the lookup promises.
 
     It uses the run's LoRA, if it has one. KV of a LoRA that is not resident is never hit.
     """
@@ -112,7 +112,7 @@ def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
 
 
 def _with_known_salts(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[int, str | None]]:
-    """Return the checkpoint with other salts, and these by their keys: no key says which salt it was made from."""
+    """Return the checkpoint with other salts, and these by key: a salt cannot be recovered from its key."""
     salts: dict[int, str | None] = {0: None}
     runs = []
     for run in checkpoint.tree.runs:
@@ -129,7 +129,7 @@ def _fits(prompt: tuple[int, ...], limits: Limits) -> bool:
 
 
 def _check_eviction(twin: Scheduler) -> None:
-    """Evict page by page, from the leaf that was used longest ago; in the end nothing is cached."""
+    """Evict page by page, least recently used leaf first, until nothing is cached."""
     memory = twin.memory
     for _ in range(min(memory.pages.cached, _PAGES_LIMIT)):
         first = min((node for node in memory.tree.nodes() if not node.children), key=_last_use)

@@ -1,7 +1,7 @@
 """The oracle of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
 
 It checks the promises of every scheduler, the executable specification of this one, and the engine's own audit. It sees
-what crosses the gate, reads the scheduler without changing it, and is cheap to fork.
+everything that crosses the gate, reads the scheduler without changing it, and is cheap to fork.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class EngineOracle(Oracle):
     takes the place of the SDK's checks of blocks.
 
     ``conformance`` compares with the executable specification, unless it is None. ``audits`` also runs the engine's own
-    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest, and with ``twin`` what
-    was restored goes on beside it. ``pages`` follows the page numbers of plans, for stages that do not report their
+    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest, and with ``twin`` the
+    restored engine runs beside it. ``pages`` follows the page numbers of plans, for stages that do not report their
     reads.
     """
 
@@ -67,7 +67,7 @@ class EngineOracle(Oracle):
             batch_requests=limits.most_requests,
             batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
             block_size=limits.page_size,
-            # While those that could give way are in flight.
+            # While the possible victims are in flight.
             most_in_vain=limits.depth,
         )
         self._retractions = 0
@@ -76,7 +76,7 @@ class EngineOracle(Oracle):
         self._restores = restores
         self._pages = Pages(limits) if pages else None
         self._twin = Twin() if twin else None
-        # This engine's outgoing transfers: where they go, and their numbers at the receiving engine.
+        # This engine's outgoing transfers: their destination, and their numbers there.
         self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
         self._mirror = CacheMirror(limits.page_size) if limits.kv_events else None
         self._sent: Sequence[Reply] = ()
@@ -107,7 +107,7 @@ class EngineOracle(Oracle):
                 check_checkpoint(scheduler, is_due=is_due)
 
     def at_end(self, machine: Any) -> None:
-        """Check an idle and flushed engine: each client was told what the request says alone. Raises Violation."""
+        """Check an idle and flushed engine: each client got the same output as the request alone. Raises Violation."""
         self.check_end(machine.scheduler)
         if self.conformance is not None:
             specification = self.conformance.specification
@@ -157,7 +157,7 @@ class EngineOracle(Oracle):
             self.conformance.check_refusal(message, refusal, ahead)
 
     def check_end(self, scheduler: Scheduler) -> None:
-        """Check an idle and flushed engine, which was asked for its counters in its last step. Raises Violation."""
+        """Check an idle and flushed engine, whose last step reported its counters. Raises Violation."""
         if scheduler.failure is None and not scheduler.is_fully_idle:
             raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
         self.account.check_end()
@@ -225,7 +225,7 @@ class EngineOracle(Oracle):
             count = len(segment.token_ids)
             if segment.sampling is not None:
                 self.account.begin_again(segment.rid)
-            # The result says which of its guesses hold; the specification then says where it continues.
+            # The result tells which of its guesses hold; the specification then gives its next position.
             comes_next = None if segment.drafts else segment.start + count
             self.account.compute(segment.rid, segment.start, count, comes_next)
 

@@ -1,7 +1,7 @@
 """The output of a request that runs alone: the tokens and prompt logprobs that every schedule must give it.
 
-Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks fresh simulated stages;
-a script asks its own engine, flushed and idle, because only that one has its weights.
+Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search computes it on fresh
+simulated stages; a script uses its own engine, flushed and idle, which alone has its weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUDGET_STEPS: Final = 20_000
 
 # The number of the one LoRA, and of the one grammar.
 _VERSION: Final = 1
-# Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
+# Chunks of other lengths are other matrix products, whose last bits differ in a real model.
 _LOGPROB_TOLERANCE: Final = 1e-3
 
 # The tokens of a request, and the logprobs of its prompt.
@@ -46,8 +46,8 @@ SaidAlone = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
     """Compare a request's output, to its end or to where it was stopped, with its output alone.
 
-    ``weights`` are by version, ``limits`` are its engine's. A request that lived through an update of the weights has
-    no counterpart. Raises Violation with both outputs.
+    ``weights`` are by version, ``limits`` are its engine's. A request that spans an update of the weights has no
+    counterpart. Raises Violation with both outputs.
     """
     message, said = request.message, tuple(request.ids[len(request.message.prompt_ids) :])
     if len(request.versions) != 1 or not is_repeatable(message.sampling):
@@ -108,7 +108,7 @@ def said_alone(
 def _run_alone(
     request: SpecifiedRequest, end: int, page_size: int, pipeline: SimulatedPipeline, *, lora: int
 ) -> SaidAlone:
-    """Compute the prompt in one microbatch, then each token in one, until one ends the request or is at ``end``."""
+    """Compute the prompt in one microbatch, then one token in each, until a token ends the request or is at ``end``."""
     ids, start, told_pages = request.ids, 0, 0
     logprobs: tuple[PromptLogprob, ...] = ()
     while True:
@@ -130,7 +130,7 @@ def _run_alone(
         start, told_pages = len(ids), pages
         for part in result.prompt_logprobs:
             logprobs += part
-        # A request whose grammar leads nowhere ends without another token.
+        # A request at a dead end of its grammar ends without another token.
         ids += () if result.errors else result.token_ids
         if start == len(ids) or len(ids) >= end or request.why_ended(ids[-1]) is not None:
             return tuple(ids[len(request.message.prompt_ids) :]), logprobs
@@ -145,7 +145,7 @@ def _computed(pipeline: SimulatedPipeline, microbatch: Microbatch) -> Completion
 
 
 def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
-    """Whether both have the same values, up to rounding."""
+    """Return whether both have the same values, up to rounding."""
     if len(told) != len(alone):
         return False
     return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(told, alone, strict=True))
@@ -164,7 +164,7 @@ def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[Prom
 
 
 def is_repeatable(sampling: SamplingParams) -> bool:
-    """Whether it is greedy, or sampled with an own seed: any other seed depends on how many requests came before."""
+    """Return whether it is greedy, or has its own seed: any other seed depends on the number of earlier requests."""
     return sampling.temperature == 0 or sampling.seed is not None
 
 

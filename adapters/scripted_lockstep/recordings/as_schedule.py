@@ -1,4 +1,4 @@
-"""A server's recording as a schedule: the same events at the same steps, with prompts and names of its own."""
+"""A server's recording as a schedule: the same events at the same steps, with the schedule's own prompts and names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated
             f"a schedule begins with the first step, the recording with step {recording.header.first_step}; "
             "record with `engine serve --record FILE`, which keeps all of them"
         )
-    # As far as the replay goes: it knows how long each request became.
+    # As far as the replay goes: it knows each request's final length.
     replayed = replay_engine(path, until=until)[1]
     translator = _StepTranslator(recording.header.limits, recording.steps[:until], replayed)
     empty = Schedule(_config_of(recording.header.limits))
@@ -68,7 +68,7 @@ def plan_of(record: StepRecord, names: Mapping[str, str]) -> object:
 
 
 def _steps(recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> Iterator[RecordedStep]:
-    # Ids count up from 0, and the recording has a check sum of what was launched.
+    # Ids count up from 0, and the recording has a check sum of each launch.
     ids = itertools.count()
     for one, again in zip(recorded, itertools.chain(replayed, itertools.repeat(None)), strict=False):
         replies = () if again is None else again.replies
@@ -120,17 +120,17 @@ class _StepTranslator(Translator):
         return self.length_of(message.rid, message.sampling.max_new_tokens)
 
     def regex_of(self, grammar: Grammar) -> str:
-        """Return a regex of its own for each grammar that no output completes: a request is as long as it became."""
+        """Return a regex for each grammar, which no output completes: length decides the end, as recorded."""
         return self._grammars.setdefault(grammar, f"[!-~]{{{_ENDLESS_TOKENS + len(self._grammars)}}}")
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Whether a schedule has words for all of this; it has none for several biases."""
+    """Return whether a schedule can express all of this; it has no words for several biases."""
     return len(sampling.logit_bias) <= 1
 
 
 def _config_of(limits: Limits) -> EngineConfig:
-    """Find the configuration of the embedded model with these limits. Raises RecordingError where there is none."""
+    """Find the configuration of the embedded model with these limits. Raises RecordingError if there is none."""
     windowed = bool(limits.window_tokens)
     config = EngineConfig(
         model=EMBEDDED_WINDOW_MODEL if windowed else EMBEDDED_MODEL,

@@ -24,7 +24,7 @@ _SHOWN_STEPS: Final = 20
 
 
 class _WatchedGate(ReplayGate):
-    """Checks every step as scripts are checked, and keeps the records from ``first_kept`` on.
+    """Checks every step as in scripts, and keeps the records from ``first_kept`` on.
 
     A recording that begins at a checkpoint lacks the content of the cache, so its steps cannot be checked.
     """
@@ -35,14 +35,14 @@ class _WatchedGate(ReplayGate):
         self._scheduler = scheduler
         self._first_kept = first_kept
         self._step: Step | None = None
-        # The engine's own audit of a large cache at each of many thousand steps would take longer than all the rest.
+        # Auditing a large cache at each of many thousand steps would take longer than everything else.
         self._checks = None if recording.checkpoint else EngineOracle(recording.header.limits, audits=False)
-        # The first promise that the recorded engine broke; its account is of no use after that.
+        # The first promise that the recorded engine broke; the oracle's account is useless after that.
         self.broken: str | None = None
         self.broken_at: int | None = None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Record and check the step before, then go on. Raises ReplayDiffers."""
+        """Record and check the previous step, then continue. Raises ReplayDiffers."""
         done = self._step
         if previous is not None and done is not None and previous.step >= self._first_kept:
             self.records.append(record_step(done, previous, self._scheduler))
@@ -55,7 +55,7 @@ class _WatchedGate(ReplayGate):
         return self._step
 
     def note_death(self, exc: Exception) -> None:
-        """Record the step that the scheduler died in."""
+        """Record the step in which the scheduler died."""
         if self._step is not None:
             result = StepResult(self._scheduler.step_number, None, (), again=False, deadline=None)
             self.records.append(record_step(self._step, result, self._scheduler, error=f"{type(exc).__name__}: {exc}"))
@@ -78,7 +78,7 @@ def replay_engine(
         run_loop(gate, scheduler, ports, ports)
     except ReplayDiffers as exc:
         if last_steps is not None and scheduler.step_number < last:
-            # The records that explain it were not kept: run again, up to here.
+            # The records that explain it were dropped: run again, up to here.
             return replay_engine(path, until=scheduler.step_number, last_steps=last_steps)
         differs = str(exc)
     except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for

@@ -1,4 +1,4 @@
-"""Who stands still at the end of a recording of the engine, in the words that every engine has."""
+"""The requests that make no progress at the end of a recording of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripted.sdk.capabilities import Limits
 from scripted.sdk.flight.standing import Hint, Stand, Watch
 from scripted_lockstep.recordings.replay import replay_engine
 
-# Steps without a launch or a token of a request, after which it stands.
+# Steps without a launch or a token of a request, after which it counts as stuck.
 _STANDS_AFTER: Final = 16
 _LOADS: Final = {
     Place.RECEIVING: Hint("load", "the KV of its prompt from a prefill engine"),
@@ -48,7 +48,7 @@ def stands_in_recording(path: Path) -> Sequence[Stand]:
 
 
 def _last_moves(records: Sequence[StepRecord]) -> dict[str, int]:
-    """Return the step in which each request arrived, was launched or was told a token last."""
+    """Return the last step in which each request arrived, was launched or got a token."""
     moved: dict[str, int] = {}
     for record in records:
         moved |= {event.rid: record.step for event in record.events if isinstance(event, Generate)}

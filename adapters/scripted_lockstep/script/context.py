@@ -1,4 +1,4 @@
-"""``t`` on the engine: the queries that only this scheduler answers, and verbs that are no action of schedules.
+"""``t`` on the engine: queries of this scheduler alone, and verbs that are no actions of schedules.
 
 It lives in the scheduler's process, inside the gate, and sees the live scheduler.
 """
@@ -22,7 +22,7 @@ from scripted_lockstep.actions import all_actions
 from scripted_lockstep.script.fleet import Fleet
 from scripted_lockstep.script.ineffective_actions import count_ineffective_actions
 
-# A longer delay would be taken for a process that hangs.
+# A longer delay would look like a hanging process.
 MAX_DELAY_S: Final = 2.0
 
 
@@ -193,7 +193,7 @@ class ScriptContext(BaseContext):
     # -- inside --
 
     def loose_ends(self) -> dict[str, int]:
-        """Count the ``fail_next_grammar`` calls that no grammar met, too."""
+        """Also count the ``fail_next_grammar`` calls that no grammar met."""
         left = self._ineffective.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._ineffective["failures of a grammar that none met"] = left

@@ -20,12 +20,12 @@ from scripted_lockstep.oracle.growth import Grown
 from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
 
-# The least of the last steps that a report carries; readers of the data get more than it shows.
+# The minimum of last steps in a report's data, which has more than its text shows.
 REPORTED_STEPS = 64
 
 
 def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
-    """Return the configurations that a script can reach by name, and these: other tests run with them."""
+    """Return these configurations and those that a script can reach by name, which other tests share."""
     return [*others, *(one for one in getattr(script, "__globals__", {}).values() if isinstance(one, EngineConfig))]
 
 
@@ -48,7 +48,7 @@ class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
 
 
 class EngineExecution(ScriptExecution):
-    """A script on the engine. ``comparison`` is filled in at its very end."""
+    """A script on the engine. ``comparison`` is set at its very end."""
 
     comparison = Compared()
     _spent = False
@@ -73,7 +73,7 @@ class EngineExecution(ScriptExecution):
         super().begin(context)
 
     def _has_changed_engine(self, run: Any) -> bool:
-        """Whether the script has changed settings of the engine's start, which no reset restores."""
+        """Return whether the script has changed initial settings of the engine, which no reset restores."""
         if self._limits_before is None:
             return False
         return run.scheduler.limits != self._limits_before or type(run.scheduler) is not self._kind

@@ -1,8 +1,8 @@
 """A fleet in a script: several engines with roles, the links between them, and one clock.
 
-A step of the script is one step of each engine, in the order of their names in ``t.engines``. What an engine says to
-another arrives in that one's next step, unless its link is held, slow or cut. Each engine keeps every promise of an
-engine by itself, and each has the verbs of ``t``. In the server tier what is said here also travels between processes.
+A step of the script is one step of each engine, in the order of their names in ``t.engines``. A message arrives in the
+receiver's next step, unless the link is held, slow or cut. Each engine keeps every promise of a single engine, and has
+the verbs of ``t``. In the server tier messages also travel between processes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Sent:
 
 
 class Fleet(BaseFleet[FleetEngine]):
-    """The engines of one script by name; ``fleet["d0"]`` is the ``t`` of one of them. ``make`` makes one of a name."""
+    """The engines of one script by name; ``fleet["d0"]`` is the ``t`` of an engine. ``make`` makes one by name."""
 
     def __init__(self, names: Sequence[str], make: Callable[[str], FleetEngine]) -> None:
         self._make = make
@@ -109,7 +109,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return self.engine(name).t
 
     def kill(self, name: str) -> None:
-        """Kill an engine with all that it holds. Its clients and the other engines learn that the connection broke."""
+        """Kill an engine and lose its state. Its clients and the other engines see the connection break."""
         engine = self.engine(name)
         if not engine.is_dead:
             engine.died = self._step
@@ -156,7 +156,7 @@ class Fleet(BaseFleet[FleetEngine]):
     # -- the end of the script --
 
     def finish(self) -> Steps:
-        """End everything that the script left, and check every live engine. Raises Violation, or NotIdle."""
+        """End everything that the script left open, and check every live engine. Raises Violation, or NotIdle."""
         self.release_all()
         living = self.living
         for engine in living:
@@ -189,7 +189,7 @@ class Fleet(BaseFleet[FleetEngine]):
     # -- looking --
 
     def causes(self, run: Any) -> Iterator[str]:
-        """Yield what keeps the engines other than that of ``run`` from going on, with its remedy."""
+        """Yield the reasons why engines other than the one of ``run`` make no progress, each with its remedy."""
         for (one, other), link in self.links.items():
             if link.keeps_some:
                 yield f"the link from {one} to {other} is held, until fleet.release({one!r}, {other!r})"
@@ -233,7 +233,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return EngineLog(engine.name, StepLog(log.stages, log.depth, tuple(steps)), tuple(notes))
 
     def loose_ends(self, ends: dict[str, int]) -> dict[str, int]:
-        """Count the loose ends of the script's own engine and of these; a step of one is a step of the script."""
+        """Count the loose ends of the script's own engine and of these; a step of any engine counts as the script's."""
         # Time passes for all engines.
         counted = {name: count for name, count in ends.items() if name != _PASSED_FOR_NOBODY}
         for engine in self.members:
@@ -261,7 +261,7 @@ def _since(log: StepLog, first: int) -> StepLog:
 
 
 def _words(said: Any) -> str:
-    """Put a message between engines in a few words."""
+    """Describe a message between engines in a few words."""
     match said:
         case PrefillWanted():
             return f"wants {len(said.ids)} tokens of {said.rid}, transfer {said.transfer}"
@@ -275,7 +275,7 @@ def _words(said: Any) -> str:
 
 
 def role_of(name: str) -> str:
-    """Return the role of an engine of this name. Raises BadCall for a name that says none."""
+    """Return the role of an engine of this name. Raises BadCall for a name without one."""
     role = ROLES.get(name[:1]) if isinstance(name, str) else None
     if role is None or not name.isidentifier():
         raise BadCall(
@@ -285,5 +285,5 @@ def role_of(name: str) -> str:
 
 
 def config_of(name: str, config: EngineConfig) -> EngineConfig:
-    """Return the configuration of an engine of a fleet. Raises ConfigError for one that no such role has."""
+    """Return the configuration of an engine of a fleet. Raises ConfigError if its role cannot have it."""
     return config.model_copy(update={"role": role_of(name)})

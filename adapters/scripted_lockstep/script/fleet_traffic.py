@@ -44,13 +44,13 @@ class WiredEngine(Protocol):
 
 
 class Wires:
-    """Carries between processes what the links of a fleet carry; does nothing between simulated engines.
+    """Carries the messages of a fleet's links between processes; does nothing between simulated engines.
 
-    Each method returns when it has happened: a message has left a process, or has arrived at the other one's gate.
+    Each method returns once its effect is complete: a message has left a process, or has arrived at the other gate.
     """
 
     def leave(self, engine: WiredEngine, said: PrefillWanted | PrefillDropped) -> None:
-        """A decode engine has said this."""
+        """A decode engine has sent this message."""
 
     def answer(self, engine: WiredEngine, receiver: str, transfer: int, *, failed: bool) -> None:
         """A prefill engine has answered a decode engine; a failure continues with ``bring``."""
@@ -59,13 +59,13 @@ class Wires:
         """A message arrives at an engine."""
 
     def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
-        """Pages arrive at an engine, which drops them with an ``error``."""
+        """Pages arrive at an engine, which drops them if there is an ``error``."""
 
     def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
-        """A connection of an engine breaks, and the engine hears this."""
+        """A connection of an engine breaks, and the engine notices."""
 
     def kill(self, engine: Any) -> None:
-        """An engine dies with all that it holds."""
+        """An engine dies and its state is lost."""
 
 
 class ConnectedEngine(Member):
@@ -105,16 +105,16 @@ class ConnectedEngine(Member):
         self.arrived.append(prompt)
 
     def end_prompt(self, rid: str) -> None:
-        """A prompt is computed, or given up."""
+        """A prompt is computed, or dropped."""
 
     def lose_call(self, transfer: int, why: str) -> None:
-        """Lose the answer to a prompt that was asked for."""
+        """Lose the answer to a requested prompt."""
         failed = PrefillFailed(transfer=transfer, error=why)
         self.wires.break_off(self, failed)
         self.arrived.append(failed)
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
-        """Tell a decode engine of the end of its prompt; it hears only of a failure."""
+        """Notify a decode engine of the end of its prompt, if it failed."""
         del status
         if error is not None:
             self.said.append((receiver, PrefillFailed(transfer=transfer, error=error)))

@@ -1,7 +1,7 @@
-"""Predicts what the front end shows clients and which requests it ends by itself, so that the gate can wait.
+"""Predicts the front end's answers to clients and the requests that it ends by itself, so that the gate can wait.
 
 The front end ends a request whose stop string it found, and the other choices of an answer when one fails. This runs
-the front end's own ``Session``; without it, the step of the abort would depend on how fast it comes.
+the front end's own ``Session``; without it, the step of the abort would depend on its speed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FollowedAnswers:
         self._followed: WeakKeyDictionary[ClientView, _Followed] = WeakKeyDictionary()
 
     def follow(self, replies: Sequence[Reply], live: Mapping[str, RequestHandle]) -> tuple[list[Reply], list[Abort]]:
-        """Return the replies that clients are shown, and the aborts that the front end sends because of them."""
+        """Return the replies that clients see, and the aborts that the front end sends because of them."""
         shown: list[Reply] = []
         taken: dict[_Followed, list[TokenOutput | Refusal]] = {}
         for reply in replies:
@@ -60,7 +60,7 @@ class FollowedAnswers:
 class _Followed:
     """The front end's own session of one answer, which sends nothing to anybody.
 
-    ``aborts`` are those that the front end sends because of what was taken last.
+    ``aborts`` are the front end's aborts because of the last outputs.
     """
 
     def __init__(self, handles: Sequence[RequestHandle], view: ClientView, decoder: Decoder) -> None:
@@ -77,7 +77,7 @@ class _Followed:
             continue
 
     def take(self, outputs: Sequence[TokenOutput | Refusal]) -> list[TokenOutput]:
-        """Return what the client is shown of these outputs, which reach the front end together."""
+        """Return the client's part of these outputs, which reach the front end together."""
         self._sent.clear()
         for output in outputs:
             self._sessions.take(output)
@@ -100,5 +100,5 @@ class _Followed:
         if failed:
             # The answer ends with an error, for one choice that had not ended.
             return [*shown, TokenOutput(rid=self._unended[0], finish_reason=FinishReason.ERROR)]
-        # An answer that is sent whole shows nothing before all of it is there.
+        # An answer that is sent whole shows nothing before it is complete.
         return shown if self._view.streams or self._session.is_over else []

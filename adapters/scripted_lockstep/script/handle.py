@@ -9,12 +9,12 @@ from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 
 _RUNNING_PLACES = frozenset(Place) - {Place.WAITING, Place.RELEASING, Place.GONE}
-# Places in which some of the prompt is still to be computed.
+# Places in which a part of the prompt is not computed yet.
 _PARTLY_PREFILLED = frozenset({Place.CHUNKED, Place.RECEIVING})
 
 
 class RequestHandle(BaseRequest):
-    """One request of a script. It reads the live scheduler's object, because scripts assert on its very state."""
+    """One request of a script. It reads the scheduler's live object, because scripts assert on its state."""
 
     def __init__(self, message: Generate, client: ClientView) -> None:
         super().__init__(message.rid, message.prompt_ids, message.sampling.max_new_tokens, client)
@@ -23,7 +23,7 @@ class RequestHandle(BaseRequest):
         # The choices of one answer, itself among them.
         self.together: list[RequestHandle] = [self]
         self._request: Request | None = None
-        # The path of its LoRA at its start: another one may be loaded under the same name.
+        # The path of its LoRA at its start: another LoRA may be loaded under the same name later.
         self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
@@ -37,7 +37,7 @@ class RequestHandle(BaseRequest):
     # -- filled in by the gate --
 
     def bind(self, request: Request, lora_path: str | None) -> None:
-        """Note the live object, the first time it is seen, and where its LoRA is."""
+        """Note the live object when it is first seen, and the path of its LoRA."""
         self._request = request
         self.lora_path = lora_path
 
@@ -63,12 +63,12 @@ class RequestHandle(BaseRequest):
         self._just_ended = False
 
     def see_chunked(self, *, is_parked: bool) -> None:
-        """Note a step that left it partly prefilled, having launched a part of it or not."""
+        """Note a step that left it partly prefilled, with or without launching a chunk."""
         self._chunked_parks += is_parked and not self._is_parked
         self._is_parked = is_parked
 
     def see_refusal(self, refusal: Refusal) -> None:
-        """Note that the scheduler refused it: the engine changed between its arrival and its step."""
+        """Note the scheduler's refusal: the engine changed between its arrival and its step."""
         self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
 
     def was_computed_with(self, weights_version: int) -> bool:
@@ -98,7 +98,7 @@ class RequestHandle(BaseRequest):
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, or the time limit, if one did."""
+        """The error or the time limit that ended it, if any."""
         return None if self._end is None else self._end.error
 
     @property

@@ -58,7 +58,7 @@ class EngineHandles(Handles):
         self._ended: list[RequestHandle] = []
 
     def update(self, replies: Iterable[Reply], scheduler: Scheduler, launched: Collection[str] = ()) -> None:
-        """Bring the handles up to date after a step, which launched parts of these rids."""
+        """Update the handles after a step, which launched chunks of these rids."""
         for handle in self._ended:
             handle.step_on()
         self._ended.clear()

@@ -22,9 +22,9 @@ from scripted.script.wait import Steps
 
 # The call id of the harness's own calls: no client waits for the answer.
 HARNESS_CALL: Final = "harness"
-# Enough after an abort of everything: only microbatches in flight stand before idleness, depth steps and a margin.
+# Enough after an abort of everything: only the microbatches in flight remain, depth steps and a margin.
 RESET_BUDGET_STEPS: Final = 256
-# Fully idle for two pipeline rotations after the warm-up: anything still under way has arrived by then.
+# Fully idle for two pipeline rotations after the warm-up: everything still under way has arrived by then.
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 
@@ -76,11 +76,11 @@ def warm_up(run: Any) -> Steps:
 def _abort_everything(run: Any) -> Steps:
     """Abort everything, just arrived messages included, and run until nothing is left."""
     run.inject(ReleasePressure())
-    # Behind messages that have just arrived, which may be a pause.
+    # After messages that have just arrived, which may be a pause.
     run.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
-        # Checked here as well: a mutant may have broken the predicate itself.
+        # Checked here too: a mutant may have broken the predicate itself.
         if run.scheduler.is_fully_idle and not run.scheduler.books.in_flight:
             if run.scheduler.is_at_rest or run.failure is not None:
                 return

@@ -1,7 +1,7 @@
 """The run of scripts on the engine, in both tiers: one engine under a script, with its clients and its stages.
 
-A script begins with an engine that is as good as new and idle, and ends with an idle one: open requests are aborted.
-Then the outputs of its requests are compared with the same requests run alone.
+A script starts with an idle engine in its initial state, and ends with an idle one: open requests are aborted. Then the
+outputs of its requests are compared with the same requests run alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EngineRun(ScriptedRun):
         self.recording = True
         self._answers = FollowedAnswers(world.decoder)
         self._alone = SoloRuns(self)
-        # Whether the steps of a script are judged; in the reset before it, only the books are audited.
+        # True while the steps of a script are judged; in the reset before it, only the books are audited.
         self._judged = False
         # The sizes of the stages before the first script.
         self._stage_sizes: Mapping[str, int] | None = None
@@ -103,9 +103,9 @@ class EngineRun(ScriptedRun):
         self.mirror = CacheMirror(scheduler.limits.page_size)
         # Prompts whose KV other engines of a fleet want.
         self.deliveries: list[Generate] = []
-        # Makes a fleet of these names with this clock; None where a script has no other engines.
+        # Makes a fleet of these names with this clock; None if scripts cannot have other engines.
         self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
-        # The engines that a script has beside this one, or that this one is among.
+        # The fleet that the script has started, or to which this engine belongs.
         self.fleet: Fleet | None = None
         self.member_of: Fleet | None = None
         self._composed: Step | None = None
@@ -131,7 +131,7 @@ class EngineRun(ScriptedRun):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether something is here that no step has seen: a client's message, or the death of a stage."""
+        """Whether a client's message or the death of a stage has not been seen by a step."""
         return bool(self.arrived) or (self.failure is not None and self.scheduler.failure is None)
 
     @property
@@ -161,7 +161,7 @@ class EngineRun(ScriptedRun):
 
     @property
     def is_at_rest(self) -> bool:
-        """An engine of a fleet may hear of another one yet."""
+        """An engine of a fleet may still hear from another."""
         return self.fleet is None and self.member_of is None and super().is_at_rest
 
     def did_something(self, record: StepRecord) -> bool:
@@ -179,7 +179,7 @@ class EngineRun(ScriptedRun):
         return [*(cause for cause in own if cause != self.idle_words), *others]
 
     def own_causes(self) -> list[str]:
-        """Return the causes without what other engines of a fleet wait for."""
+        """Return this engine's causes, without those of other engines of a fleet."""
         causes = *self._causes_of_results(), *self._causes_of_transfers(), *self._causes_of_memory()
         return [*causes, *self._causes_of_the_engine()]
 
@@ -239,7 +239,7 @@ class EngineRun(ScriptedRun):
     def start(self, body: dict[str, Any], first_page: int | None = None) -> RequestHandle | Choices:
         """POST a request; returns when its messages are here. Raises RequestRefused, or Violation.
 
-        With a ``first_page`` it is a prompt whose pages a prefill engine is to send from there on.
+        With a ``first_page`` it is a prompt for a prefill engine, which sends its pages from there on.
         """
         rid = body["rid"]
         view = self.world.clients.generate(rid, body, first_page)
@@ -262,7 +262,7 @@ class EngineRun(ScriptedRun):
         return self.handles.several[-1]
 
     def _are_refused(self, messages: Sequence[Any], view: ClientView) -> bool:
-        """Whether the front end or the scheduler refused a request; the front end aborts its other choices."""
+        """Return whether the front end or the scheduler refused a request; the front end aborts its other choices."""
         if not messages:
             return True
         refusals = [refusal for message in messages if (refusal := self._refusal_of(message)) is not None]
@@ -319,7 +319,7 @@ class EngineRun(ScriptedRun):
         self._interventions.append(event)
 
     def join_fleet(self, clock: VirtualClock) -> None:
-        """Join a fleet: with its clock, every step judged from the first on."""
+        """Join a fleet: use its clock, and judge every step from the first on."""
         self.clock, self._judged = clock, True
 
     def kill_stage(self, stage: int) -> None:
@@ -331,7 +331,7 @@ class EngineRun(ScriptedRun):
         self._set_link("slow_link", stage, delay_s=delay_s)
 
     def cut_link(self, stage: int) -> None:
-        """Cut a stage's link. Nothing completes until it is healed or found to be lost."""
+        """Cut a stage's link. Nothing completes until it is healed or its loss is detected."""
         self._set_link("cut_link", stage, is_cut=True)
         self.results.cut.add(stage)
 
@@ -351,11 +351,11 @@ class EngineRun(ScriptedRun):
         self._lose(stage, self.world.lose_node(stage))
 
     def await_loss(self, stage: int) -> None:
-        """Wait until a cut is found; the next step sees the failure first."""
+        """Wait until a cut is detected; the next step sees the failure first."""
         self._lose(stage, self.world.await_loss(stage))
 
     def kill_scheduler(self) -> None:
-        """Kill the scheduler's process; no step runs after it. Raises Violation for a client that is not told so."""
+        """Kill the scheduler's process; no step runs after it. Raises Violation if a client gets no error for it."""
         streams = [handle for handle in self.handles.all if not handle.client.closed]
         calls = [call for call in self.handles.calls if not call.done]
         self.world.kill_scheduler(
@@ -509,7 +509,7 @@ class EngineRun(ScriptedRun):
         return [message for message in messages if message not in aborts] + aborts
 
     def _check_stages(self) -> None:
-        """A stage that died fails this script, unless the script killed it."""
+        """Fail the script if a stage died that the script did not kill."""
         failure = self.scheduler.failure
         if failure is not None and not self.kills:
             raise ProcessDiedError(failure.process, failure.cause, failure.node)
@@ -517,7 +517,7 @@ class EngineRun(ScriptedRun):
     # -- between scripts --
 
     def let_go(self) -> None:
-        """Release whatever a script holds or has stopped, and take back a failure that no step has met."""
+        """Release everything that a script holds or has stopped, and cancel a failure that no step has met."""
         self.world.pipeline.spare_next_step()
         self.results.release(None)
         self.grammars.release(None)
@@ -531,7 +531,7 @@ class EngineRun(ScriptedRun):
             self.heal_link(stage)
 
     def start_over(self) -> None:
-        """Become as good as new. Raises IntegrityError unless the engine is fully idle."""
+        """Return to the initial state. Raises IntegrityError unless the engine is fully idle."""
         self.world.pipeline.forget()
         self.world.take_messages()
         self.machine.start_over()
@@ -557,7 +557,7 @@ class EngineRun(ScriptedRun):
         self.grammars.lose()
 
     def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the rids that arrive before a message and will be live when it is seen, and the ended ones."""
+        """Return the rids that arrive before a message and will be live at its step, and the ended ones."""
         taken: set[str] = set()
         freed: set[str] = set()
         for other in self.arrived:
@@ -571,7 +571,7 @@ class EngineRun(ScriptedRun):
         return frozenset(taken), frozenset(freed)
 
     def _refusal_of(self, message: Generate) -> Refusal | None:
-        """Refuse a request at once that the scheduler would refuse: that changes nothing, whenever it is told."""
+        """Refuse a request at once that the scheduler would refuse: a refusal changes nothing at any time."""
         taken, freed = self._rids_when_it_is_seen(message)
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is not None:
@@ -585,6 +585,6 @@ class EngineRun(ScriptedRun):
 
 
 def _shown(rid: Any) -> str:
-    """Return a rid for a message: as it is, unless it is empty, long or no plain text."""
+    """Return a rid for a message: unchanged, unless it is empty, long or not plain text."""
     plain = isinstance(rid, str) and rid.isprintable() and 0 < len(rid) <= _MOST_SHOWN_CHARS
     return rid if plain else reprlib.repr(rid)

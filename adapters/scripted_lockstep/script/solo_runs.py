@@ -1,6 +1,6 @@
 """Compares a script's requests with the same requests run alone, on the script's own engine.
 
-Only that engine has its weights. It is flushed and idle; no client is involved.
+Only that engine has the weights. It is flushed and idle; no client is involved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
 class Compared(msgspec.Struct):
-    """The number of compared outputs, and of others by the reason."""
+    """The number of compared outputs, and of uncompared ones by reason."""
 
     outputs: int = 0
     skipped: dict[str, int] = msgspec.field(default_factory=dict)
@@ -69,9 +69,9 @@ class SoloRuns:
     def compare(
         self, handles: Iterable[RequestHandle], restore: Callable[[], Generator[None, None, None]]
     ) -> Generator[None, None, Compared]:
-        """Compare every request that came to its end by itself. Raises Violation with both outputs.
+        """Compare every request that ended by itself. Raises Violation with both outputs.
 
-        Those computed with the present weights come first; ``restore`` brings the initial weights back for the others.
+        Requests computed with the present weights come first; ``restore`` restores the initial weights for the others.
         """
         compared, before = Compared(), []
         version = self._run.scheduler.counters.weights_version
@@ -115,12 +115,12 @@ class SoloRuns:
         return self._known[key]
 
     def _run_alone(self, handle: RequestHandle) -> Generator[None, None, SaidAlone]:
-        """Give the request to a flushed, idle engine and listen to the scheduler itself; no client is involved."""
+        """Run the request on a flushed, idle engine and read the scheduler's replies; no client is involved."""
         run, rid = self._run, f"alone-{len(self._known)}"
         tokens: list[int] = []
         logprobs: list[PromptLogprob] = []
         run.flush()
-        # This engine computes all of it: work and KV of other engines are compared with its own.
+        # This engine computes all of it, so that it checks the work and KV of other engines.
         alone = {"priority": 0, "return_logprob": False, "top_logprobs_num": 0, "prefill_at": None, "deliver": None}
         run.inject(msgspec.structs.replace(handle.message, rid=rid, **alone))
         for _ in range(BUDGET_STEPS):
@@ -138,7 +138,7 @@ class SoloRuns:
         )
 
     def _why_not_its_lora(self, handle: RequestHandle) -> str | None:
-        """Say why a request cannot run alone now: its name has another LoRA, or none."""
+        """Return why a request cannot run alone now: its LoRA's name has another LoRA, or none."""
         if handle.message.lora is None:
             return None
         lora = self._run.scheduler.features.loras.known.get(handle.message.lora)
@@ -152,7 +152,7 @@ class SoloRuns:
 
 
 def _why_not(handle: RequestHandle) -> str | None:
-    """Say why a request's output cannot be compared; None when it can."""
+    """Return why a request's output cannot be compared; None if it can."""
     if handle.finish_reason not in NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if is_repeatable(handle.sampling) else "sampled without a seed"

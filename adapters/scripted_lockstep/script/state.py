@@ -39,11 +39,11 @@ class LoadState(Snapshot, frozen=True, kw_only=True):
 class EngineState(State, frozen=True, kw_only=True):
     """The engine between two steps.
 
-    ``digest`` stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the
-    same in both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of
-    ``waiting``, ``waiting_for_grammar`` have a grammar that is not ready. ``host`` counts the pages of the second tier,
-    None without one: those that are ``cached`` can be hit, those that are ``held`` are still to be copied there.
-    ``transferring`` requests receive the KV of their prompt from another engine, or deliver the last of it to one.
+    ``digest`` covers everything since the script began; ``plan_digest`` leaves out token values and is the same in both
+    tiers. ``window`` counts the pages of the window pool, None for a model without window layers.
+    ``waiting_for_grammar`` are the ``waiting`` requests whose grammar is not ready. ``host`` counts the pages of the
+    second tier, None without one: ``cached`` pages can be hit, ``held`` ones are not copied yet. ``transferring``
+    requests receive the KV of their prompt from another engine, or deliver the last of it to one.
     """
 
     tree: TreeState
@@ -125,7 +125,7 @@ def _load_state(run: Any) -> LoadState:
 
 
 def _cached_tokens(scheduler: Scheduler, message: Generate) -> int:
-    """The tokens of an arrived prompt that it would hit: none whose logits give a logprob that it asks for."""
+    """Count the tokens of an arrived prompt that it would hit: none whose logits it needs."""
     first = message.prompt_logprobs_from
     return scheduler.memory.cached_tokens(message.prompt_ids, None if first < 0 else first)
 

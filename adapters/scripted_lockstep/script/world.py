@@ -47,7 +47,7 @@ class Clients(Protocol):
     def disconnect(self, view: ClientView) -> None: ...
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
-        """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
+        """Wait until the clients have received these replies; ``views`` are by rid, ``calls`` by call id."""
         ...
 
     def forget(self) -> None:
@@ -61,18 +61,18 @@ class StagePipeline(Pipeline, Protocol):
     def fail_next_step(self, stage: int) -> None: ...
 
     def spare_next_step(self) -> None:
-        """Take back a failure that no forward pass has met."""
+        """Cancel a failure that no forward pass has met."""
         ...
 
     def forget(self) -> None:
-        """Reset the counts and memories of the stages. No request owns any KV."""
+        """Reset the counts and records of the stages. No request owns any KV."""
         ...
 
     def describe(self) -> tuple[StageView, ...]: ...
 
 
 class World(ABC):
-    """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over.
+    """Clients, pipeline and faults of one tier. Every wait in it is bounded and raises at its bound.
 
     Faults that need processes are refused here: ``kill_scheduler``, and all faults of links.
     """
@@ -95,7 +95,7 @@ class World(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until a message may have arrived or a client has heard something."""
+        """Wait until a message may have arrived or a client has received something."""
 
     @abstractmethod
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
@@ -103,7 +103,7 @@ class World(ABC):
 
     @abstractmethod
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        """Wait until the last stage has compiled the grammar that was ordered first."""
+        """Wait until the last stage has compiled the oldest ordered grammar."""
 
     @abstractmethod
     def answer(self, replies: Sequence[Reply]) -> None:
@@ -115,7 +115,7 @@ class World(ABC):
         raise BadCall("an engine of role='both' has no transfers; set the role")
 
     def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
-        """Take the ends of transfers. ``replies`` are the last step's, ``prompts`` may be sent."""
+        """Take the ends of transfers. ``replies`` are the last step's; ``prompts`` may be sent."""
         del replies, prompts
         return ()
 
@@ -131,10 +131,10 @@ class World(ABC):
         """Stop a stage."""
 
     def resume_stage(self, stage: int) -> None:  # noqa: B027
-        """Let a stopped stage go on."""
+        """Resume a stopped stage."""
 
     def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
-        """Kill the scheduler's process, and continue as soon as its clients are told, or should have been."""
+        """Kill the scheduler's process, and continue once its clients got an error, or should have."""
         del is_told
         raise BadCall(
             f"kill_scheduler() needs a scheduler in a process of its own, and in {self.tier} it is the test's process; "
@@ -147,7 +147,7 @@ class World(ABC):
         self._refuse_link(verb)
 
     def lose_node(self, stage: int) -> PipelineEvent:
-        """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
+        """Kill a stage and its agent and reset their connections, all at once, and wait until that is noticed."""
         del stage
         self._refuse_link("lose_node")
 
@@ -161,9 +161,9 @@ class World(ABC):
         self.pipeline.fail_next_step(stage)
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Count the entries of every container of the stages and of their pipeline, by path; none where none is real.
+        """Count the entries of every container of real stages and of their pipeline, by path.
 
-        The stages first forget their counts and memories. The engine is idle and flushed.
+        The stages first reset their counts and records. The engine is idle and flushed.
         """
         return {}
 

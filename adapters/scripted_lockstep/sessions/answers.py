@@ -1,6 +1,6 @@
-"""One answer of the front end under the search: its order, what its client has read, and what the client must be told.
+"""One answer of the front end under the search: its order, its client's input so far, and the expected answer.
 
-The expected answer is worked out from all tokens at once, and knows no session.
+The expected answer is computed from all tokens at once, without a session.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStar
 from scripted.core.violation import Violation
 from scripted.sdk import Add
 
-# Of a stop token; no other token has this letter, so that its strings are found where the token is.
+# The letter of a stop token; no other token has it, so that its strings are found where the token is.
 _STOP_LETTER: Final = ord("z")
 _STOPS: Final = ("z", "xz", "yyz")
-# Of the requests whose tokens the search does not judge.
+# The rid prefix of requests whose tokens the search does not judge.
 _USUAL_STOPS: Final = ("c", "bc", "ab")
 _LETTERS: Final = b"xyabc"
 _BYTES: Final = 256
-# One token whose text ends the reasoning and goes on after it.
+# A token whose text ends the reasoning and continues after it.
 _END_OF_REASONING: Final = 300
 _TEXTS: Final = {_END_OF_REASONING: f"a{END}b".encode()}
 
@@ -38,11 +38,11 @@ _TEXTS: Final = {_END_OF_REASONING: f"a{END}b".encode()}
 class SessionSettings(msgspec.Struct, frozen=True):
     """The fields of a client's request, and how it behaves.
 
-    Every answer has ``n`` choices of each of its ``prompts``. A client reads in each ``lag``-th step in which something
-    happens, and in those in which nothing does. One that ``leaves`` hangs up where another has an operator abort its
-    request. ``turn_tokens`` and ``turn_outputs`` bound what is sent and read in a step. With ``stops`` all choices but
-    the first have stop strings that they often say; with ``least`` these count from the token on that completes the
-    first one.
+    Every answer has ``n`` choices of each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
+    in all steps without. A client that ``leaves`` hangs up where another has an operator abort its request.
+    ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops`` all
+    choices but the first have stop strings that their outputs often contain; with ``least`` these count from the token
+    on that completes the first one.
     """
 
     protocol: Literal["completions", "chat"] = "completions"
@@ -112,7 +112,7 @@ def logprob_of(token: int, place: int) -> TokenLogprob:
 
 
 class _Told(NamedTuple):
-    """The answer to a client for one choice."""
+    """A client's answer for one choice."""
 
     ids: list[int]
     text: str
@@ -148,7 +148,7 @@ class OpenAnswer:
         self._error: ApiError | None = None
 
     def what_goes_on_in_vain(self) -> list[str]:
-        """The requests that the front end should have ended: beside one that failed, and after a stop string."""
+        """Return the requests that the front end should have ended: beside a failed one, and after a stop string."""
         going = [one for one in self.order.messages if one.rid in self.said and one.rid not in self.ends]
         if self.is_over and any(end in FAILURES for end in self.ends.values()):
             return [one.rid for one in going]
@@ -158,11 +158,11 @@ class OpenAnswer:
 
     @property
     def is_done(self) -> bool:
-        """Nobody reads any more, and every request that was sent has ended."""
+        """True when nobody reads any more, and every sent request has ended."""
         return (self.is_over or self.has_left) and len(self.ends) == len(self.said)
 
     def cached_tokens_of(self, message: Generate) -> int:
-        """The cached tokens that the scheduler reports, different for each prompt."""
+        """Return the cached tokens that the scheduler reports, different for each prompt."""
         return 1 + self.order.messages.index(message) // self.order.n
 
     def send(self) -> None:
@@ -173,7 +173,7 @@ class OpenAnswer:
         self.has_left, self.is_sending = True, False
 
     def read(self) -> None:
-        """Read what is there, up to the bound of a turn; judge an answer that is over. Raises Violation."""
+        """Read the available output, up to the bound of a turn; judge a finished answer. Raises Violation."""
         if self.is_over or self.has_left or self.is_sending or not self.session.has_more:
             return
         try:
@@ -217,7 +217,7 @@ class OpenAnswer:
         count, chars = _stopped(said, message.sampling)
         is_stopped = count is not None
         ids = said[:count]
-        # What ends in the middle of a character ends with a replacement.
+        # A text that ends inside a character ends with a replacement character.
         text = DECODER.decode(ids)[:chars]
         reasoning = ""
         if self._settings.reasoning:
@@ -269,7 +269,7 @@ def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
 
 
 def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
-    """The tokens up to the one with which a stop string ends, and the characters before that string; None for all."""
+    """Return the tokens up to a stop string's last one, and the characters before that string; None for all."""
     scanned_from = 0
     for count in range(1, len(tokens) + 1):
         text = DECODER.decode(tokens[:count])
@@ -283,7 +283,7 @@ def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | Non
 
 
 def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
-    """Whether an output has a stop string after the tokens that it must have."""
+    """Return whether an output has a stop string after its minimum of tokens."""
     if not sampling.stop or len(tokens) < sampling.min_new_tokens:
         return False
     start = len(DECODER.decode(tokens[: max(0, sampling.min_new_tokens - 1)]))
@@ -292,7 +292,7 @@ def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
 
 
 def _order_of(add: Add, settings: SessionSettings) -> Order:
-    """The order whose first request is ``add``; further prompts begin otherwise."""
+    """Return the order whose first request is ``add``; further prompts begin differently."""
     prompts = [(*(ord("p") + number for number in range(index)), *add.prompt_ids) for index in range(settings.prompts)]
     messages = tuple(
         Generate(

@@ -1,7 +1,7 @@
 """The front end's sessions as a machine of the search, over the plainest scheduler that keeps the search's promises.
 
-The first request of each answer is computed by the simulated device; the others say what it says alone, rotated. The
-front end's code is the engine's own; the scheduler admits in order, computes whole prompts and caches nothing.
+The simulated device computes the first request of each answer; the others get its solo output, rotated. The front end's
+code is the engine's own; the scheduler admits in order, computes whole prompts and caches nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS: Final = Limits(block_size=4, blocks=24, batch_tokens=64, batch_requests=
 
 @dataclass(eq=False)
 class _Real:
-    """The request of an answer that the device computes. ``is_told``: the search knows that it has ended."""
+    """The request of an answer that the device computes. ``is_told``: its end was reported to the search."""
 
     add: Add
     ids: list[int]
@@ -38,7 +38,7 @@ class _Real:
 
 @dataclass(eq=False)
 class _Sent:
-    """One request that the front end has sent. ``tokens`` are what it will say; None where the device says it."""
+    """One request that the front end has sent. ``tokens`` are its output; None if the device computes it."""
 
     answer: OpenAnswer
     message: Generate
@@ -54,13 +54,14 @@ class SessionsMachine:
     def __init__(self, settings: SessionSettings) -> None:
         self.depth = settings.depth
         self._settings = settings
-        # What the front end has sent, each with the answer that was sending then.
+        # The front end's messages, each with its answer.
         self._messages: deque[tuple[OpenAnswer | None, ClientMessage]] = deque()
         self._sender: OpenAnswer | None = None
         self._sessions = Sessions(lambda message: self._messages.append((self._sender, message)))
         self._answers: list[OpenAnswer] = []
         self._sent: dict[str, _Sent] = {}
-        # What waits for blocks or runs, in order of arrival; a rid may be used again while its last batch is in flight.
+        # Requests that wait for blocks or run, in order of arrival; a rid may be reused while its last batch is in
+        # flight.
         self._real: list[_Real] = []
         self._free = list(range(LIMITS.blocks))
         self._in_flight: dict[int, list[_Real]] = {}
@@ -68,7 +69,7 @@ class SessionsMachine:
         self._replies: list[Reply] = []
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take these events, let the other requests say more, let clients read, and launch a batch."""
+        """Take these events, extend the other requests' outputs, let clients read, and launch a batch."""
         del now
         self._step += 1
         self._replies = []
@@ -95,7 +96,7 @@ class SessionsMachine:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a step without events does more: something is to be sent or read, or said without the device."""
+        """Return whether a step without events does more: sends, reads, or emits tokens without the device."""
         open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
         return any(one.is_sending or one.session.has_more for one in open_ones) or any(
             one.tokens is not None for one in self._sent.values()
@@ -106,7 +107,7 @@ class SessionsMachine:
         return not self._answers and not self._in_flight
 
     def counts(self) -> Mapping[str, int]:
-        """Requests that the search knows, batches in flight, and free blocks."""
+        """Return the requests that the search knows, the batches in flight, and the free blocks."""
         return {
             "waiting": sum(not one.blocks for one in self._real),
             "running": sum(bool(one.blocks) for one in self._real),
@@ -147,7 +148,7 @@ class SessionsMachine:
         self._deliver()
 
     def _abort(self, rid: str) -> None:
-        """A client that leaves, or an operator, ends the latest answer of this rid."""
+        """End the latest answer of this rid, for a client that leaves or for an operator."""
         answer = next((one for one in reversed(self._answers) if one.add.rid == rid), None)
         if self._settings.leaves and answer is not None:
             if not (answer.is_over or answer.has_left):
@@ -166,7 +167,7 @@ class SessionsMachine:
     # -- the scheduler's side --
 
     def _deliver(self) -> None:
-        """Take the front end's messages in their order."""
+        """Take the front end's messages in order."""
         while self._messages:
             answer, message = self._messages.popleft()
             if isinstance(message, Generate):
@@ -190,7 +191,7 @@ class SessionsMachine:
             self._end(sent, abort.finish_reason)
 
     def _say(self) -> None:
-        """Let the requests that the device does not compute say one token or two, each at its own pace."""
+        """Emit one or two tokens for each request that the device does not compute, each at its own pace."""
         for sent in list(self._sent.values()):
             if sent.tokens is None or self._step % (1 + sent.place % 2):
                 continue
@@ -233,7 +234,7 @@ class SessionsMachine:
         self._sessions.take(output)
 
     def _tell_end(self, sent: _Sent, reason: FinishReason) -> None:
-        """Tell the search that the request of an answer has ended, unless it knows."""
+        """Report the end of an answer's request to the search, once."""
         real = next((one for one in self._real if one.add is sent.answer.add), None)
         if sent.place or real is None:
             return
@@ -301,7 +302,7 @@ class SessionsMachine:
             request.is_told = True
             self._give_back(request)
         if is_stop and not is_last:
-            # It goes on until the front end has found the stop string, which the device need not compute.
+            # It continues until the front end has found the stop string, which the device need not compute.
             left = request.add.max_new_tokens - count
             filler = min(set(range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)).difference(request.add.stop_token_ids))
             sent.tokens, sent.told = [*request.ids[-count:], *[filler] * left], count

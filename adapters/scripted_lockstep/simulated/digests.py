@@ -1,4 +1,4 @@
-"""A digest chain that takes no steps, for schedulers whose digest nobody reads."""
+"""A digest chain without steps, for schedulers whose digest nobody reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.core.instruments import DigestChain
 
 
 class SilentDigests(DigestChain):
-    """A digest that takes no steps: hashing is a third of a simulated step, and a search never reads the digest.
+    """A digest that ignores steps: hashing is a third of a simulated step, and a search never reads the digest.
 
     It has no hash object, which could not be copied with a fork.
     """

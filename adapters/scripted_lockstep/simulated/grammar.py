@@ -1,8 +1,8 @@
 """Grammars of the simulated pipeline: the tokens allowed at each place of an output, and when one is ready.
 
-A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says, and so does
-``DEAD_END``: such an expression before a rule that needs itself. Any other grammar gets a form and length made up from
-its text. Pure: equal grammars allow the same tokens in every process.
+A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, is interpreted, and so is ``DEAD_END``,
+such an expression before a rule that needs itself. Any other grammar gets a form and length derived from its text.
+Pure: equal grammars allow the same tokens in every process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
 _ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
 _REGEX: Final = re.compile(rf"(?:{_ATOM.pattern})+")
-# In Lark: no text is of both terminals. No check of the rules says so, because it does not compare terminals.
+# In Lark: no text matches both terminals. The check of rules misses it, because it does not compare terminals.
 DEAD_END: Final = "start: /{regex}/ MORE\nMORE: /x/ & /y/"
 _DEAD_END: Final = re.compile(re.escape(DEAD_END).replace(r"\{regex\}", "(.+)"))
 
@@ -35,9 +35,9 @@ class SimulatedGrammar:
         self._parts = _parts_of(grammar if regex is None else Grammar(GrammarKind.REGEX, regex))
 
     def allowed(self, said: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the tokens that may follow an output: only an end where it is complete, none after a forbidden output.
+        """Return the tokens that may follow an output: only an end token if complete, none after a forbidden output.
 
-        None where an allowed output cannot continue.
+        Returns None if an allowed output cannot continue.
         """
         place = 0
         for tokens, count in self._parts:
@@ -51,16 +51,16 @@ class SimulatedGrammar:
 
 
 class HeldGrammars:
-    """The orders to compile that are not answered, in their order; it decides when the scheduler hears of one.
+    """The unanswered orders to compile, in order; it decides when the scheduler gets an answer.
 
-    By default a grammar that a step orders is ready in the next one, however long it takes to compile.
+    By default a grammar that a step orders is ready in the next step.
     """
 
     def __init__(self) -> None:
         self._open: deque[int] = deque()
         self._may_come: int | None = None
         self._fails = False
-        # How many answers were turned into errors.
+        # The number of answers turned into errors.
         self.failed = 0
 
     def ordered(self, orders: Sequence[GrammarOrder]) -> None:
@@ -74,7 +74,7 @@ class HeldGrammars:
             yield self._open.popleft()
 
     def answer(self, ready: GrammarReady) -> GrammarReady:
-        """Return the answer to the scheduler: the last stage's, unless the next one is to fail."""
+        """Return the answer for the scheduler: the last stage's, or an error if the next one must fail."""
         if not self._fails:
             return ready
         self._fails = False
@@ -87,14 +87,14 @@ class HeldGrammars:
 
     @property
     def is_holding(self) -> bool:
-        """True while an answer is kept back that nothing has released."""
+        """True while an unreleased answer is held."""
         return self._may_come == 0 and bool(self._open)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def hold(self) -> None:
-        """Keep back every answer that is not yet taken."""
+        """Hold every answer that is not yet taken."""
         self._may_come = 0
 
     def release(self, count: int | None) -> None:
@@ -107,7 +107,7 @@ class HeldGrammars:
         self._fails = True
 
     def spare_next(self) -> None:
-        """Take back a failure that no answer has met."""
+        """Cancel a failure that no answer has met."""
         self._fails = False
 
     def lose(self) -> None:
@@ -127,7 +127,7 @@ def regex_before_dead_end(grammar: Grammar) -> str | None:
 
 
 def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:
-    """Split a grammar into runs of places with the same tokens: the tokens, and the number of places."""
+    """Split a grammar into runs of positions with the same tokens: the tokens, and the number of positions."""
     if grammar.kind is GrammarKind.REGEX and _REGEX.fullmatch(grammar.text):
         return [_part_of(*match.groups()) for match in _ATOM.finditer(grammar.text)]
     value = zlib.crc32(f"{grammar.kind}:{grammar.text}".encode())

@@ -1,7 +1,7 @@
 """Sampling of the simulated engine: from a fingerprint to a token and its logprobs.
 
-Pure functions, equal in every process. A fingerprint stands for all tokens up to a position, as KV does, so the output
-depends on what was really read. It keeps no KV and knows no pages.
+Pure functions, equal in every process. A fingerprint covers all tokens up to a position, as KV does, so the output
+depends on the KV that was really read. It keeps no KV and knows no pages.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from engine.core.messages import PromptLogprob, TokenLogprob
 from engine.core.plan import SamplingSpec, Segment
 from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, MIX, TOKENS, next_token
 
-# Prompt lookup guesses right only in texts of few different tokens.
+# Prompt lookup guesses correctly only in texts of few different tokens.
 _TOKENS_BESIDE_DRAFTS: Final = 3
-# The bounds of a bias, beside which the model's own preference does not count.
+# The bounds of a bias, which override the model's own preference.
 _DECISIVE_BIAS: Final = 100
 
 
 def alphabet_of(limits: Limits) -> int:
-    """Return how many different tokens the simulated model of an engine with these limits says."""
+    """Return the number of different tokens that the simulated model of an engine with these limits emits."""
     looks_up = limits.draft_tokens and not limits.has_draft_model
     return _TOKENS_BESIDE_DRAFTS if looks_up else TOKENS
 
 
 def salt_of(*values: object) -> int:
-    """Return a number that stands for these values, equal in every process."""
+    """Hash these values to a number, equal in every process."""
     return zlib.crc32(repr(values).encode()) & MASK
 
 
 def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed: tuple[int, ...] | None = None) -> int:
     """Choose the token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
 
-    A token with the largest possible bias is always chosen, one with the smallest never; where a grammar allows tokens,
-    one of them is chosen in any case.
+    A token with the largest possible bias is always chosen, a token with the smallest never; where a grammar allows
+    tokens, one of them is chosen in any case.
     """
     if spec.temperature != 0:
         value ^= (spec.seed + position) * CHAIN & MASK
@@ -59,7 +59,7 @@ def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed
 
 
 def prompt_logprobs_of(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
-    """Make up prompt logprobs from the KV before a token and from the token: a misplaced one shows."""
+    """Derive prompt logprobs from the KV before a token and from the token, so that a misplaced one shows."""
     first, values = segment.logprobs_from, []
     for position, target in enumerate(segment.targets, first):
         number = (links[position - segment.start + 1] ^ (target + 1) * CHAIN) * MIX >> 40 & 0xFFFF
@@ -69,7 +69,7 @@ def prompt_logprobs_of(segment: Segment, links: list[int], spec: SamplingSpec) -
 
 
 def logprob_of(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:
-    """Make up a deterministic distribution: the chosen token first, then its neighbours."""
+    """Derive a deterministic distribution: the chosen token first, then its neighbours."""
     first = -((fingerprint >> 10) % 1000) / 1000
     top = [(FIRST_TOKEN + (token - FIRST_TOKEN + i) % alphabet, first - i) for i in range(spec.top_logprobs_num)]
     return TokenLogprob(logprob=first, top=tuple(top))

@@ -1,8 +1,8 @@
 """A pipeline without a model: it computes tokens from fingerprints of the KV that a request really reads.
 
 Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written
-twice breaks a chain, which changes the output and is reported. It runs in the caller's thread, in launch order, in no
-time.
+twice breaks a chain, which changes the output and is reported. It runs in the caller's thread, in launch order, and
+finishes at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from scripted_lockstep.simulated.model import (
 from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
 
 _CORRUPTED: Final = 0x1EADBEEF
-# A draft model with other weights makes one mistake in this many guesses.
+# A draft model with other weights makes one wrong guess in this many.
 _GUESSES_PER_MISTAKE: Final = 3
 _MISTAKE: Final = 0x5EED
 
@@ -86,11 +86,11 @@ class _Row:
 
 
 class SimulatedPipeline:
-    """All stages in one object. ``corruptions`` lists reads of KV that the reader had neither written nor been given.
+    """All stages in one object. ``corruptions`` lists reads of KV that the reader neither wrote nor hit in the cache.
 
     It is not the SDK's ``SimulatedRunner``, because the stages' page tables are under test here: segments bring only
-    changes of a row's table, where the SDK's plans state the whole table. ``alphabet`` counts the different tokens that
-    it says: 94, or 3 with prompt lookup, so that guesses come true.
+    changes of a row's table, where the SDK's plans state the whole table. ``alphabet`` is the number of different
+    tokens that it emits: 94, or 3 with prompt lookup, so that guesses hold.
     """
 
     def __init__(self, limits: Limits, *, alphabet: int | None = None) -> None:
@@ -111,10 +111,10 @@ class SimulatedPipeline:
         self.forget()
 
     def forget(self) -> None:
-        """Become as good as new: empty KV, no faults, nothing in flight."""
-        # The start of every chain. It stands for the weights: with others the same tokens leave other KV.
+        """Return to the initial state: empty KV, no faults, nothing in flight."""
+        # The start of every chain. It represents the weights: with other weights the same tokens have other KV.
         self._root = START
-        # A salt for each LoRA that the stages hold, by its version: its KV is no other's.
+        # A salt for each LoRA that the stages hold, by version: each LoRA has KV of its own.
         self._loras: dict[int, int] = {0: 0}
         self._is_asleep = False
         if self._rows:
@@ -123,7 +123,7 @@ class SimulatedPipeline:
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
         self._dead: PipelineFailed | None = None
-        # The compiled grammars by id, and the orders that are not answered.
+        # The compiled grammars by id, and the unanswered orders.
         self._grammars: dict[int, SimulatedGrammar] = {}
         self.grammars = HeldGrammars()
         self.transfers = SimulatedTransfers(self._page_size)
@@ -137,7 +137,7 @@ class SimulatedPipeline:
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...], up to its last written slot. Pages
         # that nothing was written to share one list: a large pool costs nothing until it is used.
         self._kv: list[list[int]] = [[]] * self._total_pages
-        # The same for the window layers: a window page holds what the page beside it holds.
+        # The same for the window layers: a window page has the content of the page beside it.
         self._window_kv: list[list[int]] = [[]] * self._window_pages
         # The content of each host page.
         self._host_kv: list[list[int]] = [[]] * self._host_pages
@@ -205,7 +205,7 @@ class SimulatedPipeline:
             self.transfers.order(order)
 
     def ended_transfers(self, deliveries: Iterable[Generate]) -> Sequence[TransferEvent]:
-        """Take the ends of transfers that are due; ``deliveries`` are the prompts that this engine was to send."""
+        """Take the ends of transfers that are due; ``deliveries`` are the prompts that this engine had to send."""
         if self._dead is not None or not self.transfers.open:
             return ()
         return self.transfers.take_ended(self, self._root, deliveries, self.corruptions)
@@ -223,7 +223,7 @@ class SimulatedPipeline:
     def wrong_block(self, prefix: CachedPrefix) -> int | None:
         """Return the first page of a cached prefix that does not hold the KV of its tokens; None if all do."""
         if prefix.lora not in self._loras:
-            return None  # No request can hit it any more.
+            return None  # It can no longer be hit.
         links, size = links_of(self._root ^ self._loras[prefix.lora], prefix.token_ids), self._page_size
         for index, page in enumerate(prefix.block_ids):
             if self._kv[page] != links[index * size : (index + 1) * size + 1]:
@@ -259,7 +259,7 @@ class SimulatedPipeline:
         self._failed = tuple(count + (first <= stage <= last) for stage, count in enumerate(self._failed))
 
     def _fail(self, microbatch: Microbatch) -> Completion:
-        """Take over a microbatch's pages and specs, but compute nothing, as a stage does after a failure."""
+        """Adopt a microbatch's pages and specs without computing, as a stage does after a failure."""
         for segment in microbatch.segments:
             self._take_over(segment).poisoned = True
         stage, self._failing_stage = self._failing_stage, None
@@ -269,7 +269,7 @@ class SimulatedPipeline:
 
     def _compute(self, microbatch: Microbatch) -> Completion:
         if microbatch.is_control:
-            # A profile measures nothing here.
+            # There is nothing to profile here.
             return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
         if self._is_asleep:
             self.corruptions.append(f"microbatch {microbatch.id} is computed while the stages sleep")
@@ -317,7 +317,7 @@ class SimulatedPipeline:
     ) -> tuple[int, int]:
         """Add a segment's new tokens; return the end of the KV before the last one, and its fingerprint."""
         spec, before = row.spec, len(tokens)
-        # The token after each draft that holds, and the first that does not: each from the KV before it.
+        # The tokens after the drafts that hold, each from the KV before it.
         for draft in range(segment.drafts, -1, -1):
             end = segment.start + len(segment.token_ids) - draft
             fingerprint = links[-1 - draft]
@@ -327,7 +327,7 @@ class SimulatedPipeline:
                 allowed = self._allowed(segment, end, row) if spec.grammar_id else None
                 is_stuck = spec.grammar_id > 0 and allowed is None
             if is_stuck and len(tokens) > before:
-                # The draft before is not accepted: the next decode meets this end by itself.
+                # The previous draft is not accepted: the next decode meets this dead end by itself.
                 return end - 1, links[-2 - draft]
             if is_stuck:
                 errors.append(_stuck(segment, end - spec.prompt_tokens))
@@ -364,9 +364,10 @@ class SimulatedPipeline:
     def _guess(
         self, fingerprint: int, position: int, token: int, spec: SamplingSpec, *, is_adapted: bool
     ) -> tuple[int, ...]:
-        """Guess as a draft model does: this model's greedy tokens after ``token``, without penalties or a grammar.
+        """Guess like a draft model: this model's greedy tokens after ``token``, without penalties or a grammar.
 
-        A draft model with other weights makes mistakes, and so does any for a LoRA; none where a bias decides.
+        A draft model with other weights makes wrong guesses, and so does any draft model for a LoRA; none where a bias
+        decides.
         """
         guesses, greedy = list[int](), spec.for_guesses
         is_itself = self._drafts_itself and self._root == START and not is_adapted
@@ -400,7 +401,7 @@ class SimulatedPipeline:
             self._writes[page] += 1
 
     def describe(self) -> tuple[StageView, ...]:
-        """Return every stage's own view; they have all done the same microbatches, and differ in their failures."""
+        """Return every stage's own view; all have computed the same microbatches, and differ only in their failures."""
         self._describes += 1
         return tuple(
             StageView(
@@ -417,7 +418,7 @@ class SimulatedPipeline:
         )
 
     def kv_digest(self) -> int:
-        """Return a value that stands for the content of the whole KV cache."""
+        """Return a digest of the content of the whole KV cache."""
         digest = START
         for page in chain(self._kv, self._window_kv, self._host_kv):
             digest = (digest * CHAIN + (page[-1] if page else 0) + len(page)) & MASK
@@ -457,7 +458,7 @@ class SimulatedPipeline:
         return row
 
     def _read(self, segment: Segment, row: _Row) -> int:
-        """Return the fingerprint of the KV before this segment, after checking that this row should see all of it."""
+        """Return the fingerprint of the KV before this segment, after checking that this row may read all of it."""
         if segment.lora not in self._loras:
             return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
         if segment.start == 0:
@@ -480,7 +481,7 @@ class SimulatedPipeline:
         """Return the effect of penalties on a token: they count the request's output, which is read from its KV."""
         spec, tokens = row.spec, self._tokens_of(end, row)
         if tokens is None:
-            return _CORRUPTED  # One was never written, which is reported.
+            return _CORRUPTED  # A token was never written, which is reported elsewhere.
         said = Counter(tokens[spec.prompt_tokens :])
         counts = sorted(said.items()) if spec.frequency_penalty else sorted(said)
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
@@ -489,7 +490,7 @@ class SimulatedPipeline:
     def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...] | None:
         """Return the tokens that a row's grammar allows at ``end``, by the output that is read from its KV.
 
-        None where the grammar leads nowhere.
+        Returns None at a dead end.
         """
         number, tokens = row.spec.grammar_id, self._tokens_of(end, row)
         grammar = self._grammars.get(number)
@@ -519,7 +520,7 @@ class SimulatedPipeline:
         return tokens
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
-        """Find the first place that the segment sees through its window whose window page holds something else."""
+        """Find the first position in the segment's window whose window page has other content."""
         first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
         for place in range(first, last + 1):
             twin = row.window[place]
@@ -528,7 +529,7 @@ class SimulatedPipeline:
         return None
 
     def _is_chain(self, pages: list[int], lora: int) -> bool:
-        """Whether every page was written full, after the one before it, with the present weights and this LoRA."""
+        """Return whether every page is full and follows the previous one, with the present weights and this LoRA."""
         before, full = self._root ^ self._loras[lora], self._page_size + 1
         for page in pages:
             slots = self._kv[page]
@@ -564,7 +565,7 @@ class SimulatedPipeline:
 
 
 def _stuck(segment: Segment, said: int) -> RequestError:
-    """Make the end of a request whose grammar leads nowhere after ``said`` tokens of output."""
+    """Make the error of a request whose grammar has a dead end after ``said`` tokens of output."""
     why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
     return RequestError(segment.rid, why, FinishReason.INVALID)
 

@@ -1,8 +1,7 @@
 """KV that a simulated engine sends to other engines and receives from them.
 
-Alone, an engine has an imagined one at the other end, which sends what is wanted and takes everything. A transfer then
-ends in the step after its order, unless transfers are held or the other engine fails. In a fleet, real engines are at
-both ends.
+A single engine has an imaginary peer, which sends the requested pages and takes all. A transfer then ends in the step
+after its order, unless transfers are held or the peer fails. In a fleet, both ends are engines of the fleet.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PageContent = list[int]
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that has not ended. ``came`` are its pages by index, ``failed_at`` the place of a failure."""
+    """A transfer that has not ended. ``came`` are its pages by index, ``failed_at`` the page of a failure."""
 
     order: ReceivePages | SendPages
     wanted: PrefillWanted | None = None
@@ -38,7 +37,7 @@ class _Open:
 
 
 class SentPages(msgspec.Struct, frozen=True):
-    """Pages on their way ``to`` an engine: those from ``first`` on of its transfer of this number.
+    """Pages on their way ``to`` an engine: the pages from ``first`` on of its transfer of this number.
 
     ``sending`` is the sender's number of the transfer.
     """
@@ -93,7 +92,7 @@ class SimulatedTransfers:
         elif (one := self.open.get(order.transfer)) is not None:
             one.is_stopped = True
             if self.is_imagined and isinstance(one.order, ReceivePages) and one.failed_at is None:
-                # A stop crosses pages on their way: all of them have arrived already, or all but the last.
+                # A stop meets pages on their way: all of them have arrived already, or all but the last.
                 one.failed_at = len(one.order.pages) - order.transfer % 2 if one.wanted is not None else 0
 
     def want(self, replies: Iterable[Reply]) -> None:
@@ -106,12 +105,12 @@ class SimulatedTransfers:
 
     @property
     def holds_some(self) -> bool:
-        """Whether transfers are held that would have ended."""
+        """Return whether held transfers would have ended otherwise."""
         return self.is_holding and any(not one.is_stopped for one in self.open.values())
 
     @property
     def ends_soon(self) -> bool:
-        """Whether a transfer was stopped or broke off, so that the next step brings its end."""
+        """Return whether a transfer was stopped or broke, so that the next step brings its end."""
         return any(one.is_stopped or one.failed_at is not None for one in self.open.values())
 
     @property
@@ -124,13 +123,13 @@ class SimulatedTransfers:
         return isinstance(self.open[number].order, ReceivePages)
 
     def comes(self, number: int) -> int:
-        """Count the pages that arrive of a transfer that was stopped."""
+        """Count the pages that still arrive for a stopped transfer."""
         return self.open[number].failed_at or 0
 
     # -- the other end --
 
     def fail(self, number: int, pages: int) -> None:
-        """The other engine fails after this many pages of a transfer. A stopped transfer gets no pages anyway."""
+        """Fail the other engine after this many pages of a transfer. A stopped transfer gets no pages anyway."""
         if not self.open[number].is_stopped:
             self.open[number].failed_at = pages
 
@@ -227,7 +226,7 @@ class SimulatedTransfers:
         return None
 
     def _strange(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
-        """Name each page of a prompt that is sent without holding its KV."""
+        """Name each page of a sent prompt that does not have its KV."""
         size, links = self._page_size, links_of(root, message.prompt_ids)
         for index, content in enumerate(contents, first):
             if content != links[index * size : (index + 1) * size + 1]:

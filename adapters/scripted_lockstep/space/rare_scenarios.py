@@ -1,8 +1,8 @@
-"""Rare scenarios of generated targets of the engine: orders and amounts that are seldom drawn one by one.
+"""Rare scenarios of the engine's generated targets: orders and amounts that independent draws seldom give.
 
 A request that ends while it is in flight, a queue in which only the last request fits, an operator who asks for another
-amount. They are drawn last, so that the rest of a target does not depend on them. Some need features, and have targets
-of their own: long equal prompts, a prompt that comes back from the host, a stream of others.
+amount. They are drawn last, so that the rest of a target does not depend on them. Some need features and have targets
+of their own: long equal prompts, a prompt that is loaded from the host, a stream of small requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     LOADS: {"host": ("small", "small", "large"), "requests": ("one",)},
     # Two microbatches of one request are in flight when it is ended.
     AHEAD: {"stages": ("async",), "requests": ("several",)},
-    # Decodes find no page, and the victim is not the request launched last.
+    # Decodes get no page, and the victim is not the request launched last.
     PASSED: {"requests": ("one",), "pool": ("tight",)},
     LORAS: {"requests": ("stream",), "loras": ("one", "several")},
     OFTEN: {"requests": ("one",)},
@@ -78,7 +78,7 @@ _STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
 
 
 def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Yield the additions to a schedule. Where a crowd would take long, a request is caught instead."""
+    """Yield the additions to a schedule. Where a crowd would take too long, a request is ended in flight instead."""
     if scenario == PRESSED:
         return _pressed_again(rng, schedule, limits)
     if scenario == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
@@ -99,7 +99,7 @@ def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, li
 
 
 def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Hold results, and end their requests meanwhile; mostly something else happens then, too.
+    """Hold results, and end their requests meanwhile; usually with another event at the same time.
 
     Many requests have a twin that comes with or after them, and shares or waits for their work in flight.
     """
@@ -127,7 +127,7 @@ def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
 def _ended_in_flight(
     rng: random.Random, rid: str, held: int, schedule: Schedule | None = None, *, by_itself: bool = False
 ) -> Iterator[Placed]:
-    """Hold results, and end a request meanwhile, mostly ``by_itself`` if so; mostly something else happens, too."""
+    """Hold results, and end a request meanwhile, mostly ``by_itself`` if set; usually with another event."""
     back = PauseServing(mode=PauseMode.RETRACT)
     alone: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)]
     ends = alone * (6 if by_itself else 1)
@@ -146,9 +146,9 @@ def _ended_in_flight(
 
 
 def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Start long prompts with equal beginnings close together: all of each is shared, or most, or little.
+    """Start long prompts with a common beginning close together: it is all, most or little of each.
 
-    Often the first one's work is lost; small prompts come behind.
+    Often the first one's work is lost; small prompts follow.
     """
     page = limits.page_size
     most = min(limits.total_pages * page, limits.context_length) - 3
@@ -196,7 +196,7 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """Keep starting small requests, and early among them mostly two that have no room beside some of these.
+    """Keep starting small requests, and early among them usually two that do not fit beside some of them.
 
     Both have waited too long when the first one starts.
     """
@@ -245,7 +245,7 @@ def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
 
 
 def _pressed_again(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Have an operator ask for one amount and then for others, more of it or less."""
+    """Have an operator ask for one amount and then for larger or smaller ones."""
     most = {"pages": limits.total_pages // 2, "rows": _ROWS, "window": limits.window_pages // 2}
     what = rng.choice([name for name, count in most.items() if count])
     step = rng.randint(1, schedule.last_step)

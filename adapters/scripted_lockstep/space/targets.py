@@ -84,10 +84,10 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "window": ("wide", "tight"),
     "host": ("small", "large"),
     "context": ("short",),
-    # Everything is some thirty times as long.
+    # Runs take about thirty times as long.
     "scale": ("large",),
 }
-# Any three levels of these meet, too: scarce resources, and what gives way.
+# Any three levels of these are combined too: scarce resources, and the ways to free them.
 _TRIPLES: Final = ("stages", "pool", "policy", "host", "window", "rows", "requests", "sharing", "stops")
 _ENDS: Final = 257
 _REGEXES: Final = ("[a-c]{2}", "[a-c]{5}", "[p-z]{3}", "[a-z]{3}x[0-9]{5}", "[a-a]{9}")
@@ -141,7 +141,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
 }
 _HELD_GRAMMARS: Final = "held-grammars"
 _PROFILE: Final = "profile"
-# Events that need a kind of request or a setting, which is switched on with them.
+# Events that need a kind of request or a setting, which is enabled with them.
 _NEEDS: Final = {
     "event-hold-grammars": ("grammars", "some"),
     "event-fail-grammar": ("grammars", "some"),
@@ -150,7 +150,7 @@ _NEEDS: Final = {
     "event-advance": ("time-limit", "whole"),
     _HELD_GRAMMARS: ("grammars", "some"),
 }
-# Features that matter only to few others: a feature at a level, or at any, and what is often on with it.
+# Features that interact with few others: a feature at a level, or at any, and its usual companions.
 _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     ("mixed", None, "chunk", "ragged"),
     ("mixed", None, "page", "one"),
@@ -164,7 +164,7 @@ _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
 _OFTEN: Final = 0.3
 # One engine in this many publishes KV events.
 _TOLD_EVERY: Final = 4
-# Of the requests whose guesses are looked up, one in this many has ids of two bytes, and says one that they contain.
+# Of the requests whose guesses are looked up, one in this many has two-byte ids, and emits one that they contain.
 _LOOKED_UP: Final = ("looked-up", "of-one-token")
 _WIDE_EVERY: Final = 3
 # One request in this many has choices.
@@ -189,8 +189,8 @@ _LONGEST_LARGE: Final = 1500
 class EngineSpace:
     """Implements ``scripted.search.generated.Space`` by hand-written tables.
 
-    ``SchedulerSpace`` of the SDK varies each setting by itself; here a level of a feature sets several that only act
-    together, with requests that make them matter.
+    ``SchedulerSpace`` of the SDK varies each setting by itself; here a level of a feature sets several that act only
+    together, with requests that exercise them.
     """
 
     @functools.cached_property
@@ -199,7 +199,7 @@ class EngineSpace:
             **{name: tuple(levels) for name, levels in _SETTINGS.items()},
             **_SIZES,
             **REQUEST_FEATURES,
-            # A stream takes as long as ten others; it is a scene.
+            # A stream takes as long as ten others, so it is a scene.
             "requests": ("one", "several", "many"),
             **{name: tuple(levels) for name, levels in _KINDS.items()},
             _HELD_GRAMMARS: ("on",),
@@ -225,7 +225,7 @@ class EngineSpace:
         return _makes_a_config(tuple(_config_levels(_completed(row)).items()))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Raises ConfigError, and ValueError for events that the numbers leave nothing to do."""
+        """Raises ConfigError, and ValueError for events without an effect at these numbers."""
         row = _completed(row)
         for feature, level, other, its_level in _OFTEN_WITH:
             if feature in row and row[feature] == (level or row[feature]) and rng.random() < _OFTEN:
@@ -265,7 +265,7 @@ SPACE: Final = EngineSpace()
 
 
 def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequence[int]:
-    """Choose the requests of a kind, at least one. Of a stream all alike have it, or all others."""
+    """Choose the requests of a kind, at least one. In a stream all similar ones have it, or all others."""
     if row.get("requests") == "stream" and rng.random() < 0.7:
         alike = rng.random() < 0.5
         return [index for index, fields in enumerate(starts) if (fields["seed"] == 0) is alike]
@@ -274,7 +274,7 @@ def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequenc
 
 
 def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[int, _Drawn]]:
-    """Make requests with hardly any feature on, for settings from whose effect other features keep a request."""
+    """Make requests with almost no features, for settings that other features of a request disable."""
     salt = {"salt": rng.choice(("u", "v"))} if "salts" in row and rng.random() < 0.5 else {}
     if row.get("stages") == "async":
         for number in range(rng.randint(1, 3)):
@@ -298,7 +298,7 @@ def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[
 
 
 def _completed(row: Row) -> Row:
-    """Add the needs of its events, unless the row has another level of them."""
+    """Add the features that its events need, unless the row has another level of them."""
     needed = dict(_NEEDS[name] for name in row if name in _NEEDS)
     if row.get("policy") in _IMPLIED:
         needed["priorities"] = _IMPLIED[row["policy"]]
@@ -326,11 +326,11 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         if name in row:
             values |= {setting: rng.choice(choices) for setting, choices in levels[row[name]].items()}
     if "mixed" in row and row.get("chunk") == "small" and "page" not in row:
-        # Where a chunk is a token, decodes and prompts share it.
+        # With chunks of one token, decodes and prompts share them.
         values["page_size"] = rng.choice((2, 2, 4, 8))
     large, windowed = "scale" in row, row.get("window")
     if large and "stages" not in row:
-        # A long prompt waits for an equal one only while that is in flight.
+        # A long prompt waits for an equal one only while it is in flight.
         values["pp_size"] = rng.choice((1, 2, 2, 2, 4))
     page = values["page_size"] = values["page_size"] * (16 if large else 1)
     pools = _POOLS
@@ -341,7 +341,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
     values["chunked_prefill_size"] = chunk = rng.choice(_chunk_sizes(row.get("chunk"), page, large=large))
     if "budget" in row or (windowed and chunk == -1):
-        # The budget of a microbatch: below a chunk, or where there are no chunks just a prompt of usual length.
+        # The budget of a microbatch: below a chunk, or without chunks exactly a prompt of usual length.
         values["max_prefill_tokens"] = rng.choice(
             (20, 33, 64) if chunk == -1 else (max(1, chunk - 1), max(1, chunk // 2))
         )
@@ -367,13 +367,13 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
 
 
 def _with_sharing(row: Row, rng: random.Random) -> Row:
-    """Let prompts share their tokens where other features need it to matter."""
+    """Let prompts share their tokens where other features depend on it."""
     if "sharing" in row or rng.random() >= (0.8 if "scale" in row else 0.5):
         return row
     if "scale" in row:
         # Only long prompts that come together are worth waiting for.
         return {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
-    # Evicted or salted prefixes matter only to a prompt that comes again.
+    # Evicted or salted prefixes matter only for a repeated prompt.
     return {**row, "sharing": "all"} if "host" in row or "salts" in row else row
 
 
@@ -389,7 +389,7 @@ def _chunk_sizes(level: str | None, page: int, *, large: bool) -> tuple[int, ...
 
 
 def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
-    """Give drafts an output to guess, and a stop token an output that says it, in half of the requests."""
+    """Give drafts a guessable output, and a stop token an output that contains it, in half of the requests."""
     if "drafts" in row and fields["new"] and rng.random() < 0.5:
         fields["new"] = max(fields["new"], rng.choice((8, 14, 20, 30)))
         if "biased" not in fields and rng.random() < 0.3:
@@ -422,7 +422,7 @@ def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:
     bounds = {pool, min(budget, 2 * longest), min(limits.context_length, 2 * longest)}
     most = min(fits, longest * 2 if is_long else longest)
     if limits.chunking:
-        # More parts of a prompt are more of the same, and take most of the time.
+        # More chunks of a prompt add nothing new, and take most of the time.
         most = min(most, MOST_PARTS * budget)
         bounds = {bound for bound in bounds if bound <= 2 * MOST_PARTS * budget}
     return Marks(
@@ -442,7 +442,7 @@ def _opening(row: Row) -> Iterator[Placed]:
 
 
 def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Advance the clock where times matter, evict where there is a host tier, release held grammars."""
+    """Advance the clock where limits matter, evict where there is a host tier, release held grammars."""
     if "time-limit" in row or limits.waiting_timeout_s is not None:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)

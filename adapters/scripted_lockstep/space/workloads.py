@@ -78,7 +78,7 @@ def _bounds_of_counts(name: str, beside: int, small: str) -> Iterator[tuple[str,
 
 
 def _bounds_of_windows(name: str, beside: int, windowed: str) -> Iterator[tuple[str, str]]:
-    # A more urgent request, in a window pool that the other one has to leave first.
+    # A more urgent request, in a window pool that the other one must free first.
     yield (
         f"{name}-the-window-pool",
         (
@@ -115,7 +115,7 @@ def _bounds_of_time(name: str, beside: int, small: str) -> Iterator[tuple[str, s
 
 
 def _long_queues() -> Iterator[tuple[str, str]]:
-    """Yield workloads with as many waiting requests as are ordered by their prefix, and one more."""
+    """Yield workloads with the longest queue that is ordered by prefix, and with one request more."""
     for name, count in (("at", 128), ("above", 129)):
         yield (
             f"{name}-the-ordered-queue",

@@ -1,1 +1,1 @@
-"""The executable specification: the engine's decisions, written a second time, and the comparison with them."""
+"""The executable specification: the engine's decisions, written a second time, and their comparison."""

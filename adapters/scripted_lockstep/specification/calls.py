@@ -17,10 +17,10 @@ Answer = tuple[Any, ...]
 
 
 class SpecifiedCalls:
-    """Follows calls. ``deadline`` ends the call that waits; ``update`` is the weight update that is due or in flight.
+    """Follows calls. ``deadline`` ends the call that waits; ``update`` is the weight update due or in flight.
 
-    ``is_profiling``: the stages take a profile. ``turns`` are sleeps and wakes that are not carried out. ``busy`` says
-    what keeps the engine from being quiescent, and is empty for a quiescent one.
+    ``is_profiling``: the stages take a profile. ``turns`` are pending sleeps and wakes. ``busy`` names the obstacles to
+    quiescence, and is empty without any.
     """
 
     def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars, totals: dict[str, int]) -> None:
@@ -30,7 +30,7 @@ class SpecifiedCalls:
         self._deferred: FlushCache | UpdateWeights | None = None
         self.deadline: float | None = None
         self.update: UpdateWeights | None = None
-        self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
+        self._profile: StartProfile | StopProfile | None = None  # the unanswered call
         self._is_launched = self.is_profiling = False
         self.weights: list[str | None] = [None]  # by version
         self.turns: list[Sleep | Wake] = []

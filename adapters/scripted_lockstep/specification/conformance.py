@@ -142,7 +142,7 @@ _OF_OUTPUT: Final = {
     "prompt_logprobs": "Prompt logprobs",
 }
 _counted: Final = attrgetter("forward_ct", *TOTALS)
-# The logprobs position of a segment that asks for no prompt logprobs.
+# The logprobs position of a segment without prompt logprobs.
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 
 
@@ -266,7 +266,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
     number, mode, segments = microbatch.id, microbatch.mode, microbatch.segments
     for one, other in zip(expected.segments, segments, strict=False):
         _compare_segment(number, one, other)
-    # The rids of those that both have are equal by now.
+    # At this point the rids that both have are equal.
     if len(segments) != len(expected.segments):
         rids = [segment.rid for segment in expected.segments]
         first = (expected.segments[len(segments) :] or segments[len(rids) :])[0]
@@ -326,7 +326,7 @@ def _compare_segment(number: int, expected: ExpectedSegment, segment: Segment) -
 
 
 def _compare_loras(expected: SpecifiedLoras, loras: Loras) -> None:
-    """Compare which LoRAs are resident, under which versions, and when each was used: the next victim follows."""
+    """Compare the resident LoRAs, their versions and last uses, from which the next victim follows."""
     due = {one.name: (one.version, one.used) for one in expected.resident}
     found = {one.name: (one.version, one.used) for one in loras.known.values() if one.version}
     _must_be_equal("LoRAs", "the resident LoRAs, with their versions and last uses,", due, found)
@@ -357,7 +357,7 @@ def _key_of(prefix: tuple[Any, ...], size: int) -> bytes:
 
 
 def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
-    """Compare the cached prefixes: as many as specified, and no other."""
+    """Compare the cached prefixes: exactly the specified ones."""
     last, leaves = {tree.root: cache}, list[tuple[int, int]]()
     for node in tree.nodes():
         assert node.parent is not None, f"{node} is the root"
@@ -443,7 +443,7 @@ def _rule_of(reply: Reply) -> str:
 
 
 def _agree(specification: Specification, scheduler: Scheduler, waiting: int) -> bool:
-    """Whether all counters are equal; making the statistics would cost as much as all other checks together."""
+    """Return whether all counters are equal; making the statistics would cost as much as all other checks together."""
     books, memory, specified = scheduler.books, scheduler.memory, specification.memory
     limits = specification.limits
     sizes = (
@@ -494,6 +494,6 @@ def _compare_stats(expected: EngineStats, stats: EngineStats) -> None:
     if expected == stats:
         return
     differing = [name for name in stats.__struct_fields__ if getattr(expected, name) != getattr(stats, name)]
-    # A wrong counter tells more than the sizes that follow from it.
+    # A wrong counter says more than the sizes that follow from it.
     first = max(differing, key=lambda name: _MEANING.index(name) if name in _MEANING else len(_MEANING))
     _must_be_equal(_OF_STATS.get(first, "Counters"), first, getattr(expected, first), getattr(stats, first))

@@ -1,4 +1,4 @@
-"""Drafts of the executable specification: the guesses, the room for them, and how many hold.
+"""Drafts of the executable specification: the guesses, the room for them, and the number that holds.
 
 Names in bold are the rules of docs/rules.md.
 """

@@ -11,14 +11,14 @@ from typing import NamedTuple
 from engine.core.messages import Reply
 from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
-# An order to the stages: its kind and transfer; for one that begins, the number of pages and where they go.
+# An order to the stages: its kind and transfer; for a new transfer, the number of pages and their destination.
 SpecifiedOrder = tuple[object, ...]
 
 
 class ExpectedSegment(NamedTuple):
     """One request's part of a microbatch. ``pages`` is a count: page numbers are not specified.
 
-    ``window_pages`` says of each page whether a window page stands beside it; it is empty without window layers.
+    ``window_pages`` has, for each page, whether a window page is beside it; it is empty without window layers.
     """
 
     rid: str
@@ -39,8 +39,8 @@ class Expected(NamedTuple):
     """One step. ``number`` is the number of the last microbatch; ``mode`` is None when this step launches none.
 
     ``told`` is the order of a microbatch without requests: the new weights, or the folder of a profile. ``copies``
-    counts the pages copied to the host and from it; which pages is not specified. ``transfers`` are the orders to send
-    and receive KV. The messages in ``replies`` are the specified parts of answers and refusals.
+    counts the pages copied to the host and from it; the choice of pages is not specified. ``transfers`` are the orders
+    to send and receive KV. The texts in ``replies`` are the specified parts of answers and refusals.
     """
 
     mode: ForwardMode | None

@@ -1,4 +1,4 @@
-"""Gaps of the executable specification: how many prompt tokens a step may compute beside running requests."""
+"""Gaps of the executable specification: the bound on prompt tokens beside running requests."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class SpecifiedGrammars:
 
     def __init__(self, kept: int) -> None:
         self.kept, self.given = kept, 0
-        self.known: list[_Known] = []  # those without a user in the order in which they lost their last one
+        self.known: list[_Known] = []  # unused ones in the order in which they lost their last user
         self.orders: list[GrammarOrder] = []
 
     def begin(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:

@@ -17,7 +17,7 @@ _Prefix = tuple[Any, ...]
 
 
 class _Kept:
-    """A page on the host: ``state`` is 'due' until its copy is launched, 'written' until that is back, then 'ready'."""
+    """A page on the host: ``state`` is 'due' until its copy is launched, 'written' until it is back, then 'ready'."""
 
     def __init__(self) -> None:
         self.state, self.readers = "due", 0

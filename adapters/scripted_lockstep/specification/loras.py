@@ -1,7 +1,6 @@
 """LoRAs of the executable specification: known LoRAs, the resident ones, and the next change.
 
-Names in bold are the rules of docs/rules.md. This module knows only the requests that it
-is given.
+Names in bold are the rules of docs/rules.md. This module knows only the requests passed to it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Told = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedChange:
-    """A change: the call that asks for it, if one does, the LoRA, and the LoRA that makes room for it."""
+    """A change: its call, if any, the LoRA, and the LoRA that makes room for it."""
 
     call: _Call | None
     lora: Lora
@@ -125,7 +124,7 @@ class SpecifiedLoras:
     ) -> bool:
         """Launch one change: calls in their order, then for the first request in the queue that lacks its LoRA.
 
-        Returns whether one is launched. In the step of a result the requests that waited for it go first. ``goes_on``
+        Returns whether one is launched. In the step of a result, the requests that waited for it go first. ``goes_on``
         is False while generation is paused.
         """
         has_landed, self.has_landed, self.is_postponed = self.has_landed, False, False

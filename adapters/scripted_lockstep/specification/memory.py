@@ -141,7 +141,7 @@ class SpecifiedMemory:
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
                 self.owners, hit
             ):
-                window.leave(window.seen_of(hit))  # It had got its pages before it looked for window pages.
+                window.leave(window.seen_of(hit))  # It got its pages before it looked for window pages.
             return False
         self.owners.append(request)
         request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0

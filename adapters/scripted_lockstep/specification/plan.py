@@ -1,4 +1,4 @@
-"""The plan of a step of the executable specification: the prompts and decodes that it launches, and who gives way.
+"""The plan of a step of the executable specification: its prompts and decodes, and the requests that give way.
 
 Names in bold are the rules of docs/rules.md. This module launches nothing.
 """
@@ -189,7 +189,7 @@ def _decodes(engine: _Engine, most: int, *, with_drafts: bool) -> list[Part]:
 def _make_room(engine: _Engine, request: Request, chosen: list[Request]) -> bool:
     """**Victim**: while a decode has no page for its next token, one request gives way, if need be itself.
 
-    A victim that may be in flight because it was planned ahead is waited for.
+    A victim that is in flight because it was planned ahead must land first.
     """
     while not engine.memory.extend(request, request.planned_tokens + 1):
         victim = max(engine.running if engine.limits.async_scheduling else engine.ready(), key=gives_way)

@@ -1,4 +1,4 @@
-"""The queue of the executable specification: the order of tries, who gives way, and when requests time out.
+"""The queue of the executable specification: the order of tries, the requests that give way, and time limits.
 
 Names in bold are the rules of docs/rules.md. This module admits nothing.
 """
@@ -112,7 +112,7 @@ def _by_priority(request: SpecifiedRequest) -> int:
 def out_of_time(
     live: Iterable[SpecifiedRequest], limits: Limits, now: float
 ) -> list[tuple[float, int, str, SpecifiedRequest]]:
-    """Yield requests whose time is over, by deadline, then by arrival, each with the name of its limit."""
+    """Yield requests past their deadline, by deadline, then by arrival, each with the name of its limit."""
     limited = [request for request in live if request.has_time_limit]
     ends = [(end, request) for request in limited if (end := _deadline_of(request, limits)) is not None]
     return sorted([(at, request.arrival, says, request) for (at, says), request in ends if now >= at])

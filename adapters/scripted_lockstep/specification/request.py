@@ -26,7 +26,7 @@ from engine.core.plan import SamplingSpec
 from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
-# The fields that stages and clients call by the same name, except the seed, which the engine may choose.
+# The fields with one name for stages and clients, except the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = sorted({*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"})
 _given: Final = attrgetter(*_FROM_THE_MESSAGE)
 
@@ -89,7 +89,7 @@ class SpecifiedRequest:
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = False
         self.is_receiving = self.is_delivering = False
-        self.prefill_at = message.prefill_at  # None once it failed
+        self.prefill_at = message.prefill_at  # None after a failure
         self.sent_pages = 0 if message.deliver is None else message.deliver.first_page
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
@@ -97,14 +97,14 @@ class SpecifiedRequest:
         self.overtaken = self.cached_tokens = self.cached_tokens_host = self.window_start = 0
         self.grammar_id = self.parts = self.retractions = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
-        self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
-        self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
-        self.guesses_hold = False  # whether there was one in one of the last two
+        self.guesses: tuple[int, ...] = ()  # the draft model's next guesses
+        self.misses = self.guesses_from = 0  # failed verifications in a row; tokens at which it guesses again
+        self.guesses_hold = False  # whether the last two had a hit
         self.lora, self._salt = lora, salt_key(message.cache_salt)
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from
-        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()  # what its client was told of its prompt
-        self.versions: tuple[int, ...] = ()  # the weights that computed what it was told
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()  # the prompt logprobs and counts that its client got
+        self.versions: tuple[int, ...] = ()  # the weights that computed its client's tokens
 
     @property
     def may_hit(self) -> int:

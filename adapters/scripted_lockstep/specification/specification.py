@@ -42,9 +42,9 @@ class Specification:
         self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
         self.totals = dict.fromkeys(TOTALS, 0)
         self.calls = SpecifiedCalls(self.memory, self.grammars, self.totals)
-        self.requests: list[Request] = []  # all that were accepted, in order of arrival
-        self.live: dict[str, Request] = {}  # those that have not ended
-        self.running: list[Request] = []  # what decodes, launched longest ago first
+        self.requests: list[Request] = []  # all accepted requests, in order of arrival
+        self.live: dict[str, Request] = {}  # requests that have not ended
+        self.running: list[Request] = []  # decoding requests, launched longest ago first
         self.chunked: Request | None = None
         self.flights: list[_Flight] = []
         self.paused: PauseMode | None = None

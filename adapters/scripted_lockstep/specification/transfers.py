@@ -18,7 +18,7 @@ _NO_LOGPROBS: Final = -1
 
 
 class SpecifiedTransfer:
-    """Pages of a request from ``first`` on. ``until`` is its deadline, None for one that sends or is stopped."""
+    """Pages of a request from ``first`` on. ``until`` is its deadline, None for an outgoing or stopped transfer."""
 
     def __init__(self, request: Request, first: int, pages: int, until: float | None) -> None:
         self.request, self.first, self.pages, self.until, self.is_stopped = request, first, pages, until, False
@@ -29,7 +29,7 @@ class SpecifiedTransfers:
 
     def __init__(self, limits: Limits, memory: SpecifiedMemory) -> None:
         self._limits, self._memory = limits, memory
-        # Asked in every step, mostly by engines without a role.
+        # Read in every step, mostly by engines without a role.
         self._has_role = limits.receives or limits.prefills
         self.open: dict[int, SpecifiedTransfer] = {}
         self._begun = 0

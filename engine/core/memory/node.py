@@ -47,7 +47,7 @@ class Node:
 
 
 def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey, *, after: bytes | None = None) -> Iterator[bytes]:
-    """Return the key of each full page of a prompt: a digest of ``kv_key`` and of all tokens up to the page's end.
+    """Yield the key of each full page of a prompt: a digest of ``kv_key`` and of all tokens up to the page's end.
 
     ``after`` is the key of the preceding page, None at the beginning of the prompt.
     """

@@ -281,7 +281,7 @@ class Planner:
             plan.mode = MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
-        """Yield running requests with room for their next token's KV: those in no microbatch, then those ahead."""
+        """Return running requests with room for their next token's KV: those in no microbatch, then those ahead."""
         chosen: list[Request] = []
         one_waits = False
         for request in self._ready():

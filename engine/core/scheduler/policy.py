@@ -34,7 +34,7 @@ class Policy(ABC):
         return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
-        """Return the requests of a queue, in order of arrival, that this start overtakes: all that came before."""
+        """Yield the requests of a queue, in order of arrival, that this start overtakes: all that came before."""
         for request in waiting:
             if request.arrival > started.arrival:
                 return
@@ -107,7 +107,7 @@ class HighestPriority(Policy):
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
-        """Return the longest-waiting request, if it arrived earlier."""
+        """Yield the longest-waiting request, if it arrived earlier."""
         if waiting and waiting[0].arrival < started.arrival:
             yield waiting[0]
 

@@ -114,7 +114,7 @@ class BlockBatch:
         self._look_up()
 
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:
-        """Become the next step's batch if that adds one token to each of the same rows. Returns whether it does.
+        """Become the next step's batch if it adds one token to each of the same rows. Returns whether it does.
 
         Call it only after the forward pass of the step before, because it overwrites the arrays.
         """

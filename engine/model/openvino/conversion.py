@@ -102,7 +102,7 @@ class TracedStage(nn.Module):
         return logits.reshape(-1, logits.shape[-1])
 
     def _narrow(self, layer: Any) -> None:
-        """Make the last layer compute only the emitting tokens after its attention: nobody reads the others."""
+        """Make the last layer compute only the emitting tokens after its attention, since nobody reads the others."""
         output = layer.self_attn.o_proj
         project = output.forward
 

@@ -46,10 +46,10 @@ def default_folder() -> Path:
 def stage_graph(
     facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str
 ) -> Iterator[tuple[StageGraph, bool]]:
-    """Return a stage's graph, kept or newly converted, and whether it is new.
+    """Return a stage's graph, cached or newly converted, and whether it is new.
 
-    A new one is kept at the end of the block, unless that raises. What is kept is in a folder that cannot be written by
-    others; where there can be none, nothing is.
+    A new one is cached at the end of the block, unless the block raises. The cache is a folder that no other user can
+    write; without such a folder nothing is cached.
     """
     place = default_folder() / _key(facts, weights)
     try:
@@ -78,14 +78,14 @@ def _written(converted: StageGraph, draft: Path) -> StageGraph:
     try:
         ov.save_model(converted.graph, draft / _NAME, compress_to_fp16=False)
         return _open(draft)
-    except (OSError, RuntimeError) as exc:  # OpenVINO raises the latter for a disk that is full.
+    except (OSError, RuntimeError) as exc:  # OpenVINO raises the latter for a full disk.
         _log.warning("the converted model cannot be kept in %s: %s", draft.parent, exc)
         (draft / _NAME).unlink(missing_ok=True)
         return converted
 
 
 def _keep(draft: Path, place: Path) -> None:
-    """Move a graph to its place at once: a half-written one is never read, and the first of several wins."""
+    """Move a graph to its place atomically: a half-written one is never read, and the first of several wins."""
     if not (draft / _NAME).is_file():
         return
     try:
@@ -96,7 +96,7 @@ def _keep(draft: Path, place: Path) -> None:
 
 
 def _read(place: Path) -> StageGraph | None:
-    """Read a kept graph; None without one. Removes an unreadable one."""
+    """Read a cached graph; None without one. Removes an unreadable one."""
     if not (place / _NAME).is_file():
         return None
     try:
@@ -113,7 +113,7 @@ def _open(place: Path) -> StageGraph:
 
 
 def _make_private(folder: Path) -> None:
-    """A graph decides what is answered, so no other user may write it. Raises OSError otherwise."""
+    """Keep other users from writing a graph, since it decides the answers. Raises OSError if that fails."""
     folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -121,7 +121,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _key(facts: StageFacts, weights: str) -> str:
-    """Names what a graph depends on: the checkpoint's contents, the cut, the type, this code and its libraries."""
+    """Digest everything that a graph depends on: the checkpoint's contents, the cut, the type, code and libraries."""
     state = hashlib.sha256()
     for pattern in _PATTERNS:
         for path in sorted(facts.folder.glob(pattern)):

@@ -24,8 +24,8 @@ _PREFIX: Final = "lockstep.paged_attention:"
 
 
 class StageGraph(NamedTuple):
-    """A graph, with marks where attention goes, and what its constants lie in: an owner, which must live as long as
-    the graph, or a file.
+    """A graph, with marks where attention goes, and the owner of its constants' memory, which must outlive the graph,
+    or their file.
     """
 
     graph: ov.Model
@@ -34,7 +34,7 @@ class StageGraph(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Attention of one layer, counted within its stage; a window of 0 is none."""
+    """The attention of one layer, counted within its stage; a window of 0 means none."""
 
     layer: int
     scale: float
@@ -54,9 +54,9 @@ def mark(query: ov.Output, key: ov.Output, value: ov.Output, place: Place, *, wi
 
 
 def with_paged_attention(graph: ov.Model, facts: StageFacts) -> ov.Model:
-    """The graph with OpenVINO's paged attention at its marks, and with caches and block tables as inputs.
+    """Return the graph with OpenVINO's paged attention at its marks, and with caches and block tables as inputs.
 
-    Layer N of the stage has the inputs ``key_cache.N`` and ``value_cache.N``. Changes the graph that it is given.
+    Layer N of the stage has the inputs ``key_cache.N`` and ``value_cache.N``. Modifies the given graph.
     """
     paging = _Paging(facts)
     marks = [node for node in graph.get_ordered_ops() if node.get_friendly_name().startswith(_PREFIX)]
@@ -86,7 +86,7 @@ class _Paging:
         *tables, longest = block_names(windowed=self._facts.windowed[place.layer])
         past, blocks, begins = [self._input(name, ov.Type.i32, [-1]) for name in tables]
         whole, number = np.int32, np.float32
-        # In the order of OpenVINO 2026.4. What it could do beyond this is left empty.
+        # In the order of OpenVINO 2026.4. Features that are not used get empty inputs.
         node = _PagedAttentionExtension(
             [
                 *[query, key, value, *caches, past, self._input("subsequence_begins", ov.Type.i32, [-1])],

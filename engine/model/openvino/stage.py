@@ -1,6 +1,6 @@
 """One pipeline stage computed by OpenVINO: the kept or converted graph, compiled, over a pool of blocks.
 
-Owns no request and no page table. A converted graph is compared with transformers before it is kept.
+Owns no request and no page table. A converted graph is compared with transformers before it is cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.model.stage_slice import OnLoad, StageFacts, told
 
 _log = logging.getLogger(__name__)
 
-# The comparison takes two steps: the second one reads what the first one has written.
+# The comparison takes two steps: the second one reads the KV of the first.
 _COMPARED_TOKENS: Final = (7, 4)
 # The largest difference from transformers in fp32, relative to the norm of its output. In fp32 2e-6 was seen; in
 # bfloat16 0.04, and a mistake in the graph makes it larger than 0.5.
@@ -42,7 +42,7 @@ _TOLERANCE_INT8: Final = 0.15
 
 
 class OpenVINOStage:
-    """See ``ComputingStage``. Raises CheckpointError for a model that is not whole, OpenVINOError for one that OpenVINO
+    """See ``ComputingStage``. Raises CheckpointError for an incomplete model, OpenVINOError for a model that OpenVINO
     cannot compute here.
     """
 
@@ -59,7 +59,7 @@ class OpenVINOStage:
         conversion.tell("reading")
         with stage_graph(facts, conversion.convert, weights=config.weights) as (found, is_new):
             self._compiled = conversion.compile(found, threads, is_new=is_new)
-        # What the constants of a graph lie in outlives the graph itself.
+        # The memory of a graph's constants must outlive the graph.
         self._owner = found.owner
         del found
         give_back_garbage()
@@ -81,7 +81,7 @@ class OpenVINOStage:
         self._compiled.take_pool(pool)
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
-        """Hidden states in the stage's type, or logits in fp32, which the next call overwrites.
+        """Compute hidden states in the stage's type, or logits in fp32, which the next call overwrites.
 
         The head is in the graph, so the logits of prompt logprobs come with the others, all at once.
         """
@@ -99,7 +99,7 @@ class OpenVINOStage:
     def _scored(self, batch: BlockBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
         rows = scored_rows(batch.segments)
         batch.arrays["emitting"] = np.concatenate([np.array(rows, np.int64), batch.arrays["emitting"]])
-        # The next batch gathers other rows before the head, even if this forward fails.
+        # The next batch gathers other rows before the head, even if this forward pass fails.
         self._batch = None
         output = self._compiled.forward(batch, hidden)
         for part in slices_of(list(range(len(rows)))):
@@ -122,7 +122,7 @@ def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
 
 
 class _Conversion:
-    """Converts a stage, and compares what a chunk and the chunk after it give with one sequence of transformers."""
+    """Converts a stage, and compares its results for two consecutive chunks with transformers' for one sequence."""
 
     def __init__(
         self, config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None, device: str
@@ -137,7 +137,7 @@ class _Conversion:
         self._given = self._wanted = torch.empty(0)
 
     def tell(self, doing: str) -> None:
-        """Say what the stage is at."""
+        """Report the phase of the stage."""
         if self._on_load is not None:
             self._on_load(told(self._facts, self._device, doing))
 
@@ -154,13 +154,13 @@ class _Conversion:
         return converted
 
     def compile(self, found: StageGraph, threads: int, *, is_new: bool) -> CompiledStage:
-        """The stage of a graph. It has packed its weights, in a first forward; a new one was compared."""
+        """Compile a graph to a stage. A first forward pass has packed its weights; a new graph was compared."""
         give_back_garbage()
         self.tell("compiling")
         kept_in = self._config.kv_cache_dtype
         with read_pages_given_back(found.file):
             if is_new and kept_in != "auto":
-                # What the cache is kept in is no part of the graph, so it is compared without.
+                # The cache's type is no part of the graph, so the comparison leaves it out.
                 self._compare(CompiledStage(found.graph.clone(), self._facts, threads=threads))
             compiled = CompiledStage(found.graph, self._facts, threads=threads, kv_cache_dtype=kept_in)
             if is_new and kept_in == "auto":
@@ -171,7 +171,7 @@ class _Conversion:
         return compiled
 
     def _compare(self, compiled: CompiledStage) -> None:
-        """Raise OpenVINOError unless a stage computes what transformers does."""
+        """Raise OpenVINOError unless a stage computes the same as transformers."""
         self.tell("comparing")
         pool = self._small_pool(compiled)
         start, differences = 0, []
@@ -191,7 +191,7 @@ class _Conversion:
         _log.info("the converted %s differs by %s from transformers", self._name, differences)
 
     def _small_pool(self, compiled: CompiledStage) -> BlockPool:
-        """A pool for one row of the compared sequence, which the stage is given."""
+        """Make a pool for one row of the compared sequence, and give it to the stage."""
         pages = self._limits.pages_for(sum(_COMPARED_TOKENS))
         window_pages = pages if self._limits.window_tokens else 0
         pool = _pool(
@@ -202,7 +202,7 @@ class _Conversion:
 
 
 def _compared_batch(start: int, count: int, pool: BlockPool) -> BlockBatch:
-    """Tokens ``start .. start + count - 1`` of the compared sequence, each token its own position."""
+    """Return tokens ``start .. start + count - 1`` of the compared sequence; each token equals its position."""
     places = tuple(range(pool.total_slots // pool.page_size))
     window_pages = places if pool.window is not None else ()
     ids = tuple(range(start, start + count))

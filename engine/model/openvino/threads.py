@@ -11,7 +11,7 @@ from engine.core.limits import Limits
 from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import resolve_folder
 
-# A small model has no work for many threads: two, and one more for each of these of its weights.
+# A small model has no work for many threads: two, and one more for each of these bytes of its weights.
 _FEWEST: Final = 2
 _BYTES_A_THREAD: Final = 8 << 20
 _QUOTA: Final = "sys/fs/cgroup/cpu.max"
@@ -19,7 +19,7 @@ _SIBLINGS: Final = "sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_lis
 
 
 def forward_threads(cores: int, stages: int, weights: int) -> int:
-    """Threads for each of ``stages`` processes on a machine of ``cores``, for a model of ``weights`` bytes.
+    """Return the threads of each of ``stages`` processes on a machine of ``cores``, for a model of ``weights`` bytes.
 
     One stage takes all cores, the front end's too: on two of them it served a model of 10 MiB 1.1 to 1.4 times as fast
     with two threads as with one, and one of 1.1 GiB 1.4 to 1.8 times. Several stages share them.

@@ -24,9 +24,9 @@ from scripted_lockstep.actions.bodies import view_of
 from scripted_lockstep.tiers.server.loop_thread import LoopThread
 
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-# A frozen engine answers when it continues; the script decides when that is.
+# A frozen engine answers when the script lets it continue.
 _NO_TIMEOUT: Final = httpx.Timeout(None)
-# The server is on loopback, without TLS. Reading the certificates of authorities would take longer than most scripts.
+# The server is on loopback, without TLS. Loading the CA certificates would take longer than most scripts.
 NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -74,7 +74,7 @@ class HttpClients(LoopThread):
             if isinstance(reply, TokenOutput) and reply.rid in views and not views[reply.rid].dropped:
                 self._settle_output(reply, views[reply.rid])
             elif isinstance(reply, Refusal) and reply.rid in views and reply.kind is not RefusalKind.DUPLICATE:
-                # The view of a refused duplicate is not the view of the live request.
+                # A refused duplicate's view is not the live request's.
                 self._settle_refusal(views[reply.rid])
             elif isinstance(reply, CallAnswer) and reply.call_id in calls:
                 self._settle_call(calls[reply.call_id])

@@ -1,6 +1,7 @@
 """Gives scripts their fleets of real engines, from the process in which the script runs.
 
-It asks the test's process for servers and keeps them from script to script; one that a script has damaged is replaced.
+It requests servers from the test's process and keeps them across scripts; a server that a script has damaged is
+replaced.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class FleetHost:
         self._ask(EnginesKilled(names=(name,)))
 
     def _pause(self, timeout_s: float) -> bool:
-        """Wait until anything has happened to any engine or its clients. Returns whether something did."""
+        """Wait for an event of any engine or its clients. Returns whether there was one."""
         worlds = [world for world in self._engines.values() if world.alive >= 0]
         sources: dict[Any, Callable[[], None]] = {self._wires.fileno(): self._wires.clear}
         for world in worlds:
@@ -117,7 +118,7 @@ class FleetHost:
 
 
 def _is_as_new(engine: FleetEngine) -> bool:
-    """Whether the next script can have an engine as it was left."""
+    """Return whether the next script can use an engine as the last one left it."""
     run, scheduler = engine.run, engine.run.scheduler
     books = scheduler.books
     is_at_rest = scheduler.is_fully_idle and books.is_awake and books.paused is None and run.failure is None

@@ -44,7 +44,7 @@ class FleetServers:
         self._growth: dict[str, ServerGrowth] = {}
 
     def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
-        """Start all of them at once. Raises StartupError with the cause when one does not come up."""
+        """Start all of them at once. Raises StartupError with the cause if one fails to start."""
         for one in wanted:
             folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             settings = ServerSettings(
@@ -89,7 +89,8 @@ class FleetServers:
             self._growth.pop(name, None)
             with contextlib.closing(process):
                 with no_process_left(process.pid):
-                    # Killed first, so that it cannot tell clients of the others' death: a lost machine does not either.
+                    # Killed first, so that it cannot send clients errors about the others' death: a lost machine cannot
+                    # either.
                     with contextlib.suppress(KeyError, ProcessLookupError):
                         os.kill(self._serving.pop(name).pids["frontend"], signal.SIGKILL)
                     process.kill()

@@ -1,6 +1,6 @@
 """Carries messages and KV between the real engines of a fleet, in the script's process.
 
-It plays each prefill engine to a decode engine's front end, and each side's stages to the other side's. Everything
+It acts as each prefill engine for a decode engine's front end, and as each side's stages for the other side. Everything
 waits here until the fleet's links let it through.
 """
 
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A prompt that a decode engine asks a prefill engine for. ``answer`` is an HTTP status and a body.
+    """A decode engine's call of a prefill engine for a prompt. ``answer`` is an HTTP status and a body.
 
     ``is_gone``: the decode engine's end is closed. ``is_left``: the prefill engine's end is closed.
     """
@@ -172,7 +172,7 @@ class RealWires(LoopThread, Wires):
         world = self.worlds[engine.name]
         if isinstance(heard, PrefillFailed):
             call = self._calls[engine.name, heard.transfer]
-            # A front end that was answered, or has left, hears nothing more.
+            # A front end that was answered, or has left, gets nothing more.
             if call.shown is None and not call.is_gone:
                 self._show(call, None)
                 self._await_failure(world, heard)
@@ -194,7 +194,7 @@ class RealWires(LoopThread, Wires):
         for (decode, number), call in list(self._calls.items()):
             if decode == engine.name:
                 call.is_gone = True
-                # A new engine of this name counts from the beginning.
+                # A new engine of this name numbers its transfers from 1.
                 del self._calls[decode, number]
                 self._calls[decode, -number] = call
 
@@ -226,7 +226,7 @@ class RealWires(LoopThread, Wires):
         return ports
 
     async def _converse(self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Play a prefill engine on one connection. Any other request than a prompt is turned away."""
+        """Act as a prefill engine on one connection. Refuses every request other than a prompt."""
         with contextlib.suppress(*_OVER), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -245,7 +245,7 @@ class RealWires(LoopThread, Wires):
     async def _shown_of(
         self, decode: str, body: dict[str, Any], reader: asyncio.StreamReader
     ) -> tuple[int, bytes] | None:
-        """Wait until a call is to be answered; None when its connection is broken, or is to be."""
+        """Wait for the answer to a call; None if its connection is broken, or must break."""
         call = self._calls[decode, body["transfer"]] = _Call(body)
         self._wake()
         left = asyncio.ensure_future(reader.read(1))
@@ -303,7 +303,7 @@ class RealWires(LoopThread, Wires):
     async def _take_all(
         self, prefill: str, decode: str, stage: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Play a stage of a decode engine on one connection."""
+        """Act as a stage of a decode engine on one connection."""
         layout = self._layouts[prefill, decode, stage] = decode_greeting(await _frame(reader)).layout
         writer.write(framed(encode(Verdict(None))))
         pages, key = bytearray(), None
@@ -322,10 +322,10 @@ class RealWires(LoopThread, Wires):
             pages, key = bytearray(), None
 
     async def _until_confirmed(self, key: _Order) -> None:
-        """Confirm pages at once: the next pages come behind the answer. The link decides when they have arrived."""
+        """Confirm pages at once: the next pages follow the answer. The link decides when they have arrived."""
 
     async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
-        """Play the stages of a prefill engine: give pages to those of a decode engine, and hear their answers."""
+        """Act as the stages of a prefill engine: send pages to a decode engine's stages, and read their answers."""
         verdicts = []
         for stage, images in sorted(pages.items()):
             way = (*key[:2], stage)

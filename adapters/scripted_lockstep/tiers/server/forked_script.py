@@ -1,7 +1,7 @@
 """Continues a script whose scheduler was killed: a copy of its process, with the connections of its clients.
 
-The copy hears what the front end tells the clients, runs the script to its end, leaves the result in a file, and ends.
-It runs no step and sends no message of the engine.
+The copy receives the front end's answers to the clients, runs the script to its end, leaves the result in a file, and
+ends. It runs no step and sends no message of the engine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def leave_result(private_dir: Path, reply: ScriptSucceeded | ScriptFailedReply) 
 
 
 def result_of_survivor(private_dir: Path, timeout_s: float) -> ScriptSucceeded | ScriptFailedReply | None:
-    """Wait for the result of a copy and for its end; None where there is no copy, or where it left nothing.
+    """Wait for the result of a copy and for its end; None without a copy or a result.
 
     Raises BadFrameError for a file without a result.
     """

@@ -1,7 +1,7 @@
-"""The scripted gate of a real server: what the scheduler process loads when its settings name it.
+"""The scripted gate of a real server, which the scheduler process loads if its settings name it.
 
-Listens on a private socket for scripts, runs them in the gate, and says how they ended, even if the scheduler dies of
-one.
+Listens on a private socket for scripts, runs them in the gate, and reports their ends, even if a script kills the
+scheduler.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def scripted_gate(context: GateContext) -> EngineRun:
 
 
 class WireSource(ScriptSource):
-    """Scripts from the private socket, results back on it."""
+    """Takes scripts from the private socket, and sends their results back."""
 
     warms_up = True
 
@@ -83,7 +83,7 @@ class WireSource(ScriptSource):
         self._told = 0
         self._supervisor = os.getppid()
         self._pid = os.getpid()
-        # What the running script may not change for those after it.
+        # The state that the running script must leave unchanged for later scripts.
         self._state: ProcessState | None = None
         values = context.settings.model_dump()
         self._config = EngineConfig(**{name: values[name] for name in EngineConfig.model_fields})
@@ -92,7 +92,7 @@ class WireSource(ScriptSource):
     def open(self) -> None:
         """Wait for the server to be open, switch the mutant on, and listen.
 
-        What a script's processes leave becomes this one's to find, and no copy of this process hides its death.
+        This process adopts the orphans of a script's processes, and no copy of this process hides its death.
         """
         adopt_orphans()
         os.register_at_fork(after_in_child=self._control.close)
@@ -115,9 +115,9 @@ class WireSource(ScriptSource):
                 self._send(ScriptFailedReply(report=FailureReport(kind=FailureKind.FAILED, error=error, spent=True)))
                 continue
             if isinstance(command, EnginesServed):
-                continue  # Of a script that was ended while it waited for them.
+                continue  # The events of a script that was ended while it waited for them.
             if isinstance(command, Shutdown):
-                # An interrupt ends the server at once; a termination would let live requests run to their end.
+                # SIGINT ends the server at once; SIGTERM would let live requests finish.
                 os.kill(os.getppid(), signal.SIGINT)
                 continue
             script = self._load(command)
@@ -127,7 +127,7 @@ class WireSource(ScriptSource):
                 return script
 
     def progress(self, run: EngineRun, script: EngineExecution | None) -> None:
-        """Tell the test process each step, so that it can say what led to a death without a final message."""
+        """Report each step to the test process, so that it can show the steps before a death without a message."""
         if script is None or not run.recording:
             return
         records = run.records
@@ -136,10 +136,10 @@ class WireSource(ScriptSource):
         self._send(Progress(record=new, limits=run.scheduler.limits, printed=printed, position=position))
 
     def ended(self, run: EngineRun, script: EngineExecution | None) -> None:
-        """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
+        """Report that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
         del run
         if os.getppid() != self._supervisor and os.getpid() == self._pid:
-            return  # No message: the test process sees the end of the server and asks why.
+            return  # No message: the test process sees the end of the server and finds the cause.
         if script is None:
             self._send(HookReady())
             return
@@ -150,7 +150,7 @@ class WireSource(ScriptSource):
         self._send(passed)
 
     def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
-        """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
+        """Report how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if script is None or isinstance(exc, ShutdownAsked):
             raise exc
         if self._host is not None:
@@ -174,7 +174,7 @@ class WireSource(ScriptSource):
             self._send(ScriptFailedReply(report=report))
 
     def new_fleet(self, names: Sequence[str], clock: VirtualClock) -> Fleet:
-        """Real engines of these names. Raises BadCall, ConfigError, StartupError."""
+        """Start real engines of these names. Raises BadCall, ConfigError, StartupError."""
         if self._host is None:
             self._host = FleetHost(self._config, self._world, self._ask_for)
         return self._host.new_fleet(names, clock)
@@ -197,7 +197,7 @@ class WireSource(ScriptSource):
         self._gate.close()
 
     def _load(self, command: RunScript) -> EngineExecution | None:
-        """The run of a command; a script that cannot be loaded is a failure of the script."""
+        """Make the run of a command; a script that cannot be loaded has failed."""
         try:
             function = load_script(command.file, command.name, command.import_paths)
         except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
@@ -207,7 +207,7 @@ class WireSource(ScriptSource):
         return EngineExecution(function, args, kwargs, command.options, keeps_output=True)
 
     def _send(self, message: _Said) -> None:
-        """To the test process; from the copy of a process that a script has killed, as its last act."""
+        """Send a message to the test process; the copy of a killed process ends with it."""
         if os.getpid() != self._pid:
             assert isinstance(message, ScriptSucceeded | ScriptFailedReply), f"no step can run, but there is {message}"
             leave_result(self._private_dir, message)

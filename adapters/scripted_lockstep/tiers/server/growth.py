@@ -1,6 +1,6 @@
 """Checks a server for growth around the scheduler: descriptors of its processes, registries of its front end.
 
-It looks from the test's process, between two scripts, when the engine is idle.
+It runs in the test's process, between two scripts, when the engine is idle.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.process.control import Serving
 from engine.server.placement.ray_order import RAY
 from scripted.core.violation import Violation
 
-# A front end that has just sent a final message still has the connection to close.
+# A front end that has just sent a final message has not closed the connection yet.
 SETTLE_TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 0.005
 # It answers at once: it does not ask the scheduler, which stands still between two scripts.
 _PATH: Final = "/server_info?timeout=0"
-# Linux's tables of connections. Reading one takes milliseconds, because the kernel walks all its room for connections.
+# Linux's tables of connections. Reading one takes milliseconds, because the kernel walks its whole hash table.
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED: Final = "01"
 _SCHEDULER: Final = "scheduler"
@@ -53,11 +53,11 @@ class ServerGrowth:
         self._before = _descriptors(self._processes, self._port)
 
     def leave_out(self, name: str) -> None:
-        """Leave a process out, because the harness keeps descriptors in it from now on."""
+        """Exclude a process, because the harness keeps descriptors in it from now on."""
         self._processes.pop(name, None)
 
     def check(self, spare: int = 0) -> None:
-        """Raise Violation that names what has grown, or says that the front end does not answer.
+        """Raise Violation that names the growth, or says that the front end does not answer.
 
         A process may have ``spare`` more descriptors, for connections that are kept to other engines.
         """
@@ -67,7 +67,7 @@ class ServerGrowth:
     def check_scheduler(self) -> None:
         """Raise Violation for descriptors that a script has left in the process that it ran in.
 
-        Requests of the script may still be open, so nothing is said of the other processes.
+        Requests of the script may still be open, so the other processes are not checked.
         """
         if _SCHEDULER in self._processes:
             _settle(lambda: self._grown_descriptors(0, only=_SCHEDULER), "the script has left files open")
@@ -130,7 +130,7 @@ def _kept_by(process: psutil.Process, port: int, kept: Set[str] | None) -> int:
 
 
 def _links_of(process: psutil.Process) -> Iterator[str]:
-    """Yield the targets of a process's descriptors. It may close some meanwhile, or end."""
+    """Yield the targets of a process's descriptors. The process may close some meanwhile, or end."""
     with contextlib.suppress(FileNotFoundError):
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The relay of placed stages: TCP connections whose bytes can be delayed, held back and dropped, in a thread.
+"""The relay of placed stages: TCP connections whose bytes can be delayed, held and dropped, in a thread.
 
-It owns connections and their bytes, which it never reads, and knows stages by number only. The scheduler's process
-orders the state of a link, one order a connection to the relay's Unix socket.
+It owns connections and their bytes, which it never interprets, and knows stages by number only. The scheduler's process
+sets the state of a link, with one connection to the relay's Unix socket per order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Relay(LoopThread):
         self._links = {stage: _Through(StageLink(stage=stage)) for route in routes for stage in route.stages}
         self._servers: list[asyncio.Server] = []
         self._orders_path = orders_path
-        # Replaced at each order, so that every waiter looks again.
+        # Replaced at each order, so that every waiter checks again.
         self._changed = asyncio.Event()
         self.ports = self._spawn(self._open(routes)).result(ORDER_TIMEOUT_S)
 
@@ -130,7 +130,7 @@ class _Pair:
                     group.create_task(self._take(source, underway))
                     group.create_task(self._hand_on(underway, target))
         except* OSError:
-            # A reset on one side is a reset on the other: an end in the middle of the bytes is no orderly end.
+            # A reset on one side is passed on as a reset: an end in the middle of the bytes is not orderly.
             self.reset()
         finally:
             for through in self._through:
@@ -142,7 +142,7 @@ class _Pair:
         """Reset both connections at once, as the death of a machine does."""
         for writer in self._writers:
             with contextlib.suppress(OSError):  # it is closed already
-                # Without a lingering end the peer sees a reset, whatever it has read.
+                # Without lingering the peer sees a reset in any case.
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             writer.transport.abort()
 
@@ -157,7 +157,7 @@ class _Pair:
         while True:
             came_at, data = await underway.get()
             await self._passable()
-            # Asked again after each wait, because a link may be healed or cut in the meantime.
+            # Checked again after each wait, because a link may be healed or cut in the meantime.
             while (left_s := came_at + self._delay_s - time.monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._relay.wait_for_change(), left_s)
@@ -181,7 +181,7 @@ class _Pair:
 
 
 def order_link(orders_path: Path, link: StageLink) -> None:
-    """Order the state of a link from the relay at this path. Raises EngineError when it did not obey."""
+    """Set the state of a link at the relay with this path. Raises EngineError if the relay fails."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ORDER_TIMEOUT_S)

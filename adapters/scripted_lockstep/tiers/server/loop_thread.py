@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, and a wait from which it can wake another thread."""
+"""An asyncio loop in its own thread, and a wait from which it can wake another thread."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LoopThread:
         self._theirs.close()
 
     async def _end(self) -> None:
-        """Abandon running tasks, and close the connections."""
+        """Cancel running tasks, and close the connections."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -87,5 +87,5 @@ class LoopThread:
         return thread
 
     def _run(self) -> None:
-        # A function of this module: threads that a script leaves are told from the harness's own by where they begin.
+        # A function of this module: a thread's start function distinguishes the harness's own threads from a script's.
         self._loop.run_forever()

@@ -23,7 +23,7 @@ from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 5.0
-# A cluster's CPUs are only counted: each of several servers at once has its own.
+# A cluster's CPUs are only a number: each of several concurrent servers has its own.
 RAY_CPUS: Final = 4
 
 
@@ -41,7 +41,7 @@ class PlacedStages:
         self._cluster = cluster
         self._agents: list[ServerProcess] = []
         with ExitStack() as stack:
-            # Held until the end: a port that is given back might be taken when it is needed.
+            # Held until the end: a released port might be taken when it is needed.
             ports = [stack.enter_context(closing(_reserved())).getsockname()[1] for _ in range(pp_size + 1)]
             self._server, self._listens = ports[0], ports[1:]
             routes = [Route(self._server, (stage,)) for stage in range(pp_size)]
@@ -69,7 +69,7 @@ class PlacedStages:
         return placed
 
     def start(self, parent: PreloadedParent, server: ServerProcess) -> None:
-        """Start the agents once the server takes them, unless Ray does."""
+        """Start the agents once the server accepts them, unless Ray starts them."""
         if self._cluster is not None:
             return
         gathering = server.wait_gathering(GATHERING_TIMEOUT_S)
@@ -99,7 +99,7 @@ class PlacedStages:
 
 
 def _reap(agent: ServerProcess) -> None:
-    """An agent ends with its server; one that does not is made to."""
+    """Wait for an agent to end with its server; kill it if it does not."""
     try:
         agent.wait(END_TIMEOUT_S)
     except TimeoutError:
@@ -109,7 +109,7 @@ def _reap(agent: ServerProcess) -> None:
 
 
 def _reserved() -> socket.socket:
-    """A port that no other process is given while this socket is open. One that listens there takes it all the same."""
+    """Reserve a port: no other process gets it while this socket is open, but an explicit listener still can."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((LOOPBACK, 0))

@@ -18,9 +18,9 @@ from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 from scripted_lockstep.tiers.server.role_runner import EngineRole
 from scripted_lockstep.tiers.server.runner import EngineServer
 
-# Each server is up to six processes; more than two of them on one worker only take memory from each other.
+# A server has up to six processes; more than two servers on one worker only compete for memory.
 MAX_SERVERS: Final = 2
-# One for each stage of most tests.
+# Enough for each stage of most tests.
 CLUSTER_NODES: Final = 4
 
 _Key = tuple[EngineConfig, str | None, str]
@@ -58,14 +58,14 @@ class EngineServers:
     def lend(
         self, config: EngineConfig, *, mutant: str | None = None, placement: str = "local", device: str | None = None
     ) -> Iterator[_Server]:
-        """Return a server for one script or several; it goes back to the pool unless they left it unusable.
+        """Lend a server for one script or several; it returns to the pool unless they left it unusable.
 
         ``device`` is used in place of the configuration's.
         """
         if device is not None:
             config = config.model_copy(update={"device": device})
         if config.pp_size == 1:
-            placement = "local"  # A single stage is no process that could be elsewhere.
+            placement = "local"  # A single stage has no process that could be placed.
         key = (config, mutant, placement)
         server = self._take(key)
         try:
@@ -87,7 +87,7 @@ class EngineServers:
 
     def _take(self, key: _Key) -> _Server:
         if key in self._servers and not self._servers[key].is_alive:
-            self._drop(key)  # It died after its last script; a later test is not to blame.
+            self._drop(key)  # It died after its last script, so a later test is not to blame.
         if key not in self._servers:
             while len(self._servers) >= MAX_SERVERS:
                 self._drop(next(iter(self._servers)))

@@ -24,7 +24,7 @@ from engine.core.errors import StartupError
 from engine.server.placement.ray_order import NICENESS
 from lockstep.ray_environment import heed_environment, ray_defaults
 
-# Ray's own sockets are in the folder, under names of 70 characters, and a socket's path may have 107.
+# Ray's own sockets are in the folder, with names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
 # The smallest object store that Ray takes; stages share nothing by it.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
@@ -56,13 +56,13 @@ class LocalCluster:
         return str(self._cluster.address)
 
     def node_of(self, pid: int) -> str:
-        """Return Ray's id of the node whose process this is, or descends from."""
+        """Return Ray's id of the node to which this process belongs."""
         raylets = {node.all_processes["raylet"][0].process.pid: node_id for node_id, node in self._nodes.items()}
         family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
         return next(raylets[one] for one in family if one in raylets)
 
     def can_lose(self, node_id: str) -> bool:
-        """Whether the cluster outlives this node: all but the head."""
+        """Return whether the cluster survives the loss of this node: true for all but the head."""
         return self._cluster.head_node is not self._nodes[node_id]
 
     def kill_node(self, node_id: str) -> None:
@@ -75,7 +75,7 @@ class LocalCluster:
         with (
             _quiet(),
             contextlib.suppress(Exception),
-        ):  # A node that is half dead, or never came up, must not keep the others.
+        ):  # A node that is half dead, or never started, must not keep the others alive.
             self._cluster.shutdown()
         _, left = psutil.wait_procs(self._processes, timeout=GONE_TIMEOUT_S)
         for process in left:
@@ -86,7 +86,7 @@ class LocalCluster:
 
     def _start(self, nodes: int, cpus: int) -> None:
         for number in range(nodes):
-            # Not 127.0.0.1, which Ray's drivers replace by an address that others reach.
+            # Not 127.0.0.1, which Ray's drivers replace by an address that other machines can reach.
             node = self._cluster.add_node(
                 node_ip_address=f"127.0.0.{number + 2}",
                 num_cpus=cpus,
@@ -119,7 +119,7 @@ def _environment(folder: str) -> Iterator[None]:
     }
     # The driver shows the user's token, and accepts only nodes that ask for it.
     settings |= ray_defaults()
-    # Ray notes the address of the newest cluster there, for drivers that are given none.
+    # Ray notes the address of the newest cluster there, for drivers without one.
     (Path(folder) / "ray").mkdir()
     with patch.dict(os.environ, settings):
         yield

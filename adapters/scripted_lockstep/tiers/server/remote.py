@@ -1,7 +1,7 @@
 """The world of one real engine of a fleet, in the script's process.
 
-The scheduler that the script sees decides here, and is compared with the real one in every step. The engine's gate
-gives the real one the same steps. Clients and stages are real.
+The scheduler that the script sees decides here, and every step is compared with the real one's, which gets the same
+steps from the engine's gate. Clients and stages are real.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from scripted_lockstep.tiers.server.wire import (
 )
 
 BOOT_TIMEOUT_S: Final = 120.0
-# The engine's own waits end first and say more.
+# The engine's own waits end first, with better errors.
 _PATIENCE_S: Final = 1.0
 
 
 class FleetClients(HttpClients):
     """The clients of an engine of a fleet. ``choose_prefill`` chooses the prefill engine of a decode engine's request.
 
-    The front end itself would choose by loads, which it only polls.
+    The front end itself would choose by loads, which it polls, and so not reproducibly.
     """
 
     choose_prefill: Callable[[], str | None]
@@ -77,7 +77,7 @@ class FleetClients(HttpClients):
 
     def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
         view = super().generate(rid, body, first_page)
-        # All choices of an answer are asked of one engine, chosen when the first of them arrives.
+        # One engine prefills all choices of an answer, chosen when the first of them arrives.
         choice: list[str | None] = []
         self._chosen |= {one.rid: choice for one in view.choices}
         return view
@@ -95,7 +95,7 @@ class FleetClients(HttpClients):
 
 
 class _NoPages:
-    """A pool of pages whose real contents are elsewhere."""
+    """A pool without contents: the real pages are in other processes."""
 
     def content(self, page: int) -> PageContent:
         del page
@@ -106,7 +106,7 @@ class _NoPages:
 
 
 class RemoteWorld(World):
-    """An engine at ``place``. ``pause`` waits until anything has happened to any engine, for a number of seconds.
+    """An engine at ``place``. ``pause`` waits for an event of any engine, up to a number of seconds.
 
     ``urls`` are the prefill engines as this one asks them, ``addresses`` the stages of decode engines as it sends to
     them, both by their names in the fleet.
@@ -139,7 +139,7 @@ class RemoteWorld(World):
         self.alive = os.pidfd_open(place.pid)
         self.socket = connected_socket(context, self._private_dir)
         self.clients = self.clients_type(place.base_url, pause=pause)
-        # The stages, as far as verbs reach them; they forget together with the idle scheduler.
+        # The stages, as verbs see them; they reset together with the idle scheduler.
         self.pipeline: Any = SimpleNamespace(
             fail_next_step=partial(self._ask, "fail_next_step"),
             spare_next_step=partial(self._ask, "spare_next_step"),
@@ -150,7 +150,7 @@ class RemoteWorld(World):
     # -- for the host --
 
     def await_ready(self) -> None:
-        """Wait until the engine stands still. Raises NoAnswer."""
+        """Wait until the engine is up and frozen. Raises NoAnswer."""
         ready = self._next_answer(BOOT_TIMEOUT_S, "it to stand still before its first step")
         assert isinstance(ready, FollowerReady), ready
         self.limits = ready.limits
@@ -163,7 +163,7 @@ class RemoteWorld(World):
         self._transfers.is_imagined = False
 
     def forget(self) -> None:
-        """Forget everything of the last script."""
+        """Drop all state of the last script."""
         self.clients.forget()
         self._messages.clear()
         self._ordered.clear()
@@ -180,7 +180,7 @@ class RemoteWorld(World):
 
     @property
     def sources(self) -> dict[Any, Callable[[], None]]:
-        """The sources that are readable when something has happened to the engine or its clients, with callbacks."""
+        """The sources that become readable at an event of the engine or its clients, with callbacks."""
         return {
             self.socket: self.receive,
             self.clients.fileno(): self.clients.clear,
@@ -195,14 +195,14 @@ class RemoteWorld(World):
             raise Violation(f"engine {self.name} died: {cause}")
 
     def kill(self, is_told: Callable[[], bool]) -> None:
-        """Kill its processes, and wait until its clients are told."""
+        """Kill its processes, and wait until its clients have got an error."""
         self.is_dead = True
         self.on_kill()
         self.wait_until(is_told, "its clients to be told of its death")
         self.close()
 
     def close(self) -> None:
-        """Let go of the engine; idempotent."""
+        """Close the connections to the engine; idempotent."""
         if self.alive >= 0:
             os.close(self.alive)
             self.alive = -1
@@ -283,7 +283,7 @@ class RemoteWorld(World):
         return self._transfers
 
     def ended_transfers(self, replies: Sequence[EngineReply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
-        """Transfers that the links of the fleet have ended, once the engine's stages have ended them too."""
+        """Take the transfers that the links of the fleet have ended, once the engine's stages have ended them too."""
         self._transfers.want(replies)
         ended = self._transfers.take_ended(_NoPages(), 0, prompts, [])
         for pages in self._transfers.sent:
@@ -296,14 +296,14 @@ class RemoteWorld(World):
         return ended
 
     def _bring_about(self, event: TransferEvent, order: SendPages | ReceivePages, prompts: Sequence[Generate]) -> None:
-        """Cause the end of a transfer, where no other engine does."""
+        """Cause the end of a transfer if no other engine does."""
 
     def _shape(self, event: TransferEvent | None) -> object:
-        """The fields that must agree at both ends of a transfer. The link says whether pages have arrived."""
+        """Return the fields that must agree at both ends of a transfer. The link knows whether pages have arrived."""
         return event.transfer if isinstance(event, PagesSent) else event
 
     def carry_out(self, step: Step, result: StepResult) -> None:
-        """Have the real engine make the same step, and compare."""
+        """Have the real engine run the same step, and compare."""
         events = tuple([self.as_real(event) for event in step.events])
         self._note_orders(result)
         told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
@@ -335,7 +335,7 @@ class RemoteWorld(World):
         )
 
     def as_real(self, event: Event) -> Event:
-        """An event with the names by which the real engine knows the others."""
+        """Return an event with the real engine's names for the others."""
         if not isinstance(event, Generate):
             return event
         if event.deliver is not None:
@@ -367,7 +367,7 @@ class RemoteWorld(World):
     def _ask(
         self, what: FollowerVerb | Do, *numbers: float, replies: tuple[Refusal, ...] = (), kind: Any = None
     ) -> Any:
-        """Give the engine's gate an order. Raises EngineError when it failed."""
+        """Send the engine's gate an order. Raises EngineError if it failed."""
         command = what if isinstance(what, Do) else Ask(verb=what, numbers=numbers, replies=replies)
         self.socket.send(encode(command))
         answer = self._next_answer(self._answer_timeout_s + _PATIENCE_S, f"the answer to {command}")

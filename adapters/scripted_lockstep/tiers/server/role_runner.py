@@ -1,6 +1,6 @@
 """Scripts of one engine with a role in the server tier: its processes are real, the script runs in the test's process.
 
-The engine at the other end of its transfers is imagined, as in the sim tier; its KV is real.
+The engine at the other end of its transfers is imaginary, as in the sim tier; its KV is real.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EngineRole(ScriptedServer[EngineConfig, ScriptSucceeded]):
         world, scheduler = self._world, self._scheduler
         world.start(scheduler)
         run = EngineRun(scheduler, world, source)
-        # The scheduler is still where the last script left it, until the reset.
+        # Until the reset, the scheduler is in the state in which the last script left it.
         run.clock = self._clock
         result: StepResult | None = None
         with run:
@@ -118,6 +118,6 @@ class EngineRole(ScriptedServer[EngineConfig, ScriptSucceeded]):
 
 
 def _path_of(config: EngineConfig) -> str:
-    """By which an engine is updated to the weights that it was started with."""
+    """Return the path with which an update restores an engine's initial weights."""
     seed = embedded_seed(config.model, config.seed)
     return config.model if seed is None else f"embedded:{seed}"

@@ -1,4 +1,4 @@
-"""One real engine with a role, and the real parts of the imagined one at the other end of its transfers.
+"""One real engine with a role, and the real parts of the imaginary engine at the other end of its transfers.
 
 The end of a transfer, and the number of its pages, follow the sim tier. A prefill engine of its own computes the
 prompts that a decode engine wants; the pages that a prefill engine sends are taken and checked.
@@ -57,16 +57,16 @@ class RolePeer(RealWires):
         self.prefill_url = ""
         self._model = model
         self._weights = ""
-        # Pages that a prefill engine has sent: of transfers that may end, and of those whose peer is gone.
+        # Pages that a prefill engine has sent: for transfers that may end, and for transfers whose peer is gone.
         self._ends: dict[Any, asyncio.Event] = {}
         self._broken: set[Any] = set()
 
     # -- of a decode engine --
 
     def compute(self, wanted: PrefillWanted) -> None:
-        """Get all pages of a prompt here."""
+        """Fetch all pages of a prompt."""
         call = self._calls[DECODE_ENGINE, wanted.transfer]
-        # The initial weights have a path too, which names them from the engine's first update on.
+        # The initial weights have a path too, which identifies them after the engine's first update.
         if (path := call.body["weights"] or self._model) != (self._weights or self._model):
             self._weights = path
             self._do(self._http.post(f"{self.prefill_url}{_UPDATE}", json={"model_path": path}))
@@ -90,7 +90,7 @@ class RolePeer(RealWires):
             raise Violation(f"the stages of the decode engine say {errors} of pages that came")
 
     def end(self, number: int) -> None:
-        """Answer the decode engine's front end, if it still waits: everything has arrived."""
+        """Answer the decode engine's front end, if it still waits: all pages have arrived."""
         call = self._calls[DECODE_ENGINE, number]
         if call.shown is None:
             self._show(call, call.answer)
@@ -98,7 +98,7 @@ class RolePeer(RealWires):
     # -- of a prefill engine --
 
     def receive(self, order: SendPages, prompt: Generate) -> Iterator[str]:
-        """Wait for the pages of an order, and return those that say that they hold other tokens."""
+        """Wait for the pages of an order, and return the pages whose record has other tokens."""
         self.take(PREFILL_ENGINE, order)
         assert prompt.deliver is not None
         first = prompt.deliver.first_page + order.first
@@ -114,7 +114,7 @@ class RolePeer(RealWires):
                     yield f"page {index} of {prompt.rid} was sent as one of these tokens, positions: {found}"
 
     def finish(self, order: SendPages, *, is_gone: bool) -> None:
-        """Confirm the pages of an order, or be gone. Unsent pages are not waited for."""
+        """Confirm the pages of an order, or close the connection. Does not wait for unsent pages."""
         if is_gone:
             self._broken.add(_key(order))
         self._loop.call_soon_threadsafe(self._end_of(_key(order)).set)
@@ -187,7 +187,7 @@ class RoleWorld(RemoteWorld):
         self.clients.choose_prefill = lambda: PREFILL_ENGINE
 
     def start(self, scheduler: Scheduler) -> None:
-        """Begin a script, which sees this scheduler."""
+        """Begin a script on this scheduler."""
         self._corruptions: list[str] = []
         self.forget()
         self._peer.begin({PREFILL_ENGINE: self, DECODE_ENGINE: self})
@@ -238,7 +238,7 @@ def _key(order: SendPages) -> Any:
 
 
 def _as_imagined(message: ClientMessage) -> ClientMessage:
-    """Return a message with the imagined engine's name, as in the sim tier."""
+    """Return a message with the imaginary engine's name, as in the sim tier."""
     if not isinstance(message, Generate) or message.deliver is None:
         return message
     to = (DECODE_ENGINE,) * len(message.deliver.to)

@@ -58,12 +58,12 @@ from scripted_lockstep.tiers.server.wire import (
     decode_replies,
 )
 
-# Compares the sizes of a stage before the first script and after each.
+# The probe for the sizes of a stage, compared before the first script and after each.
 STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"
 BOOT_TIMEOUT_S: Final = 120.0
 # Each agent of a node forks from one preloaded parent.
 RAY_BOOT_TIMEOUT_S: Final = 400.0
-# The gate's own timeouts come first and say more; the test's process gives up this much later.
+# The gate's own timeouts come first, with better errors; the test's process gives up this much later.
 PATIENCE_S: Final = 1.0
 # A server is gone within 2 s of a death.
 DEATH_TIMEOUT_S: Final = 3.0
@@ -86,7 +86,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
     ) -> None:
         super().__init__(config, mutant=mutant)
         if config.pp_size == 1:
-            placement = "local"  # A single stage is no process that could be placed.
+            placement = "local"  # A single stage has no process that could be placed.
         self.serving: Serving | None = None
         self._open = True
         self._interrupted = False
@@ -129,14 +129,13 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         parent: PreloadedParent | None = None,
         cluster: LocalCluster | None = None,
     ) -> EngineServer:
-        """A server, warmed up and frozen before its first script; a context manager.
+        """Start a server, warmed up and frozen before its first script; a context manager.
 
-        It is forked from the preloaded ``parent``; without one, it brings its own and starts in seconds, not in a
-        fraction of one. ``placement`` says where its stages are, with 'ray' on ``cluster`` or on a cluster of its own.
-        Raises StartupError with the cause when the server does not come up. Raises ScriptDefinitionError for an engine
-        with a role.
+        It is forked from the preloaded ``parent``; without one it starts its own, which takes seconds. ``placement``
+        says where its stages are, with 'ray' on ``cluster`` or on a cluster of its own. Raises StartupError with the
+        cause if the server fails to start. Raises ScriptDefinitionError for an engine with a role.
         """
-        del adapter  # This class is of one.
+        del adapter  # The subclass is for roles.
         if config.role != "both":
             raise ScriptDefinitionError(
                 f"EngineServer has engines of role='both', got role={config.role!r}; decorate the script with "
@@ -163,7 +162,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             )
         command = command_to_run(script, args, kwargs, options)
         self._steps.clear()
-        # Until its process tells its position.
+        # Until its process reports its position.
         self._position = definition_of(script.__code__)
         self._socket.send(encode(command))
         try:
@@ -173,7 +172,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             error = f"the gate sent a frame that is no reply, a defect of the harness: {exc}"
             raise self._error(self._bare(command, FailureKind.FAILED, error)) from exc
         except (KeyboardInterrupt, SystemExit):
-            # The script still runs there, so the server would not hear an order to end.
+            # The script still runs there, so the server would not read an order to end.
             self.usable, self._interrupted = False, True
             raise
 
@@ -256,7 +255,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             raise self._error(self._bare(command, FailureKind.FAILED, f"{type(exc).__name__}: {exc}")) from exc
 
     def _with_growth(self, report: FailureReport) -> FailureReport:
-        """Add what a failed script has left open to its report. The next script, which finds that, is innocent."""
+        """Add a failed script's leftovers to its report, so that the next script is not blamed for them."""
         assert self._growth is not None
         if report.spent or report.kind is not FailureKind.FAILED:
             return report
@@ -316,7 +315,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
     # -- reports --
 
     def _error(self, report: FailureReport) -> ScriptError:
-        """Make the error of a report, completed with what this process knows.
+        """Make the error of a report, completed with this process's knowledge.
 
         Only a failed script leaves a usable server, unless the engine has grown.
         """
@@ -353,7 +352,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         )
 
     def _bare(self, command: RunScript, kind: FailureKind, error: str) -> FailureReport:
-        """Make the report of a script whose process could not make one."""
+        """Make the report of a script whose process could not send one."""
         return FailureReport(
             kind=kind,
             error=error,

@@ -1,7 +1,7 @@
 """Stacks of the engine's processes, for the report of a script that hangs.
 
-Every process writes its Python stacks to the server's log at the stack signal. This module asks one process after the
-other, and sees which of them computes meanwhile.
+Every process writes its Python stacks to the server's log at the stack signal. This module signals one process after
+the other, and observes which of them computes meanwhile.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
 # A process that uses more than this share of a core meanwhile computes; a waiting one uses none.
 _BUSY_SHARE: Final = 0.2
-# A stack below these lines is the start of the process or thread, which is the same for all.
+# Below these lines a stack has only the start of the process or thread, which is the same for all.
 _START_OF_PROCESS: Final = re.compile(
     r'engine/server/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)'
 )
-# A thread of every stage that only waits for the supervisor's end.
+# A thread of every stage that only waits for the end of the supervisor.
 _IDLE_THREAD: Final = "end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
 def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
-    """Return the present activity of each process. For a stopped or dead process it says so instead of a stack.
+    """Return the present activity of each process; a stopped or dead process has a note instead of a stack.
 
     ``log`` is the server's; a placed stage has its own.
     """
@@ -55,7 +55,7 @@ def readable_stack(text: str) -> str:
 
 
 def _is_idle(thread: str) -> bool:
-    """Whether a thread waits for the supervisor, or runs only code of Python's own library."""
+    """Return whether a thread waits for the supervisor, or runs only code of Python's own library."""
     files = [line for line in thread.splitlines() if line.lstrip().startswith('File "')]
     return _IDLE_THREAD in thread or (bool(files) and all(_STANDARD_LIBRARY in line for line in files))
 

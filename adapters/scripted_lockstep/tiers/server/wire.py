@@ -70,9 +70,9 @@ class GateSocket:
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A step of the running script, sent as it happens: all that remains if its process dies without a message.
+    """A step of the running script, sent as it happens: the only trace of a process that dies without a message.
 
-    ``printed`` is the script's output since the last message, ``position`` the lines at which it stands.
+    ``printed`` is the script's output since the last message, ``position`` its current lines.
     """
 
     record: StepRecord | None
@@ -154,13 +154,13 @@ FollowerVerb = Literal[
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make this step, and answer with its result."""
+    """Run this step, and answer with its result."""
 
     step: Step
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Do this, or return this, without a step."""
+    """Do or return something without a step."""
 
     verb: FollowerVerb
     numbers: tuple[int | float, ...] = ()
@@ -168,7 +168,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FollowerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The engine is up and stands still."""
+    """The engine is up and frozen."""
 
     limits: Limits
 
@@ -180,13 +180,13 @@ class MessagesArrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The order is carried out, or this is the answer to the question."""
+    """The order was carried out, or the answer to the question."""
 
     value: msgspec.Raw
 
 
 class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to the question did not come."""
+    """No answer to the question."""
 
     error: str
 

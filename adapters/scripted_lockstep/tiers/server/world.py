@@ -44,7 +44,7 @@ from scripted_lockstep.tiers.server.links import order_link
 from scripted_lockstep.tiers.server.loop_thread import poll
 
 DEATH_TIMEOUT_S: Final = 5.0
-# No timeout finds a death: the front end hears of it at once.
+# No timeout detects a death: the front end learns of it at once.
 TOLD_WITHIN_S: Final = 2.0
 
 
@@ -56,11 +56,11 @@ def decoder_of(settings: ServerSettings) -> Decoder:
 
 
 def _only_wakes() -> None:
-    """Do nothing: the waiter itself reads what is readable."""
+    """Do nothing: the waiter itself reads the source."""
 
 
 class ShutdownAsked(Exception):
-    """The supervisor told this process to end in the middle of a script."""
+    """The supervisor ordered this process to end in the middle of a script."""
 
 
 class ServerWorld(World):
@@ -76,14 +76,14 @@ class ServerWorld(World):
         self._control = context.control
         self.pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
-        # Whether this process is the copy of a killed one.
+        # True in the copy of a killed process.
         self._is_alone = False
         self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
-        # Answers of the stages that were not asked for yet.
+        # Answers of the stages that nobody has waited for yet.
         self._grammars: dict[int, GrammarReady] = {}
         self._transfers: dict[int, TransferEvent] = {}
-        # Results that came while an answer was waited for.
+        # Results that came during a wait for an answer.
         self._early: deque[PipelineEvent] = deque()
 
     @property
@@ -93,7 +93,7 @@ class ServerWorld(World):
 
     @property
     def answer_timeout_s(self) -> float:
-        """How long a process that must answer at once may be silent."""
+        """The longest silence of a process that must answer at once."""
         return self._answer_timeout_s
 
     def limit_waits(self, seconds: float) -> None:
@@ -154,7 +154,7 @@ class ServerWorld(World):
         self._await(has_come, [*self.pipeline.wake_sources(), *([] if own is None else [own])], what)
 
     def _await(self, has_come: Callable[[], bool], sources: Iterable[Any], what: str, why: str = "") -> None:
-        """Wait until it has come or a stage has died. Raises NoAnswer."""
+        """Wait until a condition holds or a stage has died. Raises NoAnswer."""
         deadline = time.monotonic() + self._answer_timeout_s
         while self._dead_stage is None and not has_come():
             left_s = deadline - time.monotonic()
@@ -171,19 +171,19 @@ class ServerWorld(World):
         return self._await_death(f"stage {stage} was killed", DEATH_TIMEOUT_S)
 
     def lose_node(self, stage: int) -> PipelineEvent:
-        """Reset the connections and kill the processes; the order is chance, as when a machine fails."""
+        """Reset the connections and kill the processes, in random order, as when a machine fails."""
         # Looked up while they live: a stage ends by itself when its link does.
         stage_process = psutil.Process(self._pid(stage))
         node = (stage_process.parent(), stage_process)
         self.set_link(StageLink(stage=stage, is_dropped=True), "lose_node")
         for process in node:
             if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):  # It had ended already.
+                with contextlib.suppress(psutil.NoSuchProcess):  # Already dead.
                     process.kill()
         return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
 
     def await_loss(self, stage: int) -> PipelineEvent:
-        """Wait as long as the heartbeats may take, plus the time of a death."""
+        """Wait as long as the heartbeats may take, plus the time to notice a death."""
         within_s = self._context.settings.heartbeat_timeout_s + DEATH_TIMEOUT_S
         return self._await_death(f"the link of stage {stage} was cut", within_s)
 
@@ -198,7 +198,7 @@ class ServerWorld(World):
             self._pause(left_s)
 
     def stall_stage(self, stage: int) -> None:
-        """Stop the process. A single stage lives in this process, which goes on: the gate holds its results back."""
+        """Stop the process. A single stage lives in this process, which continues: the gate holds its results."""
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGSTOP)
 
@@ -215,7 +215,7 @@ class ServerWorld(World):
         order_link(self._relay_path, link)
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Return the sizes of stages that have forgotten, and of this process's queues for them."""
+        """Return the sizes of the stages after a reset, and of this process's queues for them."""
         self.pipeline.forget()
         sizes = dict(sizes_of(pipeline=self.pipeline))
         for view in self.pipeline.describe():
@@ -244,7 +244,7 @@ class ServerWorld(World):
         return poll({self._control.fileno(): self._listen, **sources}, timeout_s)
 
     def _pause(self, timeout_s: float) -> bool:
-        """Wait until anything happens. Returns whether something did."""
+        """Wait for any event. Returns whether there was one."""
         heard: dict[Any, Callable[[], object]] = {self.clients.fileno(): self.clients.clear}
         if self._is_alone:  # All other sources belong to the killed process.
             return poll(heard, timeout_s)

@@ -1,7 +1,7 @@
 """The clients of the sim tier: verbs become messages at once, and replies become what a client receives.
 
-A shell around the front end's own state machine, as the HTTP front end is one: the same rules read bodies, and clients
-read the same bytes. No HTTP, no sockets.
+A shell around the front end's own state machine, like the HTTP front end: the same rules for bodies, and the same bytes
+for clients. No HTTP, no sockets.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class SimClients:
         self._sent: list[ClientMessage] = []
         self._sessions = Sessions(self._sent.append)
         self._open: dict[int, Session] = {}
-        # Clients that something has come for that they were not shown.
+        # Clients with unread output.
         self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
-        # The reason to take nothing more, when a stage has died.
+        # The reason to refuse everything, once a stage has died.
         self._refusal: ApiError | None = None
         self._numbers = itertools.count()
         self._deliveries = itertools.count(1)
-        # The scheduler that messages of an engine with a role depend on; None without a role.
+        # The scheduler, on which the messages of an engine with a role depend; None without a role.
         self.scheduler: Scheduler | None = None
         # The prefill engine of the next request of a decode engine; None for none.
         self.choose_prefill: Callable[[], str | None] = lambda: PREFILL_ENGINE
@@ -112,10 +112,10 @@ class SimClients:
         self._open[id(view)].abort()
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
-        """Return at once: the clients have replies as soon as they are sent."""
+        """Return at once: clients get replies as soon as they are sent."""
 
     def refuse(self, death: ProcessDiedError) -> None:
-        """Take nothing more, as a server does that shuts down."""
+        """Refuse everything from now on, like a server that shuts down."""
         self._refusal = ApiError.going_down(death)
 
     def forget(self) -> None:
@@ -141,10 +141,10 @@ class SimClients:
             self._show(session, view)
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """No router listens in this tier; the oracle sees them in the step's result."""
+        """Do nothing: no router listens in this tier; the oracle sees cache events in the step's result."""
 
     def _show(self, session: Session, view: ClientView) -> None:
-        """Give a client its news, as the HTTP front end does."""
+        """Show a client its new output, as the HTTP front end does."""
         try:
             while session.has_more and not session.is_told:
                 if view.streams:

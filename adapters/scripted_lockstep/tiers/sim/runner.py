@@ -1,7 +1,7 @@
 """The sim tier: the same loop, gate and scripts over a simulated pipeline and simulated clients, in one process.
 
-No torch, no HTTP, no sockets; a script takes milliseconds. Its front end is played with the real one's own rules for
-bodies, text and stop strings.
+No torch, no HTTP, no sockets; a script takes milliseconds. Its front end uses the real one's rules for bodies, text and
+stop strings.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SimWorld(World):
         self.clients.send(replies)
 
     def carry_out(self, step: Step, result: StepResult) -> None:
-        """Hand on the orders, launches and replies of a step of a fleet's engine."""
+        """Pass on the orders, launches and replies of a step of a fleet's engine."""
         del step
         carry_out(result, self.pipeline, self.clients)
 
@@ -128,7 +128,7 @@ class EngineSim(ScriptedSim[EngineConfig, ScriptSucceeded]):
 def run_in_this_process(
     execution: EngineExecution, run_loop: Callable[[OneScript], None], config: EngineConfig, mutant: str | None
 ) -> ScriptSucceeded:
-    """Run one script in an engine's loop that is driven from here. Raises ScriptError."""
+    """Run one script in an engine's loop, in this process. Raises ScriptError."""
     execution.config_text = config_text(config_values(config))
     source = OneScript(execution, mutant)
     run_one(source, run_loop, nullcontext() if mutant is None else mutant_named(mutant).switched_on())
