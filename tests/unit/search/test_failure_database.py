@@ -54,6 +54,39 @@ def test_each_is_kept_under_its_number_and_of_all_so_many(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["failures.jsonl"]
 
 
+OTHERS = [Schedule.parse(f"default; {step} flush") for step in range(1, 5)]
+
+
+def kept(tmp_path: Path, schedules: list[Schedule]) -> FailureDatabase:
+    database = FailureDatabase(tmp_path / "failures.jsonl")
+    for schedule in schedules:
+        database.add(schedule, Failure("Violation", "", 1, "a kind"))
+    return database
+
+
+def test_no_number_comes_again_while_others_are_kept(tmp_path: Path) -> None:
+    database = kept(tmp_path, OTHERS[:2])
+    database.forget(1)
+    assert database.add(OTHERS[2], Failure("Violation", "", 1, "a kind")).number == 3
+
+
+def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripted.search.failure_database.FAILURES_LIMIT", 2)
+    assert [one.schedule for one in kept(tmp_path, OTHERS).read()] == [str(one) for one in OTHERS[2:]]
+
+
+def test_the_newest_is_run_first(tmp_path: Path) -> None:
+    database = kept(tmp_path, OTHERS)
+    assert [one.saved.number for one in database.replay("lockstep")] == [4, 3, 2, 1]
+
+
+def test_further_failures_are_added_to_those_before(tmp_path: Path) -> None:
+    database = kept(tmp_path, OTHERS[:2])
+    for _ in range(2):
+        database.add_seen({2: 3})
+    assert [(one.number, one.seen) for one in database.read()] == [(1, 1), (2, 7)]
+
+
 def test_a_line_that_means_nothing_any_more_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "failures.jsonl"
     file.write_text('{"adapter":"lockstep","schedule":"old_setting=3; 1 flush","signature":"s","text":"t"}\n')

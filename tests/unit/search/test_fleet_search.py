@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 from scripted_lockstep.fleet.adapter import ADAPTER, NAME
@@ -15,8 +17,9 @@ from scripted.core.errors import BadCall
 from scripted.core.placed_action import Placed, parse_placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
 from scripted.fleets.actions import DrainEngine, HoldTraffic, JoinEngine, KillEngine
-from scripted.fleets.machine import FleetConfig
+from scripted.fleets.machine import FleetConfig, FleetMachine, FleetOracle
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.generated import generated_schedule
 from scripted.search.strategies import extras_of
@@ -163,3 +166,68 @@ def test_a_configuration_has_a_role_for_each_name() -> None:
     assert adapter_named(NAME).read_config({"engines": "p0,d0"}) == FleetConfig(EngineConfig(), ("p0", "d0"))
     with pytest.raises(BadCall, match=r"an engine of a fleet is called p\.\.\., d\.\.\. or e\.\.\., .* got 'x0'"):
         adapter_named(NAME).read_config({"engines": "x0,d0"})
+
+
+# -- the fleet itself, with engines that a test describes --
+
+
+def engine_of(complaint: str = "", **fields: Any) -> Any:
+    """Return an engine that is quiet, unless it has a complaint at every question of its oracle."""
+
+    def asked(_machine: object) -> None:
+        if complaint:
+            raise Violation(complaint)
+
+    oracle = SimpleNamespace(at_rest=asked, at_end=asked, could_go_on=["a life"])
+    run = SimpleNamespace(oracle=oracle, machine=None)
+    return SimpleNamespace(name="p0", run=run, is_draining=True, is_quiet=True, check_quiet=lambda: None, **fields)
+
+
+@pytest.mark.parametrize("question", [FleetOracle.at_rest, FleetOracle.at_end])
+def test_every_engine_is_asked_at_rest_and_at_the_end(question: Callable[..., None]) -> None:
+    oracle = FleetOracle(SimpleNamespace(living=[]))
+    with pytest.raises(Violation, match="engine p0: pages are left"):
+        question(oracle, SimpleNamespace(living=[engine_of("pages are left")]))
+
+
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_who_could_go_on_is_asked_where_nothing_moves(is_moving: bool) -> None:
+    machine = SimpleNamespace(living=[engine_of(), engine_of()], is_moving=is_moving)
+    assert list(FleetOracle(machine).could_go_on) == ([] if is_moving else ["a life", "a life"])
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_who_has_drained_leaves_when_nothing_is_on_its_way(carries: bool) -> None:
+    gone: list[str] = []
+    machine = object.__new__(FleetMachine)
+    machine.fleet = SimpleNamespace(living=[engine_of()], carries=lambda _: carries, kill=gone.append)
+    machine._let_go()
+    assert gone == ([] if carries else ["p0"])
+
+
+def test_who_has_drained_is_asked_before_it_leaves() -> None:
+    gone: list[str] = []
+    machine = object.__new__(FleetMachine)
+    machine.fleet = SimpleNamespace(living=[engine_of("it holds pages")], carries=lambda _: False, kill=gone.append)
+    with pytest.raises(Violation, match="it holds pages"):
+        machine._let_go()
+    assert gone == []
+
+
+def test_who_drains_takes_no_request() -> None:
+    """It is asked for nothing, so that it needs no run."""
+    engine = engine_of(is_dead=False)
+    engine.run = None
+    ADAPTER.begin(on="p0", do="start a prompt=9").act(SimpleNamespace(machine=SimpleNamespace(engine=lambda _: engine)))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_who_is_killed_may_come_back(comes_back: bool) -> None:
+    did: list[str] = []
+    machine = SimpleNamespace(
+        engine=lambda _: engine_of(is_dead=False),
+        fleet=SimpleNamespace(kill=lambda name: did.append(f"kill {name}")),
+        restart=lambda name: did.append(f"restart {name}"),
+    )
+    KillEngine(on="p0", comes_back=comes_back).act(SimpleNamespace(machine=machine))
+    assert did == ["kill p0", *["restart p0"] * comes_back]

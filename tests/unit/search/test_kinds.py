@@ -18,7 +18,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.decisions import Decisions, _functions
 from scripted.search.execution import Failure, execute
-from scripted.search.kinds import Kind, SchedulePart, Sorter, parts_of, restricted
+from scripted.search.kinds import Kind, SchedulePart, Sorter, _fewest_parts, parts_of, restricted
 from scripted.search.units import Finding
 
 FLUSH = "flush-ignores-in-flight"
@@ -142,6 +142,25 @@ def test_parts_are_settings_events_and_fields() -> None:
     }
     assert str(restricted(schedule, frozenset({SchedulePart("start")}))) == "default; 1 start a prompt=40"
     assert restricted(schedule, parts) == schedule
+
+
+def test_a_kind_learns_the_shapes_of_its_failures() -> None:
+    failure = Failure("Violation", "it breaks", 3, "it breaks")
+    texts = ("default; 1 start a prompt=9; 3 flush", "pp_size=2; 1 start a prompt=9; 3 pause")
+    one, other = (Kind(Finding(text, (), failure), Schedule.parse(text), failure) for text in texts)
+    one.take(other)
+    one.take(other)
+    assert one.shapes == [parts_of(Schedule.parse(text)) for text in texts]
+
+
+def test_a_written_schedule_is_reduced_to_the_parts_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def way_to_fail(schedule: Schedule, _signature: str | None) -> tuple[object, Failure | None]:
+        failure = Failure("Violation", "it breaks", 3, "it breaks")
+        return execute, failure if "flush" in str(schedule) else None
+
+    monkeypatch.setattr("scripted.search.kinds.way_to_fail", way_to_fail)
+    written = Schedule.parse("pp_size=2; 1 start a prompt=9 priority=1; 3 flush; 5 abort a")
+    assert _fewest_parts(written, "it breaks") == {SchedulePart("start"), SchedulePart("flush")}
 
 
 def test_only_so_many_wait_to_be_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
