@@ -266,7 +266,7 @@ class SessionsMachine:
         return Batch(id=self._launched, shares=tuple(shares))
 
     def _ready(self) -> Iterator[_Real]:
-        """Requests that can compute, in order of arrival; one that waits for blocks holds back those behind it."""
+        """Return the requests that can compute, in order of arrival; one that waits for blocks blocks later ones."""
         for request in list(self._real):
             if not request.blocks and not self._admit(request):
                 return
