@@ -45,6 +45,14 @@ def test_a_damaged_table_is_refused_by_name(tmp_path: Path, text: str) -> None:
         read_defects(file)
 
 
+def test_a_table_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "known.toml"
+    add_known(file, LOST)
+    monkeypatch.setattr("scripted.core.defects._SIZE_LIMIT_BYTES", file.stat().st_size - 1)
+    with pytest.raises(ScriptDefinitionError, match=r"known\.toml has \d+ bytes; a table of known defects has"):
+        read_defects(file)
+
+
 def test_an_adapter_brings_its_table(tmp_path: Path) -> None:
     """Adapters of engines that are not installed have theirs too; a role has the defects of its own schedules."""
     nothing = tmp_path / "none.toml"

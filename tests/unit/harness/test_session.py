@@ -15,7 +15,7 @@ from engine import EngineConfig
 from scripted import BadCall, ScriptedServer, ScriptOptions, ServerDirty, pytest_plugin, pytest_session, scripted
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
-from scripted.report.tally import NOT_VETTED
+from scripted.report.tally import NOT_VETTED, NOTICES_NOTHING
 from scripted.script import vetting
 from scripted.script.decorator import spec_of
 
@@ -38,9 +38,10 @@ class Engine(ScriptedServer):
 
     is_alive = True
 
-    def __init__(self, *, dirty: bool = False, has_failed: bool = False) -> None:
+    def __init__(self, *, dirty: bool = False, has_failed: bool = False, begun: bool = True) -> None:
         super().__init__(SPEC.config)
         self.dirty = dirty
+        self.begun = begun
         self.has_failed = has_failed
         self.options: list[ScriptOptions] = []
 
@@ -51,7 +52,7 @@ class Engine(ScriptedServer):
         del script, args, kwargs
         self.options.append(options)
         if self.dirty:
-            raise ServerDirty(FailureReport(kind=FailureKind.DIRTY, error="running=1"))
+            raise ServerDirty(FailureReport(kind=FailureKind.DIRTY, error="running=1", begun=self.begun))
         return ScriptSucceeded(steps=1, digest="", plan_digest="", reached={})
 
 
@@ -77,6 +78,23 @@ def test_what_a_failed_script_left_is_not_the_next_ones_fault(session_on) -> Non
     dirty, fresh = Engine(dirty=True, has_failed=True), Engine()
     session_on(dirty, fresh).run(SPEC, "server", {})
     assert (len(dirty.options), len(fresh.options)) == (1, 1)
+
+
+def test_who_left_a_server_broken_is_named(session_on) -> None:
+    """D05, 46.16: not the script that finds it so, which runs on a fresh one."""
+    broken = Engine(dirty=True, begun=False)
+    broken.used_by = "test_a.py::test_that_leaks"
+    session = session_on(broken, Engine())
+    session.run(SPEC, "server", {})
+    blame = "servers that test_a.py::test_that_leaks left broken, found before other scripts"
+    assert (session.take_counts() or {})[blame] == 1
+
+
+@pytest.mark.parametrize("every_step", [True, False])
+def test_the_books_are_audited_as_often_as_the_session_says(session_on, every_step: bool) -> None:
+    engine = Engine()
+    session_on(engine, every_step=every_step).run(SPEC, "server", {})
+    assert [options.check_every_step for options in engine.options] == [every_step]
 
 
 @pytest.mark.parametrize(("device", "tier", "expected"), [("cuda", "server", "cuda"), (None, "server", "auto")])
@@ -149,6 +167,21 @@ def test_vetting_runs_no_script_after_its_time(monkeypatch) -> None:
     monkeypatch.setattr(vetting, "run_in_child", lambda *_: pytest.fail("a script is vetted, and there is no time"))
     assert [counts for _, counts in session.vet({}).values()] == [{NOT_VETTED: 1}]
     session.close()
+
+
+def test_a_script_whose_file_is_unchanged_is_not_vetted_again(monkeypatch) -> None:
+    session = ScriptedSession()
+    session.run(spec_of(scripted(EngineConfig())(one_request)), "sim", {})
+    monkeypatch.setattr(vetting, "run_in_child", lambda *_: pytest.fail("a script is vetted again"))
+    (name,), digest = session._passed, pytest_session._digest(__file__)
+    assert session.vet({name: (digest, {"a fault": 1})}) == {name: (digest, {"a fault": 1})}
+    session.close()
+
+
+def test_where_no_bug_was_met_nothing_is_said_of_bugs() -> None:
+    met, unmet = (vetting.Findings(name="x", assertions=1, met=count) for count in (3, 0))
+    assert dict(pytest_session._faults(met, has_windows=False)) == {NOTICES_NOTHING: 1}
+    assert dict(pytest_session._faults(unmet, has_windows=False)) == {}
 
 
 @pytest.mark.parametrize("kept", [[1], "text", {"a": 3}, {"a": []}, {"a": ["digest", {"never fails: x": "2"}]}])

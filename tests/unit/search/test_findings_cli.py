@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scripted_lockstep.mutants.gallery import switched_on
 from typer.testing import CliRunner
 
 from scripted.cli import app
+from scripted.cli.console import plain_console
+from scripted.cli.search import _Shown
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -68,3 +71,11 @@ def test_a_known_finding_fails_no_search(kept: Path) -> None:
     assert output.splitlines()[-1].startswith("passed: no new failure in 1 schedule")
     Path("scripted-known.toml").unlink()
     assert run(*explore, "--no-keep")[0] == 1
+
+
+def test_the_first_sighting_was_counted_when_it_was_kept() -> None:
+    added: dict[int, int] = {}
+    shown = _Shown(plain_console(), SimpleNamespace(add_seen=added.update), None, standalone=False)
+    kinds = [(1, True, 3), (2, False, 3), (0, True, 5)]
+    shown.keep_counts([SimpleNamespace(number=number, is_new=is_new, seen=seen) for number, is_new, seen in kinds])
+    assert added == {1: 2, 2: 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.strategies import Drawn, Exhaustive, Pct, RandomEvents, Surw, Swarm, extras_of
 from scripted.search.targets import workload_named
+from scripted.search.units import Unit, _additions
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -122,3 +124,12 @@ def test_strategies_with_a_seed_depend_on_it_alone(strategy: type[RandomEvents |
     assert drawn(1, 0)[2:] == drawn(1, 2)[:3]
     assert drawn(1, 0) != drawn(2, 0)
     assert all(one.step <= other.step for run in drawn(1, 0) for one, other in itertools.pairwise(run))
+
+
+def test_the_parts_of_a_sweep_are_apart_and_together_all_of_it() -> None:
+    """A strategy begins at the first run of a part, which takes every third from there on."""
+    sweep: Any = SimpleNamespace(additions=lambda *_, first: range(first, 12))
+    target: Any = SimpleNamespace(base=None, steps=4)
+    parts = [list(_additions(Unit("t", first, 3), sweep, target)) for first in range(3)]
+    assert sorted(itertools.chain.from_iterable(parts)) == list(range(12))
+    assert list(_additions(Unit("t", 1, 3, 2), sweep, target)) == [1, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from typing import cast
 
@@ -17,7 +18,17 @@ from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
-from scripted.search.strategies import Drawn, Exhaustive, Meets, RandomEvents, StrategyName, Surw, Swarm, extras_of
+from scripted.search.strategies import (
+    Drawn,
+    Exhaustive,
+    Meets,
+    Pct,
+    RandomEvents,
+    StrategyName,
+    Surw,
+    Swarm,
+    extras_of,
+)
 from scripted.search.targets import target_named
 from scripted.search.units import SearchPlan
 
@@ -73,6 +84,12 @@ def _placed(drawn: Drawn, meets: Meets = _anything) -> tuple[Placed, ...]:
     for step in drawn.steps:
         drawn.come(step, meets)
     return drawn.placed
+
+
+def test_priorities_of_pct_change_so_that_an_actor_acts_after_results() -> None:
+    """Without a change the pipeline, which always has a result to return, would be the last to act in every run."""
+    runs = [list(Pct(0)._turns(random.Random(seed), [2, 2], 8)) for seed in range(40)]
+    assert any(actor != -1 and before == -1 for turns in runs for before, actor in itertools.pairwise(turns))
 
 
 def test_a_run_of_swarm_leaves_kinds_out() -> None:
