@@ -1,4 +1,4 @@
-"""What the tests in a browser need, and whether it is there.
+"""The requirements of the tests in a browser, and whether they are installed.
 
 Run by itself it says loudly that they were left out; with ``--install`` it lets playwright fetch a browser.
 """

@@ -12,7 +12,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="`make browser` insta
 
 
 def told(page: Any, line: str) -> None:
-    """The session has done a line, and waits for the next one."""
+    """Wait until the session has run a line and waits for the next one."""
     expect(page.locator("#log b").last).to_have_text(f"> {line}\n")
     expect(page.locator("#send")).to_be_enabled()
 

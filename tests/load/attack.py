@@ -424,7 +424,7 @@ async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan)
 
 
 async def _status_at_end(reader: asyncio.StreamReader) -> int:
-    """Wait until the server ends a connection; the status that it told, 0 without one."""
+    """Wait until the server ends a connection; return its status, 0 without one."""
     told = b""
     with contextlib.suppress(ConnectionError):
         told = await reader.read()

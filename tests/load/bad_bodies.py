@@ -192,7 +192,7 @@ def large_bodies(size: int) -> Iterator[Attack]:
 
 
 def short_bodies() -> Iterator[Attack]:
-    """Of each kind the largest body that is read in the event loop, where a longer one gets a process of its own."""
+    """Return the largest body of each kind that is read in the event loop; longer ones get a process of their own."""
     user, function = {"role": "user", "content": "x"}, {"type": "function", "function": {"name": "f"}}
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
     chat: dict[str, Any] = {"messages": [user], "max_tokens": 1}

@@ -42,7 +42,7 @@ COMPARED: Final = 400
 
 @dataclass
 class Sent:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     body: dict[str, Any]
     began: float
@@ -73,7 +73,7 @@ async def ask(http: httpx.AsyncClient, sent: Sent) -> None:
 
 
 async def client(number: int, url: str, until_s: float) -> list[Sent]:
-    """One request after the other until the time is over."""
+    """Send one request after the other until the time is over."""
     rng, asked = random.Random(number), list[Sent]()
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
         while time.monotonic() < until_s:
@@ -89,7 +89,7 @@ async def client(number: int, url: str, until_s: float) -> list[Sent]:
 
 
 async def load(url: str, clients: int, seconds: float, faults: list[Any]) -> list[Sent]:
-    """All clients at once, and the faults beside them, each at its part of the time."""
+    """Run all clients at once, and the faults beside them, each at its share of the time."""
     begin = time.monotonic()
     tasks = [asyncio.create_task(client(number, url, begin + seconds)) for number in range(clients)]
     for part, fault in faults:

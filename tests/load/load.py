@@ -93,7 +93,7 @@ def run_load(load: Load, *, record: Path | None = None) -> LoadResult:
 
 
 def run_death(load: Load, *, fault: Fault | None = None) -> LoadResult:
-    """Load a server, kill a process that computes at the end of it, check that every client is told.
+    """Load a server, kill a computing process at the end, and check that every client gets an error.
 
     ``fault`` does something else to one of the stages, which it is given in an order by the seed.
     """
@@ -126,7 +126,7 @@ def run_death(load: Load, *, fault: Fault | None = None) -> LoadResult:
 
 @contextlib.contextmanager
 def _served(load: Load, result: LoadResult, record: Path | None = None) -> Iterator[LoadedServer]:
-    """A server whose queue is full when most of the clients are in it; it is gone after this, whatever happened."""
+    """Start a server whose queue most of the clients fill; it is gone afterwards in any case."""
     server = LoadedServer(
         load.parent,
         load.folder,

@@ -39,7 +39,7 @@ AT_REST = {"waiting": 0, "chunked": 0, "running": 0, "in_flight": 0, "paused": N
 
 
 class LoadedServer:
-    """One server with tiny memory and every invariant on. ``complaints`` name what was not as it must be."""
+    """One server with tiny memory and every invariant on. ``complaints`` lists what was wrong."""
 
     def __init__(
         self, parent: PreloadedParent, folder: Path, placed: PlacedStages | None = None, **settings: Any

@@ -145,7 +145,7 @@ async def _client(
 
 
 async def _ask(http: httpx.AsyncClient, request: OddRequest) -> OddAnswer:
-    """One request and all that came, as far as the client stayed for it."""
+    """Send one request and return its answer, as far as the client stayed for it."""
     answer = OddAnswer()
     try:
         async with (

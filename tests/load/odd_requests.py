@@ -177,7 +177,7 @@ MODELS = ("embedded", "x", "y", "nope", "", "\x00", "embedded\n")
 
 @dataclass(frozen=True)
 class OddRequest:
-    """One request. ``leaves_after`` is after how many events of its stream the client goes; None: it stays.
+    """One request. ``leaves_after`` is the number of stream events after which the client leaves; None: it stays.
 
     ``fields`` are those of its body, None where the bytes are damaged. ``pattern`` is what a text matches that ends by
     itself, where that can be said.

@@ -109,7 +109,7 @@ class Workload:
         return self._choices(rid) if behaviour is Behaviour.CHOICES else self._native(rid, behaviour)
 
     def pause_s(self, *, refused: bool) -> float:
-        """How long this client thinks before its next request; mostly not at all, and longer when told to come back."""
+        """The client's pause before its next request: usually none, and longer after a Retry-After."""
         if refused:
             return self._random.uniform(*BACK_OFF_S)
         return self._random.random() * 0.05 if self._random.random() < 0.3 else 0.0

@@ -135,7 +135,7 @@ def test_a_conversation_stays_where_its_prefix_is(app: ServedApp) -> None:
 
 
 def test_a_prompt_is_found_by_its_tokens_where_it_was_a_text(app: ServedApp) -> None:
-    """By the KV events of the engines: the bodies have no text in common, and the other engine has nothing to do."""
+    """By the engines' KV events: the bodies have no text in common, and the other engine is idle."""
     numbers = itertools.count()
 
     def cached() -> int:
@@ -227,7 +227,7 @@ def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedAp
 
 
 def test_engines_that_drain_finish_what_they_have_and_refuse_the_rest(app: ServedApp) -> None:
-    """Both are drained, as an operator drains one: streams end in order, and new requests are told to come back."""
+    """Both are drained, as an operator drains one: streams end in order, and new requests get Retry-After."""
     app.wait(lambda: at_rest(app), "rest")
     streams, threads = begin(app, 4, 600)
     for stream in streams:

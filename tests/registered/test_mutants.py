@@ -243,7 +243,7 @@ def test_exceptions_are_scripts_that_exist():
 
 
 def test_an_empty_script_notices_few_bugs():
-    """Those that break every request."""
+    """Only the bugs that break every request."""
     test = _empty(find_test(mutant_named("flush-ignores-in-flight").test))
     noticed = {name for name in NAMES if _fails(test, {}, name)}
     assert noticed == NOTICED_BY_ALL

@@ -41,7 +41,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def few_plugins() -> Iterator[None]:
-    """Of plugins that no test of ours uses, an inner run of pytest would spend more time on importing than on tests."""
+    """An inner run of pytest would spend more time on importing unused plugins than on tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis -p no:hypothesispytest -p no:anyio")
         yield

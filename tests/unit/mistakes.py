@@ -1,4 +1,4 @@
-"""Typical mistakes of people, as they type them, and what they are told.
+"""Typical mistakes of users, as they type them, and the expected errors.
 
 Every answer names the thing, the rule, the value and the remedy, and comes before any process is started and before
 anything costly is imported. benchmarks/tables/mistakes.md shows them all.

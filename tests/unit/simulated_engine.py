@@ -89,7 +89,7 @@ class SimulatedEngine:
         return self.apply(*events, *messages)
 
     def apply(self, *events: Event) -> StepResult:
-        """One step with exactly these events, and every check that holds after any step."""
+        """Run one step with exactly these events, and every check that holds after any step."""
         self.lives += [Life(event) for event in events if isinstance(event, Generate)]
         result = self.last = self.scheduler.step(events, self.now)
         for reply in result.replies:

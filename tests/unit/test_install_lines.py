@@ -1,4 +1,4 @@
-"""What the pages tell people to install exists. ``make pages`` also runs each line against a copy of the repository."""
+"""The pages' install lines name existing things; ``make pages`` also runs each against a copy of the repository."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_block_that_is_not_given_back_is_a_violation():
 
 
 def test_a_request_alone_gets_other_weights_where_it_got_them():
-    """Who comes after the update has the new weights from its beginning; who computes again is compared up to there."""
+    """Requests after the update have the new weights from their beginning; recomputed ones are compared up to it."""
     oracle, asked = _judged((7,), ""), []
     oracle.after_step((Signal(name=WEIGHTS, value=1), _asked("b")), Stepped(), None, LiveDevice())
     for rid, at, said in (("a", 2, (8, 9)), ("b", 0, (7, 8, 9))):

@@ -1,4 +1,4 @@
-"""Typical mistakes are told with the thing, the rule, the value and the remedy, before any process is started."""
+"""Typical mistakes get an error with the thing, the rule, the value and the remedy, before any process is started."""
 
 from __future__ import annotations
 

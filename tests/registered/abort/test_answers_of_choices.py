@@ -87,7 +87,7 @@ def test_an_answer_is_refused_as_a_whole(t):
 @scripted(TWO_AT_A_TIME, tiers=("sim", "server"))
 @pytest.mark.parametrize("stream", [True, False])
 def test_time_and_failure_of_one_choice(t, stream):
-    """One whose time is over has no tokens beside one that has; one that fails ends the answer."""
+    """A timed-out choice without tokens stands beside one with tokens; a failed choice ends the answer."""
     late = t.start_req(prompt_len=20, max_new_tokens=9, n=2, stream=stream, waiting_timeout_s=5)
     yield from t.advance_to_decode_step(late.choices[0], 2)
     t.clock.advance(6)

@@ -1,4 +1,4 @@
-"""One script, one digest: in both directions.
+"""Equal scripts have equal digests, and different scripts different ones.
 
 Goal: the same events in the same steps give the same plans, replies and state, bit for bit; one event moved by one
 step gives others. Method: ten runs on one engine, a run with the flush a step later, and the plans of both tiers

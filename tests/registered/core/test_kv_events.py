@@ -21,7 +21,7 @@ PAGE = 16
 
 
 def _ended(t, **asked):
-    """A prompt finds what a router was told of it."""
+    """A prompt's hit equals the router's knowledge of it."""
     r = t.start_req(max_new_tokens=4, **asked)
     told = t.told_tokens(r.prompt_ids)
     yield from t.run_until_finished(r)

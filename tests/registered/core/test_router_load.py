@@ -1,4 +1,4 @@
-"""The load that a router is told: requests that run and wait, prompt tokens that are still to be launched, pages.
+"""The load for a router: running and waiting requests, unlaunched prompt tokens, pages.
 
 Goal: exact after every step: what is cached now is not pending, what is launched is not pending, and no retraction or
 abort makes a count drift. Method: requests in every place, with the numbers worked out by hand. Origin: SGLang pull

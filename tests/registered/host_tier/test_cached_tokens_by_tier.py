@@ -1,4 +1,4 @@
-"""A client is told where its prompt was hit, and a second admission changes neither count.
+"""A client sees in which tier its prompt was hit, and a second admission changes neither count.
 
 Goal: of a prefix whose beginning is in the KV cache and whose end is on the host, each tier counts its own tokens, on
 one stage and on four; a retraction in the middle of the load adds nothing. Method: evict the end of a prompt or all of

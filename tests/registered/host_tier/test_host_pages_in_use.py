@@ -1,4 +1,4 @@
-"""Pages of a copy stay in place until the copy is back, whatever happens to the request meanwhile.
+"""Pages of a copy stay in place until the copy is back, regardless of its request.
 
 Goal: room on the host is never made of pages that a copy uses; an abort or a retraction in the middle of a load gives
 everything back, and the request says what it says alone. Method: hosts of a few pages, evictions while pages are loaded

@@ -69,7 +69,7 @@ def test_an_abort_between_a_plan_and_its_result(t):
 
 @on_both
 def test_a_flush_in_flight(t):
-    """It is refused while a block is in use, also between a plan and its result, and nothing is said twice."""
+    """It is refused while a block is in use, also between a plan and its result, and no token is sent twice."""
     yield from _flush_in_flight(t)
 
 
@@ -99,7 +99,7 @@ def _flush_in_flight(t):
 
 @on_both
 def test_a_pause_keeps_what_runs(t):
-    """Nothing is launched until it ends, whatever arrives in between."""
+    """Nothing is launched until the pause ends, regardless of arrivals."""
     a = t.start_req(prompt_len=40, max_new_tokens=8)
     while len(a.output_ids) < 2:
         yield

@@ -1,4 +1,4 @@
-"""The window pool at its limits: who gets its pages, who gives them back, and what of a prefix is still hit.
+"""The window pool at its limits: allocation, release, and the part of a prefix that is still hit.
 
 Goal: a request takes, shares, leaves and loses the pages of the window pool that the rules of a step say; every step is
 compared with them. Method: the embedded model with a window of 64 tokens, pages of 16 and pools of 7 to
@@ -29,7 +29,7 @@ BY_PREFIX = EngineConfig(**WINDOW, schedule_policy="lpm", max_running_requests=1
 @pytest.mark.parametrize("pages", thinned(range(8, 13), one_in=2))
 @scripted(EngineConfig(**URGENT, max_window_tokens=12 * PAGE), must_reach=["the urgent one runs"])
 def test_an_urgent_request_gets_window_pages(t, pages):
-    """It sends the other one back where both do not fit, and where they do it does not."""
+    """It retracts the other request only if both do not fit."""
     t.exhaust_window(leave_pages=pages)
     a = t.start_req(prompt_len=70, max_new_tokens=6)
     yield from t.advance_to_decode_step(a, 1)

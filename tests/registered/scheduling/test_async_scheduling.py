@@ -33,7 +33,7 @@ FULL = "all rows are taken, and a request that may preempt waits"
 
 
 def _is_ahead(t, *requests):
-    """All of these were planned ahead in a microbatch that is in flight."""
+    """Return whether all of these were planned ahead in a microbatch in flight."""
     ahead = {rid for microbatch in t.state.in_flight for rid in microbatch.ahead}
     return {request.rid for request in requests} <= ahead
 

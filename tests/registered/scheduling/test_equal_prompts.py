@@ -176,7 +176,7 @@ def test_a_prompt_that_is_sent_back_waits_for_the_other(t):
 
 @scripted(WHOLE, must_reach=[WAITS])
 def test_a_flush_comes_between_the_two(t):
-    """It is carried out in the step in which the first one ends; the other hits nothing that was before."""
+    """The flush takes effect in the step in which the first request ends; the other hits nothing older."""
     first = t.start_req(prompt_len=1200, max_new_tokens=1)
     other = t.start_req(prompt_len=1200, max_new_tokens=4)
     yield

@@ -67,7 +67,7 @@ def test_a_request_of_low_priority_is_not_overtaken_for_ever(t):
 
 @scripted(PRIORITY, tiers=("sim",))
 def test_a_backlog_of_low_priority_takes_one_turn_at_a_time(t):
-    """B10, B17: urgent requests stay urgent, whatever waits."""
+    """B10, B17: urgent requests stay urgent behind any backlog."""
     patient = [t.start_req(prompt_len=10, max_new_tokens=1) for _ in range(5)]
     urgent = [t.start_req(prompt_len=10, max_new_tokens=1, priority=1) for _ in range(3 * OVERTAKEN_LIMIT_REQUESTS)]
     ends = yield from _order_of_ends(t, [*patient, *urgent])

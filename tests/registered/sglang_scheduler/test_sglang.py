@@ -183,7 +183,7 @@ def _tier_of(block: int) -> str:
 
 
 def test_what_the_host_has_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot that nobody has and nobody will give back is told."""
+    """A leaked slot is reported."""
     monkeypatch.setattr(MHATokenToKVPoolHost, "free", lambda *_: 0)
     assert "tokens of the host are taken, and its tree has" in failure_of(
         adapter_named("sglang").workloads["sglang-host-small"]
@@ -256,7 +256,7 @@ def test_the_search_finds(mutant: Mutant) -> None:
 
 
 def test_a_scheduler_leaves_no_thread() -> None:
-    """One that never ends kept each scheduler: after thousands of settings a collection of garbage took seconds."""
+    """An endless thread kept each scheduler alive: after thousands of settings a garbage collection took seconds."""
     SglangMachine(SglangSettings())
     before = threading.active_count()
     SglangMachine(SglangSettings(max_total_tokens=57))

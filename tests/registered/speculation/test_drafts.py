@@ -194,7 +194,7 @@ def test_an_abort_while_guesses_are_verified(t, steps):
 
 @scripted(ONE_STAGE, must_reach=[VERIFYING, HELD_AFTER_AN_ABORT])
 def test_guesses_of_a_request_that_was_aborted_are_counted(t):
-    """The forward has verified them, whoever asked for it (vLLM pull request 28473)."""
+    """The forward pass has verified them, even for an aborted request (vLLM pull request 28473)."""
     for seed in range(8):
         r = t.start_req(prompt_len=12, prompt_seed=seed, max_new_tokens=40, logit_bias=FEW, temperature=1.0, seed=seed)
         yield from _run_until_verifying(t)

@@ -107,7 +107,7 @@ def test_ready_in_a_pause(t, mode):
 
 @scripted(STAGED, must_reach=["flushed while it waits"])
 def test_flush_and_update_while_it_waits(t):
-    """It owns nothing, so neither is refused; its grammar is not forgotten, and weights have nothing to do with it."""
+    """A waiting request owns nothing, so neither is refused; its grammar is kept, since weights do not affect it."""
     t.hold_grammars()
     a = t.start_req(prompt_len=20, regex=REGEX)
     yield

@@ -1,4 +1,4 @@
-"""The pages of a receiver are its own until the stages have ended its transfer, whatever becomes of it meanwhile.
+"""A receiver keeps its pages until the stages have ended its transfer, even if the request ends first.
 
 Goal: a request that is aborted, runs out of time or is sent back while its KV comes keeps its pages until no stage
 writes them, then gives them back once, and both the stages and the prefill engine hear that it has left. Method:

@@ -192,7 +192,7 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_events_that_say_too_much_are_found() -> None:
-    """A block leaves the cache, and nobody is told."""
+    """A block leaves the cache without an event."""
     machine = VllmMachine(VllmSettings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
     scheduler = machine.scheduler
     coordinator, subscriber = scheduler.kv_cache_manager.coordinator, scheduler.kv_event_publisher

@@ -61,7 +61,7 @@ def test_what_a_connector_does_breaks_no_promise(text: str) -> None:
 
 
 def test_what_stands_until_another_event_is_found_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has loaded waits for who waits for its blocks, until a client gives up."""
+    """A loaded request waits for one that waits for its blocks, until a client aborts."""
     text = (
         "num_gpu_blocks=9 kv_connector=async; 1 start a prompt=9 new=10; 1 start d prompt=9; "
         "2 start b prompt=10 seed=1 new=10; 3 start c prompt=5 seed=2 new=8; 40 abort a"
@@ -85,7 +85,7 @@ def test_what_stands_until_another_event_is_found_where_it_stands(monkeypatch: p
     ],
 )
 def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) -> None:
-    """Both need one failed load among the events of the workload."""
+    """Both findings need one failed load among the events of the workload."""
     report = Campaign(SearchPlan(targets=(workload,), stop_at_first=True, adapter="vllm")).run()
     (finding,) = report.findings.values()
     assert what in finding.failure.text
@@ -183,7 +183,7 @@ def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_a
 
 
 def test_a_load_of_several_groups_that_fails_is_written() -> None:
-    """vLLM is told the name of its request, not its blocks."""
+    """vLLM gets the name of its request, not its blocks."""
     text = f"num_gpu_blocks=20 sliding_window=6 {LOADS}; 1 start a prompt=5 new=1; 1 fail-load"
     schedule = Schedule.parse(f"{text}; 1 start b prompt=21 new=1", of="vllm")
     written, _ = text_of(ADAPTER.standalone, schedule, "export")

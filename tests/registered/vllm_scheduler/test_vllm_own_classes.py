@@ -115,7 +115,7 @@ def test_a_connector_that_counts_its_questions_is_found() -> None:
 
 
 def test_the_example_connector_of_vllm_breaks_the_contract() -> None:
-    """It names a file by a prompt of which it saves the first part."""
+    """It names a file after a whole prompt but saves only the prompt's first part."""
     assert "shape mismatch" in broken(named("connector", EXAMPLE))["connector-aborted"]
 
 

@@ -46,7 +46,7 @@ def test_a_forced_flush_while_results_are_in_flight(t):
     must_reach=["preempted with a result in flight"],
 )
 def test_a_preemption_with_a_result_in_flight(t):
-    """Requests that do not fit together say what each says alone, whatever of their guesses is under way."""
+    """Requests that do not fit together have their solo outputs, with any guesses in flight."""
     requests = [t.start_req(prompt_len=9, prompt_seed=seed, max_new_tokens=14) for seed in range(3)]
     while not all(r.finished for r in requests):
         yield

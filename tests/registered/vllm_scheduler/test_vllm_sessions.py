@@ -62,7 +62,7 @@ def test_a_session_goes_on_with_what_it_has(text: str) -> None:
 
 @scripted(adapter="vllm", max_num_batched_tokens=8)
 def test_the_second_answer_of_a_session_computes_what_is_new(t):
-    """A handle for each answer; a client that sends more too early, or after the end, is told so."""
+    """A handle for each answer; a client that sends more too early, or after the end, gets an error."""
     first = t.start_req(rid="talk", prompt_len=9, max_new_tokens=3, session=1)
     with pytest.raises(BadCall, match="takes a session that has not ended"):
         t.send_more("talk", 4)

@@ -54,7 +54,7 @@ def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
     ("target", "words"), [("full", "waits for ever"), ("transformers-growing-async", "mark_complete_blocks")]
 )
 def test_the_sweep_of_a_workload_finds_it(target: str, words: str) -> None:
-    """B15: without being told where."""
+    """B15: without a hint."""
     report = api.explore(target, adapter="transformers")
     assert any(words in str(finding.failure) for finding in report.findings.values())
 

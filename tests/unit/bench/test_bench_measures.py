@@ -63,7 +63,7 @@ def test_plan_is_checked_before_anything_is_sent(changes: dict[str, Any], messag
 
 
 def test_schedules_are_absolute_and_repeat() -> None:
-    """C10: equal plans give equal times, whatever the server does; the mean rate is the one that was asked for."""
+    """C10: equal plans give equal times, independently of the server; the mean rate is the requested one."""
     even = _plan(clients=None, arrivals=Arrivals.CONSTANT, rate_per_s=4.0)
     assert arrival_times(even, 4) == [0, 0.25, 0.5, 0.75]
     chance = _plan(clients=None, arrivals=Arrivals.POISSON, rate_per_s=4.0)

@@ -39,7 +39,7 @@ class SampleTree:
 
     @cached_property
     def settled(self) -> tuple[Catalogue, Registry]:
-        """Both, read once: for tests that hold many conversations about files that stay as they are."""
+        """Return both, read once, for tests with many conversations about unchanged files."""
         return self.catalogue, self.registry
 
     def write(self, path: str, text: str) -> str:

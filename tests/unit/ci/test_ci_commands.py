@@ -1,4 +1,4 @@
-"""The grammar of slash commands; whatever else stands in a comment is refused in words or is none of ours."""
+"""The grammar of slash commands; any other comment is refused with a reason or ignored."""
 
 import pytest
 from every_case import every_case

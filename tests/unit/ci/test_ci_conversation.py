@@ -1,4 +1,4 @@
-"""Whole conversations: comment in; reactions, dispatches and answers out, on own pull requests and forks."""
+"""Whole conversations: comment in; reactions, dispatches and answers out, on the project's branches and on forks."""
 
 import json
 import os
@@ -360,7 +360,7 @@ hostile_text = st.one_of(
 def test_hostile_comments_start_nothing_that_was_not_registered(
     tree: SampleTree, name: str, text: str, padding: int
 ) -> None:
-    """E05: whatever is written, by people with every permission, only clean words of our own reach a workflow."""
+    """E05: for any comment, by people with any permission, only validated words of our own reach a workflow."""
     fake = FakeGitHub()
     say(fake, tree, f"{name} {text}{'x' * padding}" if padding else f"{name} {text}")
     for workflow, inputs in fake.dispatches:

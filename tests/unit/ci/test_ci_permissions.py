@@ -1,4 +1,4 @@
-"""Who may give which command."""
+"""Permissions of commands."""
 
 import pytest
 from sample_tree import SampleTree

@@ -205,7 +205,7 @@ def test_a_terminated_run_takes_pytest_along(tree: SampleTree) -> None:
     "line", [b"\xff" * 9, b"[" * 100_000, b'{"type":"Started"}', b'{"type":"Started","file":"a\xff"']
 )
 def test_a_damaged_event_is_left_out_with_a_sentence(line: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those after it are read, and their end is told: a run without one is waited for until its time is over."""
+    """Later events are read, up to the end event: without one the run would be waited for until its time is over."""
     events = (Started("a", "b"), Finished("a", "b"))
     stream = io.BytesIO(encode(events[0]) + line + b"\n" + encode(events[1]))
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -57,7 +57,7 @@ def test_a_cut_link_holds_everything_until_it_is_mended() -> None:
 
 
 def test_lost_results_never_come() -> None:
-    """A dead server is told with the cause, a hang with every stack (D06)."""
+    """A dead server is reported with its cause, a hang with every stack (D06)."""
     results = results_of(1, 2)
     results.lose()
     assert list(results.take_due(9)) == []

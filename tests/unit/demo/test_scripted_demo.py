@@ -55,7 +55,7 @@ def test_both_halves_show_what_they_should(bug, engine):
 
 
 def test_a_half_that_shows_something_else_is_a_failure(bug, engine):
-    """The demo must not be green whatever happens."""
+    """The demo must be able to fail."""
     assert len(half(engine, with_bug=True).problems()) == 3
     assert len(half(bug, with_bug=False).problems()) == 3
 

@@ -76,7 +76,7 @@ def test_a_killed_server_leaves_all_steps_up_to_the_last(tmp_path: Path) -> None
 
 
 def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the writer is stopped: the loop goes on, the recording ends with its bound, and so does the server."""
+    """Like a stopped writer: the loop continues, the recording ends at its bound, and so does the server."""
     reader, writer = os.pipe()
     monkeypatch.setattr(recorders, "open_private", lambda path: os.fdopen(writer, "wb", 0))
     monkeypatch.setattr(recorders, "_MOST_BEHIND", 50)

@@ -1,4 +1,4 @@
-"""Who stands still and why: each kind of wait, its holders, and the chain to its root."""
+"""Stuck requests and their causes: each kind of wait, its holders, and the chain to its root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stands still in a recording of this engine, in the words of every other one."""
+"""Stuck requests in a recording of this engine, in the same words as for other engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Steps:
 
 
 def steps() -> Iterator[Step]:
-    """One request is launched, and its result never comes; the other waits for the row that the first has."""
+    """One request is launched and its result never comes; the other waits for the first one's row."""
     for rid in "ab":
         sampling = SamplingParams(max_new_tokens=4)
         yield Step((Generate(rid=rid, prompt_ids=(1, 2, 3, 4), sampling=sampling),), 0.0)

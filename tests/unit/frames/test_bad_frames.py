@@ -1,4 +1,4 @@
-"""Frames of wrong content: whatever comes, a decoder returns a value of its type or raises BadFrameError."""
+"""Frames of wrong content: for any bytes, a decoder returns a value of its type or raises BadFrameError."""
 
 from __future__ import annotations
 

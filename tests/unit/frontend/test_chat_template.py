@@ -1,4 +1,4 @@
-"""The chat template: what it is given, and what becomes of a conversation that it refuses."""
+"""The chat template: its input, and the error for a conversation that it refuses."""
 
 from __future__ import annotations
 

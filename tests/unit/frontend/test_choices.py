@@ -47,7 +47,7 @@ def test_refusal_of_one_choice_aborts_the_other_and_has_its_status(play, stream:
 
 
 def test_live_rid_of_one_choice_sends_no_half(play) -> None:
-    """Who goes away stops costing steps, and a live rid is refused (C05)."""
+    """A client that leaves costs no more steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         single = asyncio.create_task(stage.http.post("/generate", json={"input_ids": [1], "rid": "r-1"}))
@@ -290,7 +290,7 @@ def test_the_loop_turns_between_the_choices_of_a_long_prompt(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
-    """Who goes away stops costing steps, and a live rid is refused (C05)."""
+    """A client that leaves costs no more steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"prompt": [1], "rid": "r", "n": 2, "stream": stream}, "/v1/completions")

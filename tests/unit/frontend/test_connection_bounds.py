@@ -434,7 +434,7 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Slow(App):
-    """Begins its answer when told to, and ends it when told to; notes a client that has left."""
+    """Begins and ends its answer on demand; notes a client that has left."""
 
     def __init__(self, *, begins: bool, version: bytes) -> None:
         super().__init__(0, early=False)
@@ -537,7 +537,7 @@ def test_two_requests_of_a_client_that_sends_no_more_are_answered() -> None:
     ],
 )
 def test_an_absolute_target_is_its_path_and_its_host(target: bytes, path: str, query: bytes) -> None:
-    """C02: proxies send it, and a server must accept it; the host that it names counts, whatever Host says."""
+    """C02: proxies send it, and a server must accept it; its host takes precedence over the Host header."""
     scopes: list[Any] = []
 
     class Noting(App):

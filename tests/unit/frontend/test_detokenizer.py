@@ -102,7 +102,7 @@ def test_window_stays_short(text: str) -> None:
 
 
 def test_an_unfinished_character_is_not_read_before_it_is_whole() -> None:
-    """Its bytes spoil the finished character before it, and would show as replacements of both."""
+    """Its bytes corrupt the finished character before it, and would show as replacements of both."""
     decoder, vocabulary = _sentencepiece_like()
     ids = [vocabulary[f"<0x{byte:02X}>"] for byte in "\u20ac\U0001f98a".encode()]
     assert _pieces(decoder, ids) == ["", "", "\u20ac", "", "", "", "\U0001f98a", ""]

@@ -54,7 +54,7 @@ def test_disconnect_after_the_end_aborts_nothing(play) -> None:
 
 
 def test_a_client_that_leaves_during_its_upload_is_no_error(play, caplog: pytest.LogCaptureFixture) -> None:
-    """It cost a traceback of 60 lines."""
+    """It used to log a traceback of 60 lines."""
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"input_ids": [1]})

@@ -1,4 +1,4 @@
-"""The registry of open requests and calls: what enters it leaves it, whatever comes from the scheduler, and when."""
+"""The registry of open requests and calls: every entry leaves it, for any replies of the scheduler at any time."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def _until(condition) -> None:
 def test_what_comes_together_goes_in_one_write(play, writes: bool) -> None:
     """Sampling, logprobs, stops and choices are what was asked for (C02).
 
-    Who goes away stops costing steps, and a live rid is refused (C05).
+    A client that leaves costs no more steps, and a live rid is refused (C05).
     """
 
     async def scene(stage) -> None:

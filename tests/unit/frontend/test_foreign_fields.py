@@ -183,7 +183,7 @@ def test_how_a_conversation_is_rendered(play, asked: dict[str, Any], options: di
 
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETION, "prompt")])
 def test_special_tokens_around_a_prompt(play, path: str, field: str) -> None:
-    """By default a chat's template says where they stand, and a completion gets the tokenizer's."""
+    """By default a chat's template places them, and a completion gets the tokenizer's."""
     seen: list[bool] = []
 
     async def scene(stage) -> None:

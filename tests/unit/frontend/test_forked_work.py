@@ -137,7 +137,7 @@ def test_the_parents_end_is_noticed_and_every_piece_is_lost() -> None:
 
 
 def test_both_die_with_the_process_that_they_work_for() -> None:
-    """By kill -9 too, in the middle of a piece: nothing is orphaned."""
+    """Even by kill -9, in the middle of a piece of work: nothing is orphaned."""
     owner = os.fork()
     if owner == 0:
         try:

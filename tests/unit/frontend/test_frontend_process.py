@@ -1,4 +1,4 @@
-"""The front end's process, its parts in this one: ready when it listens, told of everything, gone when it is over."""
+"""The front end's process, run in this one: ready when it listens, obeys the supervisor, and ends cleanly."""
 
 from __future__ import annotations
 

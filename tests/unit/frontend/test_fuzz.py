@@ -1,4 +1,4 @@
-"""The served description, fuzzed: whatever a client sends, the answer is one that the description names, and it comes.
+"""The served description, fuzzed: every request gets an answer, and one that the description declares.
 
 Half of the bodies are mended into ones that reach the engine: most random ones break a rule between fields.
 """
@@ -101,7 +101,7 @@ def _mended_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mended_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Its name must be one that the model can say, and its schema one that can be followed."""
+    """Give it a name that the model can emit, and a schema that it can follow."""
     return {"type": "function", "function": {"name": "f", "strict": tool["function"].get("strict")}}
 
 

@@ -1,4 +1,4 @@
-"""Checks of grammars in processes of their own: what a client is told of a lost one, and that they end with it."""
+"""Checks of grammars in processes of their own: the error for a lost check, and that checks end with their client."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ BODY = b'{"text": "x"}'
     ],
 )
 def test_a_body_that_would_be_read_as_another_is_refused(play, path: str, headers: dict[str, Any], part: str) -> None:
-    """It was read as if nothing had been declared."""
+    """Its declared encoding was ignored."""
 
     async def scene(stage) -> None:
         headers.setdefault("content-type", "application/json")
@@ -44,7 +44,7 @@ def test_a_body_that_would_be_read_as_another_is_refused(play, path: str, header
 
 @pytest.mark.parametrize("declared", ["application/json; charset=utf-8", "application/json;charset=UTF8", "text/plain"])
 def test_what_clients_send_passes(play, declared: str) -> None:
-    """Clients' routes take JSON whatever it is called, as ever."""
+    """Clients' routes accept JSON under any content type."""
 
     async def scene(stage) -> None:
         headers = {"content-type": declared, "content-encoding": "identity"}
@@ -148,7 +148,7 @@ def test_no_variable_of_a_template_is_an_argument_of_the_library() -> None:
 
 
 def test_the_description_is_made_beside_the_loop(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took 49 ms of the event loop, as long as 50 tokens of a stream."""
+    """Making it took 49 ms of the event loop, as long as 50 tokens of a stream."""
     made_in: list[threading.Thread] = []
     make = description.get_openapi
 

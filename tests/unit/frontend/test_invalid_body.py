@@ -124,7 +124,7 @@ def test_a_rule_between_fields_names_the_one_at_fault(
 
 
 def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 400,000 unknown keys each was compared with every field."""
+    """Each of 400,000 unknown keys was compared with every field."""
     compared: list[str] = []
 
     def note(name: str, *_: object, **__: object) -> list[str]:
@@ -211,7 +211,7 @@ def test_an_error_names_the_key_as_it_was_written_and_the_fields_that_stand_ther
 
 
 def test_no_error_is_long() -> None:
-    """The bound of last resort: it holds for whatever else shows what a client sent."""
+    """The bound of last resort, for every error that quotes a client's input."""
     error = ApiError.invalid("x" * MANY, param="y" * MANY).body.error
     assert len(error.message) < MAX_MESSAGE_CHARS + 40
     assert len(error.param or "") < MAX_PARAM_CHARS + 40
@@ -280,7 +280,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {}}
     ],
 )
 def test_of_a_union_only_the_branch_that_was_meant_is_told(body: dict[str, object], param: str, says: str) -> None:
-    """C01: a list of parts with one wrong part was told to be no string."""
+    """C01: the error for a list of parts with one wrong part said that the list is no string."""
     error = refusal(ChatBody, json.dumps(body).encode()).body.error
     assert error.param == param
     assert error.message.startswith(says)

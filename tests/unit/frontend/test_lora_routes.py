@@ -187,7 +187,7 @@ def test_the_official_client_asks_for_loras_as_models(adapted: RealServer) -> No
 
 
 def test_a_lora_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_path: Path) -> None:
-    """Its requests are told what is missing and what to do, and the next one finds what was put back."""
+    """Its requests get an error with the missing file and the remedy; after the file is back the next one succeeds."""
     folder, away = tmp_path / "lora", tmp_path / "away"
     shutil.copytree(embedded_lora_folder(3), folder)
     load = {"lora_name": "lost", "lora_path": str(folder)}

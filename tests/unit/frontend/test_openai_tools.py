@@ -200,7 +200,7 @@ def test_tokenize_shows_what_the_model_is_told(client: openai.OpenAI, server: Re
 
 
 def test_logprobs_come_with_calls(client: openai.OpenAI) -> None:
-    """C02: one entry for each token, whatever its text became."""
+    """C02: one entry for each token, regardless of the part that its text went into."""
     (choice,) = ask(client, logprobs=True).choices
     with ask(client, logprobs=True, stream=True) as stream:
         pieces = [chunk.choices[0].logprobs for chunk in stream]

@@ -1,4 +1,4 @@
-"""The routes against a fake scheduler over real sockets: statuses, bodies, streams, what the scheduler is told."""
+"""The routes against a fake scheduler over real sockets: statuses, bodies, streams, messages to the scheduler."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, statu
 
 
 def test_live_rid_is_refused_at_once_and_free_again_after_its_end(play) -> None:
-    """Who goes away stops costing steps, and a live rid is refused (C05)."""
+    """A client that leaves costs no more steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         body = {"text": "x", "rid": "r"}

@@ -1,4 +1,4 @@
-"""The front end's decisions without a server: who has a rid, what a message ends, what a client is told and when."""
+"""The front end's decisions without a server: owners of rids, ends by messages, and clients' answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Front:
         return session
 
     def open_choices(self, rid: str, n: int) -> Session:
-        """As many as are sent in one turn."""
+        """Return the number of choices that one turn sends."""
         messages = tuple(Generate(rid=one, prompt_ids=(1,), sampling=SamplingParams()) for one in rids_of(rid, n))
         order = Order(rid=rid, messages=messages, stream=True, n=n)
         session = Session(self.sessions, order, NativeShape(n), self._decoder)

@@ -228,7 +228,7 @@ def test_tools_that_the_model_cannot_use_are_refused(play, change: dict[str, Any
 
 
 def test_a_plain_answer_is_as_it_was(play) -> None:
-    """Nothing is parsed where nothing is looked for: the first delta has the empty content that clients expect."""
+    """Nothing is parsed without a parser: the first delta has the empty content that clients expect."""
 
     async def scene(stage) -> None:
         speaking(stage)

@@ -10,7 +10,7 @@ from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarEr
 
 
 class Slow(CompiledGrammars):
-    """Compiles when it is told to, and notes in which thread."""
+    """Compiles on demand, and notes the thread."""
 
     def __init__(self) -> None:
         super().__init__(lambda: "", vocab_size=1, eos_token_ids=(0,))

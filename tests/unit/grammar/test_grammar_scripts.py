@@ -54,7 +54,7 @@ def late(t: Any) -> Any:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["mixed", "draft-model", "look-up"])
 def test_a_grammar_that_leads_nowhere(config: EngineConfig) -> None:
-    """A05, B11: the request's own fault, whatever is guessed."""
+    """A05, B11: the request's own fault, with any guesses."""
     with ScriptedSim.start(config) as engine:
         engine.run(late)
 

@@ -257,7 +257,7 @@ class Panicking:
 
 
 def test_a_panic_of_the_library_is_the_request_s_own_end() -> None:
-    """It is no Exception, so what catches those let it through."""
+    """A panic is no Exception, so `except Exception` did not catch it."""
     matcher = Matcher(Panicking(2), 8)
     assert matcher.allowed(np.array([1, 2], np.int32)).all()
     with pytest.raises(UnfollowableGrammar, match="after 3 tokens of output: Panic: a bound was met; mend"):

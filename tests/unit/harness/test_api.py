@@ -99,7 +99,7 @@ def test_race(t, tokens=125):
 
 
 def test_a_trace_of_a_script_is_run_again_and_compared(tmp_path: Path) -> None:
-    """Its failure too, with its mutant and arguments; and a script that was changed is left where it differs."""
+    """Also a failure, with its mutant and arguments; the replay of a changed script ends at the first difference."""
     file, kept = tmp_path / "test_race.py", tmp_path / "run.jsonl"
     file.write_text(RACE_FILE)
     for mutant in (None, "flush-ignores-in-flight"):

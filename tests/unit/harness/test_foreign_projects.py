@@ -64,7 +64,7 @@ def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester
 def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
     pytester: pytest.Pytester, fresh_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its adapter is scripted and searched without Lockstep's engine, beside tests of the package ``engine``."""
+    """Scripts and searches use its adapter without Lockstep's engine, beside tests of its own package ``engine``."""
     pytester.mkpydir("engine").joinpath("own.py").write_text("def answer():\n    return 42\n")
     pytester.makepyfile("from engine.own import answer\n\n\ndef test_own():\n    assert answer() == 42\n")
     for name in ("adapter", "fixed", "scheduler"):

@@ -194,7 +194,7 @@ def test_workers_share_the_load(pytest_of) -> None:
 
 
 def test_workers_keep_the_tests_of_one_server_together(pytest_of) -> None:
-    """By configuration, or by file where a test chooses it; no script in sim waits for another's worker."""
+    """Grouped by configuration, or by file if a test chooses so; no script in sim waits for another's worker."""
     skipped = "pytestmark = pytest.mark.skip\n\n\ndef test_chooses(harness):\n    assert harness\n"
     options = ("-v", "--tier", "all", "-k", "tokens or window or marked or chooses")
     result = pytest_of(f"{SCRIPTS}\n\n{skipped}", "-p", "xdist", "-n", "1", "--dist", "loadgroup", *options)

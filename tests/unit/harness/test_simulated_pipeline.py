@@ -80,7 +80,7 @@ def test_prefix_of_pages_that_do_not_follow_each_other_is_a_corruption() -> None
 
 
 def test_logprobs_have_one_entry_a_token() -> None:
-    """None for those that asked for none, wherever they stand in the microbatch."""
+    """Requests without logprobs get None, at any place in the microbatch."""
     pipeline = pipeline_of()
     wants = SamplingSpec(seed=0, return_logprob=True, top_logprobs_num=2)
     first = segment((1,), pages=(0,), spec=GREEDY)

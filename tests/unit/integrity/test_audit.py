@@ -112,7 +112,7 @@ def test_row_of_two_leases_is_found() -> None:
 
 
 def test_of_many_faults_the_first_by_arrival_is_named() -> None:
-    """D10: a replay names the same one, whatever the addresses of requests are."""
+    """D10: a replay names the same fault, independently of object addresses."""
     engine = SimulatedEngine(page_size=4, max_running_requests=2)
     engine.step(generate("r", prompt(5)))
     rids = [f"w{number}" for number in range(30)]

@@ -64,7 +64,7 @@ def test_a_stage_that_ended_by_itself_is_the_servers_to_judge(agent: Any, capsys
 
 @pytest.mark.parametrize("status", [1, -9])
 def test_a_stage_that_failed_is_dead_at_once(agent: Any, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The death of a stage is told with its cause (A06)."""
+    """The death of a stage is reported with its cause (A06)."""
     ends(agent, status)
     assert agent.over == EXIT_FAILED
     assert "the stage-0 process died" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A supervisor with a defect: whatever it is, its processes are told of it, and nothing is left."""
+"""A supervisor with any defect: its processes get the cause, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hangs(control: Control) -> None:
 def test_a_defect_of_the_supervisor_is_told_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A06: the supervisor took itself for told to stop, and cut every stream without a word. What fails fails again."""
+    """A06: the supervisor treated its own defect as an order to stop, and cut every stream without an error."""
     broken: list[bool] = []
     mains: dict[str, Callable[[Control], None]] = {
         name: functools.partial(ends_when_told, tmp_path, name) for name in (supervisor.SCHEDULER, supervisor.FRONTEND)

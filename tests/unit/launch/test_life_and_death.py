@@ -63,7 +63,7 @@ class LiveServer:
             assert time.monotonic() < deadline, stats
 
     def assert_whole_and_idle(self) -> None:
-        """B11: whatever went wrong, everything was freed, once."""
+        """B11: after any failure, everything was freed, once."""
         self.wait_for(lambda stats: not (stats["running"] or stats["in_flight"] or stats["waiting"]))
         stats = self.stats()
         assert (stats["pages_held"], stats["rows_free"]) == (0, stats["rows_total"])
@@ -150,7 +150,7 @@ def test_a_poisoned_request_fails_alone(launch, pool: ThreadPoolExecutor, pp_siz
 
 @pytest.mark.parametrize(("pp_size", "kind"), thinned([(4, "1"), (1, "OutOfMemoryError")], one_in=2))
 def test_a_failed_step_fails_its_own_microbatch(launch, pool: ThreadPoolExecutor, pp_size: int, kind: str) -> None:
-    """A05: those in one microbatch with the poison are told why and can be asked again; all others go on."""
+    """A05: requests in the failed microbatch get the reason and can be retried; all others continue."""
     server = launch(pp_size=pp_size, gate="failing_gates:failing_gate", mixed_chunk=False)
     undisturbed = server.ask().json()["output_ids"]
     outside = Listener(server, pool)

@@ -182,7 +182,7 @@ def test_administration_and_bad_input_on_a_live_server(launch) -> None:
 
 
 def test_client_that_goes_away_stops_costing_steps(launch) -> None:
-    """Who goes away stops costing steps, and a live rid is refused (C05)."""
+    """A client that leaves costs no more steps, and a live rid is refused (C05)."""
     server = launch().wait_ready()
     OpenStream(server).drop()
     deadline = time.monotonic() + END_BOUND_S

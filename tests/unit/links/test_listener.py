@@ -1,4 +1,4 @@
-"""The listening end over loopback: the one that proves itself gets in, whatever others do meanwhile."""
+"""The listening end over loopback: a peer with a proof gets in, regardless of the others."""
 
 from __future__ import annotations
 

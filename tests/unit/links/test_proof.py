@@ -48,7 +48,7 @@ def test_an_answer_is_of_one_challenge() -> None:
 
 @every_case("place", range(ANSWER_BYTES))
 def test_every_byte_of_an_answer_is_proved(place: int) -> None:
-    """Its role and its stage, too."""
+    """Including its role and its stage."""
     challenge = Challenge(SECRET)
     answer = bytearray(answer_to(challenge.greeting, SECRET, CLAIM))
     answer[place] ^= 1

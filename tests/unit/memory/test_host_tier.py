@@ -113,7 +113,7 @@ def test_room_is_made_of_what_was_used_longest_ago_the_end_of_a_prefix_first() -
 
 
 def test_what_a_copy_uses_makes_no_room() -> None:
-    """Of the pages that are being read or written none may go; without another the evicted page is lost."""
+    """Pages that are being read or written may not be dropped; without any other the evicted page is lost."""
     memory = memory_of(host=2)
     on_host(memory, [1, 2, 9], pages=1)
     admitted(memory, [1, 2, 9])

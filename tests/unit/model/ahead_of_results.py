@@ -1,4 +1,4 @@
-"""One stage that is asked for decodes before their tokens are known, and the same plans with known ones."""
+"""One stage with decodes planned before their tokens are known, and the same plans with known tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Flight:
         self.done: list[Completion] = []
 
     def give(self, microbatch: Microbatch) -> list[Completion]:
-        """All results that are there once it was given."""
+        """Launch it and return all results that are ready."""
         if self._runner.can_launch(microbatch):
             self._launched.append(self._runner.launch(microbatch))
             if len(self._launched) == self._depth:

@@ -13,7 +13,7 @@ Reference = Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]]
 
 
 def reference_logits(checkpoint_of: Callable[[str], Path], tokens: int) -> Reference:
-    """By family: the ids of two sequences of ``tokens`` tokens, and the fp32 logits of each by position."""
+    """Return, by family, the ids of two sequences of ``tokens`` tokens, and the fp32 logits of each by position."""
 
     @functools.cache
     def compute(family: str) -> tuple[torch.Tensor, list[torch.Tensor]]:

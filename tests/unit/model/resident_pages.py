@@ -8,7 +8,7 @@ __all__ = ["resident_kib"]
 
 
 def resident_kib(path: Path) -> int:
-    """By the kernel's own account, in KiB."""
+    """Return the resident memory by the kernel's account, in KiB."""
     found, own = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0] and not line.startswith("VmFlags"):

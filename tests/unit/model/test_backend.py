@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if OpenVINO were installed: the choice imports nothing of it."""
+    """Pretend that OpenVINO is installed: the choice imports nothing of it."""
     found(monkeypatch, ModuleSpec("openvino", None, origin="here"))
 
 

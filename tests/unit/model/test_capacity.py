@@ -35,7 +35,7 @@ def test_kv_gets_its_share_of_what_the_weights_leave(tmp_path: Path, monkeypatch
 
 
 def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the weights and of the KV of a token it has half."""
+    """It holds half of the weights and half of a token's KV."""
     free_memory(monkeypatch, 50_500)
     config = checkpoint(tmp_path, 1_000).model_copy(update={"pp_size": 2})
     found = capacity.measure_kv_tokens(config, FACTS, stages_here=1)
@@ -48,7 +48,7 @@ def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, mon
 
 
 def test_loras_are_counted_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as the stages may hold, of the largest rank, and the one that is read before another makes room."""
+    """Counts ``max_loras`` LoRAs of the largest rank, and one that is read before another makes room."""
     free_memory(monkeypatch, 10**6)
     tensors = {
         "model.layers.0.mlp.up_proj.weight": np.zeros((30, 20), np.float16),

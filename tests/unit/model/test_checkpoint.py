@@ -135,7 +135,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 @pytest.mark.parametrize("field", [*SIZES, "max_position_embeddings"])
 @every_case("size", [-1, "64", 1.5, [4], {}])
 def test_a_size_that_is_no_number_is_refused(folder: Path, field: str, size: object) -> None:
-    """C11: an error of the checkpoint, whatever the library makes of it."""
+    """C11: a CheckpointError, regardless of the library's exception."""
     _change(folder / "config.json", {field: size})
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_facts(EngineConfig(model=str(folder)))

@@ -1,4 +1,4 @@
-"""Decodes that were recorded: equal to eager ones whatever pads them, without a GPU.
+"""Recorded decodes equal eager ones for any padding, without a GPU.
 
 A tape stands for the graph: it replays the operations that were recorded, on the tensors that they were recorded on,
 and no line of Python. The kernel's documented arithmetic stands for the kernel.

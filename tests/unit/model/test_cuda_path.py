@@ -44,7 +44,7 @@ SPECS = [
 
 
 def _tensor(values: Any, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
-    """As torch's own, which makes tensors of this device that are no fakes."""
+    """Like torch.tensor, but makes real tensors for the fake device."""
     array = np.array(values)
     return torch.empty(array.shape, dtype=dtype or torch.from_numpy(array).dtype, device=device)
 

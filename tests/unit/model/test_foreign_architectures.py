@@ -70,7 +70,7 @@ def test_it_is_refused_by_name_before_anything_is_served(kind: str, tmp_path: Pa
 def test_attention_that_differs_from_the_architecture_s_own_is_found_at_the_start(
     family: str, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C11: whatever an architecture adds to attention, its first tokens show it."""
+    """C11: any addition of an architecture to attention shows in its first tokens."""
     config = EngineConfig(model=str(checkpoint_of(family)), device="cpu")
     window = WINDOW if "gemma" in family else 0
     ChainedStages(config, limits_for(config, window=window))

@@ -1,4 +1,4 @@
-"""The paged, chunked, staged forward equals transformers' own, whatever the architecture, the cut and the chunks."""
+"""The paged, chunked, staged forward pass equals transformers' own for every architecture, cut and chunk size."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_forward_that_differs_is_not_taken(
 
 
 def test_an_output_of_zeros_is_compared_too(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """As of a model that is not trained yet: 0 / 0 is no difference."""
+    """An untrained model outputs zeros: 0 / 0 counts as no difference."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint_of("llama"))
     torch.nn.init.zeros_(model.lm_head.weight)
     model.save_pretrained(tmp_path)

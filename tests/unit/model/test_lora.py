@@ -40,7 +40,7 @@ def linears_of(model: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def write_lora(folder: Path, model: Path, seed: int, modules: tuple[str, ...], **config: Any) -> Path:
-    """As peft saves it: named by the model's own modules, A [rank, in] and B [out, rank]."""
+    """Write a LoRA as peft does: named by the model's own modules, A [rank, in] and B [out, rank]."""
     said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "bias": "none"} | config
     said["target_modules"] = list(modules)
     generator = torch.Generator().manual_seed(seed)
@@ -320,7 +320,7 @@ def test_numbers_that_are_none_are_refused(
     checkpoint_of: Callable[[str], Path],
     loras: Callable[[str], tuple[Path, Path]],
 ) -> None:
-    """One such number in a matrix is in every logit, and in the KV of all who share the prefix."""
+    """One NaN in a matrix reaches every logit, and the KV of all requests that share the prefix."""
     folder = loras("qwen3")[0]
     weights = load_file(folder / "adapter_model.safetensors")
     weights[f"base_model.model.model.layers.0.mlp.down_proj.lora_{side}.weight"][1, 2] = number

@@ -50,7 +50,7 @@ def test_recorded_decodes_take_it_from_the_device(checkpoint_of: Callable[[str],
 
 
 def test_openvino_takes_it_from_the_host(checkpoint_of: Callable[[str], Path]) -> None:
-    """Its batches go on from one step to the next."""
+    """OpenVINO's batches continue from one step to the next."""
     pytest.importorskip("openvino")
     folder = checkpoint_of("qwen3")
     values = {"backend": "openvino", "page_size": 32}

@@ -53,7 +53,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("chunk", "pp_size"), [(64, 1), (5, 1), (5, 4)])
 def test_a_seed_says_what_it_says_on_torch(chunk: int, pp_size: int, said: list[int]) -> None:
-    """B01, B02: whatever the chunks and the stages."""
+    """B01, B02: for all chunk sizes and numbers of stages."""
     assert chain_of(pp_size=pp_size).generate(3, PROMPT, 20, chunk=chunk, spec=SAMPLED) == said
 
 

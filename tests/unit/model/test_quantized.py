@@ -153,7 +153,7 @@ def test_a_buffer_that_a_checkpoint_keeps_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_the_text_part_of_a_model_that_sees_is_served(tmp_path: Path, spoiled: bool) -> None:
-    """Its weights have names of their own, and those for images are not needed."""
+    """Its weights have other names, and the image weights are not needed."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(7)
     config = transformers.Gemma3Config(

@@ -149,7 +149,7 @@ def test_a_draft_model_changes_nothing_that_is_said(stages: int, sampling: dict[
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_a_model_guesses_itself_right(stages: int) -> None:
-    """Its KV is that of the model it guesses for: over chunks, cached prefixes, and after guesses that held."""
+    """Its KV equals the target model's: over chunks, cached prefixes, and after accepted guesses."""
     draft = {"speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"}
     engine = RealEngine(pp_size=stages, page_size=8, chunked_prefill_size=8, **draft)
     for _ in range(2):

@@ -211,7 +211,7 @@ def test_two_requests_of_one_rid_are_found(checks: EngineOracle) -> None:
 
 
 def test_a_rid_is_free_in_the_step_that_ends_its_owner(checks: EngineOracle) -> None:
-    """B12: the client that gave the old one up is told so first."""
+    """B12: the client that aborted the old request gets its answer first."""
     after(checks, generate("r"))
     after(checks, Abort(rid="r"), generate("r"), replies=(TokenOutput(rid="r", finish_reason=FinishReason.ABORT),))
     assert [life.end for life in checks.account.lives] == ["abort", None]

@@ -1,4 +1,4 @@
-"""The walk over a scheduler: every container is found by its path, whatever holds it; only growth is a violation."""
+"""The walk over a scheduler: every container is found by its path, in any holder; only growth is a violation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Holder(Slotted):
 
 
 def test_every_container_has_its_path() -> None:
-    """All inside one container share a path; a circle ends; what is bounded by construction is left out."""
+    """All items of a container share a path; a cycle ends; containers bounded by construction are left out."""
     assert sizes_of(root=Holder()) == {
         "root.items": 2,
         "root.pair[]": 4,
@@ -56,7 +56,7 @@ def test_a_new_scheduler_has_not_grown() -> None:
 
 @pytest.mark.parametrize("registry", [{"rid": 1}, [1], {1}, deque([1]), bytearray(1)])
 def test_a_registry_that_no_class_declares_is_named(registry: object) -> None:
-    """D11: the mutant a-registry-grows, whatever the registry is made of."""
+    """D11: the mutant a-registry-grows, for any type of registry."""
     scheduler = Scheduler(LIMITS)
     scheduler.books.seen = registry
     with pytest.raises(Violation, match=r"scheduler\.books\.seen has 1 entries, in a new engine 0"):

@@ -127,7 +127,7 @@ def test_a_step_as_it_should_be_passes() -> None:
 
 
 def test_how_often_a_request_was_sent_back_is_compared() -> None:
-    """Only scripts are told; an engine that counted twice had passed."""
+    """Only scripts see the count; an engine that counted twice used to pass."""
     scheduler, events, result = _first_step()
     scheduler.books.requests["a"].retractions += 1
     assert _judged(result, scheduler, events) == "Retract"
@@ -222,7 +222,7 @@ _SIZES: dict[str, Callable[[Scheduler], object]] = {
 
 @pytest.mark.parametrize("name", _SIZES)
 def test_every_size_is_compared_after_every_step(name: str) -> None:
-    """B05: what the engine says of itself is what must be there."""
+    """B05: the engine's own report equals the specified one."""
     scheduler = Scheduler(_LIMITS)
     sampling = SamplingParams(seed=3, max_new_tokens=4)
     events = tuple(Generate(rid=rid, prompt_ids=tuple(range(1, 12)), sampling=sampling) for rid in ("a", "b"))

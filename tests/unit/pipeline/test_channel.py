@@ -114,7 +114,7 @@ def test_what_a_killed_server_left_is_replaced(addresses: list[Path]) -> None:
 
 
 def test_a_length_beyond_the_bound_is_not_waited_for(pair: Pair) -> None:
-    """A05, A06: nothing after it can be told apart: the stage is broken, and what came before it is heard."""
+    """A05, A06: the stream after it cannot be decoded: the stage counts as broken, and earlier frames are read."""
     scheduler, stage = pair
     stage.send(b"before")
     stage._socket.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))

@@ -222,7 +222,7 @@ def test_a_decode_engine_that_was_started_again_takes_nothing_for_the_one_before
 
 
 def test_nothing_is_written_after_a_stop(decode: Decode, opened: Open) -> None:
-    """Of four pages the first, and the third, which counts for nothing; the others come late."""
+    """Of four pages the first and the third arrive, of which the third is useless; the others are late."""
     target, receiver = decode
     peer = opened(Prefiller(receiver.address, target.images().layout))
     page = bytes([7]) * target.images().image_bytes
@@ -250,7 +250,7 @@ def test_nothing_is_written_after_a_stop(decode: Decode, opened: Open) -> None:
 def test_a_stop_waits_for_the_page_that_is_being_written(
     decode: Decode, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be written after the answer otherwise: the stop is given in the middle of the write."""
+    """The stop comes in the middle of the write, which must end before the answer."""
     target, receiver = decode
     peer = opened(Prefiller(receiver.address, target.images().layout))
     write, begun, go_on = PageImages.write, threading.Event(), threading.Event()
@@ -385,7 +385,7 @@ def test_pages_of_an_unknown_transfer_are_dropped_and_told_once(
 
 @pytest.mark.parametrize("forgotten", [0, 2])
 def test_a_page_that_is_there_before_its_order_waits_for_it(decode: Decode, opened: Open, forgotten: int) -> None:
-    """A stage is told what to receive behind all that it has still to compute; numbers begin again for each script."""
+    """A stage gets the order after everything that it still has to compute; numbers restart for each script."""
     target, receiver = decode
     for number in range(1, forgotten + 1):
         receiver.order(receive(number, 5))

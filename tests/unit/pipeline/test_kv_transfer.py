@@ -98,7 +98,7 @@ def test_it_says_what_one_engine_says(start: Start, folders: Sequence[Path], val
 
 
 def test_what_has_not_come_is_noticed(start: Start, folders: Sequence[Path]) -> None:
-    """By the sanitizer, which has the record of what came."""
+    """By the sanitizer, which has the record of the received pages."""
     prefill, decode = start("prefill", folders[0]), start("decode", folders[1])
     said(prefill, 1, (0, 1, 2, 3), start_at=0, ids=PROMPT)
     decode.order_transfer(ReceivePages(1, (7, 4)))
@@ -111,7 +111,7 @@ def test_what_has_not_come_is_noticed(start: Start, folders: Sequence[Path]) -> 
 
 
 def test_engines_that_differ_say_so_and_go_on(start: Start, folders: Sequence[Path]) -> None:
-    """Of two stages both refuse; the order is answered once, by the first one's words."""
+    """Both stages refuse; the order is answered once, with the first one's error."""
     prefill = start("prefill", folders[0], pp_size=2, page_size=64)
     decode = start("decode", folders[1], pp_size=2)
     decode.order_transfer(ReceivePages(1, (0,)))

@@ -181,7 +181,7 @@ def test_what_no_request_may_see_ends_the_pipeline_in_its_turn(early: LocalPipel
 
 
 def test_a_device_that_was_lost_is_told_in_its_turn(early: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A06: whatever of it the host meets first."""
+    """A06: wherever the host notices it first."""
     writer = PlanWriter(LIMITS)
     early.launch(writer.plan(0, [1, 2, 3]))
     early.fail_next_step(0)

@@ -88,7 +88,7 @@ def _take_the_names(folder: Path) -> None:
 def test_a_trace_that_is_not_written_is_an_error(
     damage: Callable[[Path], None], pipeline: LocalPipeline | StagedPipeline, tmp_path: Path
 ) -> None:
-    """A05: the call's alone; no client is told of a trace that is not there, and the next profile succeeds."""
+    """A05: only the call fails; no client gets the path of a missing trace, and the next profile succeeds."""
     writer, folder = PlanWriter(LIMITS), tmp_path / "traces"
     assert run(pipeline, control(folder)).error is None
     run(pipeline, writer.plan(0, PROMPT))
@@ -113,7 +113,7 @@ def test_half_a_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_trace_that_is_not_written_at_the_bound_fails_no_microbatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A05: the client that stops the profile is told."""
+    """A05: the client that stops the profile gets the error."""
     monkeypatch.setattr(profiling, "PROFILE_LIMIT_STEPS", 1)
     pipeline = LocalPipeline(StageRunner(EngineConfig(device="cpu"), LIMITS, 0))
     run(pipeline, control(tmp_path / "traces"))

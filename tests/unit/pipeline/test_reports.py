@@ -185,7 +185,7 @@ def test_a_count_below_zero_is_no_report(wired: Wired, caplog: pytest.LogCapture
 
 
 def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired: Wired) -> None:
-    """A06: told like a death, with the stage's name."""
+    """A06: reported like a death, with the stage's name."""
     pipeline, stages = wired
     pipeline.launch(PLAN)
     stages[1]._socket.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
@@ -200,7 +200,7 @@ def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired
 def test_a_control_is_done_by_all_stages_or_by_none(
     wired: Wired, order: tuple[int, ...], failing: int, control: Microbatch
 ) -> None:
-    """A05: whichever stage failed and whichever reported first: every stage is told to drop what it prepared."""
+    """A05: for any failing stage and any order of reports, every stage drops the change that it prepared."""
     pipeline, stages = wired
     pipeline.launch(control)
     for stage in order:
@@ -285,7 +285,7 @@ def test_a_transfer_has_one_answer_when_every_stage_has_given_its_own(
     events: list[TransferEvent],
     expected: TransferEvent,
 ) -> None:
-    """Whichever is last, and whether or not it is stopped meanwhile, which every stage is told."""
+    """For any last stage, stopped in between or not; every stage gets the stop."""
     pipeline, stages = wired
     pipeline.order_transfer(ordered)
     for stage in order:

@@ -42,7 +42,7 @@ class Counters(msgspec.Struct):
 
 
 class Runner:
-    """Notes what it is told; its forward returns ``output``."""
+    """Notes its calls; its forward pass returns ``output``."""
 
     def __init__(self, stage: int, stages: int, output: object) -> None:
         self.stage, self.facts = stage, SimpleNamespace(is_first=stage == 0, is_last=stage == stages - 1)

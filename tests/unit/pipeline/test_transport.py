@@ -61,7 +61,7 @@ def pair(private_dir: Path) -> Iterator[Pair]:
 
 
 def ends_of(private_dir: Path, dtype: torch.dtype) -> Pair:
-    """The one that sends, and the one that receives."""
+    """Return the sender and the receiver."""
     second, first = (
         SocketTransport(StageWires.local(private_dir, stage, 2), stage, facts(dtype), CPU) for stage in (1, 0)
     )
@@ -103,7 +103,7 @@ def test_a_slice_arrives_whole(pair: Pair) -> None:
 
 
 def test_a_tensor_that_no_socket_takes_at_once_arrives_whole(pair: Pair) -> None:
-    """Its sender waits for the next stage, and every byte comes."""
+    """Its sender waits for the next stage, and every byte arrives."""
     hidden = hidden_states(MANY_TOKENS)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(pair[0].send, microbatch(tokens=MANY_TOKENS), hidden)
@@ -161,7 +161,7 @@ def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
 
 
 def test_what_is_sent_to_a_neighbour_that_is_gone_is_dropped(pair: Pair) -> None:
-    """A06: its end is told by the supervisor, not by the stage before it."""
+    """A06: the supervisor reports its end, not the stage before it."""
     pair[0].send(microbatch(1), hidden_states())
     assert isinstance(pair[1].receive(microbatch(1)), torch.Tensor)
     pair[1].close()

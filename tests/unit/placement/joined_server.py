@@ -76,7 +76,7 @@ class JoinedServer:
         return list(self.http.post("/generate", json=body).json()["output_ids"])
 
     def processes(self) -> list[psutil.Process]:
-        """All of them, on both sides."""
+        """Return all processes, on both sides."""
         return [psutil.Process(pid) for pid in {*self.pids.values(), *(one.pid for one in (self.server, *self.agents))}]
 
     def __enter__(self) -> JoinedServer:

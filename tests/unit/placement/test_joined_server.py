@@ -74,7 +74,7 @@ def test_its_tokens_are_those_of_one_process(joined: JoinedServer, parent: Prelo
 
 
 def test_a_peer_without_the_secret_disturbs_nothing(joined: JoinedServer) -> None:
-    """A05: dropped, whatever it sends, with one line a minute in the log, which never has the secret.
+    """A05: dropped for any input, with one line a minute in the log, which never has the secret.
 
     131 connections of one byte ended the whole server: one that had given way to a later one was heard.
     """
@@ -126,7 +126,7 @@ def test_a_stage_too_many_is_told_so(joined: JoinedServer) -> None:
 
 @pytest.mark.parametrize("mutant", [None, "flush-ignores-in-flight"])
 def test_the_flush_race_is_the_same_on_joined_stages(parent: PreloadedParent, mutant: str | None) -> None:
-    """Its script is green, and red with its bug; the stages that it ran on were agents' children."""
+    """Its script passes, and fails with its bug; its stages were children of agents."""
     test = spec_of(flush_race)
     with EngineServer.start(test.config, parent=parent, placement="join", mutant=mutant) as server:
         assert server.serving is not None

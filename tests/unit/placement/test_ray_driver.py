@@ -59,7 +59,7 @@ class Cluster:
 
 
 class Group:
-    """A placement group that has its bundles after so many looks."""
+    """A placement group that gets its bundles after a number of looks."""
 
     def __init__(self, looks: float) -> None:
         self.looks = looks
@@ -135,7 +135,7 @@ def actors_on(*places: Place) -> list[SimpleNamespace]:
 def test_a_node_that_makes_its_workers_nice_is_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ray does unless it is told otherwise: the stages there yield to all other work."""
+    """Ray's default niceness makes the stages yield to all other work."""
     monkeypatch.setattr(ray_driver.os, "nice", lambda _: 0)
     ray_driver.places_of(Cluster(), actors_on(HERE, FAR), time.monotonic() + 1)
     assert caplog.text == ""

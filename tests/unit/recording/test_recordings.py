@@ -228,7 +228,7 @@ def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: boo
 
 
 def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the checkpoints that are held it is the oldest, and only a quarter of the limit or more apart are taken."""
+    """It begins at the oldest held checkpoint; checkpoints are at least a quarter of the limit apart."""
     flight = FlightRecorder(Header(limits=limits_of(RESTING.config)), limit_steps=120)
     inner = record_to(tmp_path / "run.rec", RESTING, sinks=(flight,))
     path = flight.dump(tmp_path / "flight.rec")
@@ -373,7 +373,7 @@ def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Pat
 def test_a_recorded_crash_becomes_a_small_test(
     redacted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It fails with the bug and passes without; a redacted recording is as good."""
+    """The test fails with the bug and passes without; a redacted recording works as well."""
     path, script = tmp_path / "crash.rec", tmp_path / "test_crash.py"
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
     with switched_on(FLUSH):

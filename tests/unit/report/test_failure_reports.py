@@ -212,7 +212,7 @@ def kills(t):
 
 
 def test_script_goes_on_after_it_killed_a_stage() -> None:
-    """D06, D09: every client is told which one died, also of a request that had only just arrived."""
+    """D06, D09: every client learns which stage died, even for a request that had only just arrived."""
     with ScriptedSim.start(PP2) as sim:
         assert sim.run(kills).spent
 
@@ -263,7 +263,7 @@ def timeout_of(*stacks: ProcessStack) -> str:
 
 
 def test_hang_deadlock_and_slowness_are_told_apart() -> None:
-    """A dead server is told with the cause, a hang with every stack (D06)."""
+    """A dead server is reported with its cause, a hang with every stack (D06)."""
     waits = ProcessStack("stage-0 (pid 1)", "in poll")
     stopped = ProcessStack("stage-1 (pid 2)", "", Activity.STOPPED)
     busy = ProcessStack("scheduler (pid 3)", "in loop", Activity.COMPUTES)
@@ -281,7 +281,7 @@ def dumps_its_stack(t, file):
 
 
 def test_a_script_that_does_not_come_to_its_next_yield_is_named(tmp_path: Path) -> None:
-    """D06: from a stack as Python writes it, whatever the harness's own functions are called."""
+    """D06: found in Python's own stack dump, independently of the harness's function names."""
     with ScriptedSim.start(PP2) as sim:
         sim.run(dumps_its_stack, str(tmp_path / "stack"))
     stack = ProcessStack("scheduler (pid 4)", (tmp_path / "stack").read_text())

@@ -27,7 +27,7 @@ def test_each_loose_end_names_some_of_its_tests_or_all() -> None:
 
 
 def test_assertions_that_say_nothing_are_named_with_their_tests() -> None:
-    """Of a shared helper an assertion is told if no test reached it."""
+    """An assertion of a shared helper is reported if no test reached it."""
     tally = SummaryOfScripts()
     tally.add("test_a", {"asked: a.py:3: assert r.error": 0, "asked: a.py:4: assert r.finished": 1})
     tally.add("test_b", {"asked: a.py:3: assert r.error": 0, "asked: a.py:9: assert r.rid": 0})

@@ -417,7 +417,7 @@ def test_a_box_that_would_be_cut_off_names_its_requests_and_leaves_the_ranges_to
 
 @pytest.mark.parametrize("width", [5, 14, 40])
 def test_no_box_of_a_page_cuts_a_label(width: int) -> None:
-    """Of a full microbatch it names as many requests as it can show whole, and counts the others."""
+    """For a full microbatch it names as many requests as it can show uncut, and counts the others."""
     rids = [f"{'r' * width}{number}" for number in range(6)]
     shares = tuple(ShownShare(rid, "[1024:2048]") for rid in rids)
     launched = ShownBatch(id=123, kind="prefill", shares=shares, tokens=6144)

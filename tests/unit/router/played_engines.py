@@ -50,7 +50,7 @@ class Body(httpx.AsyncByteStream):
 
 
 class PlayedEngine:
-    """One engine: up, down or draining. It answers with ``parts``, or raises before it does where they are an error."""
+    """One engine: up, down or draining. It answers with ``parts``, or raises if they are an error."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = ServerSettings(**settings)

@@ -1,4 +1,4 @@
-"""One engine asked over HTTP: what goes in, what comes out, and what its silence is taken for."""
+"""Requests to one engine over HTTP: what is sent, what is returned, and the meaning of its silence."""
 
 from __future__ import annotations
 

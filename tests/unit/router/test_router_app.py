@@ -264,7 +264,7 @@ def test_another_model_is_not_one_of_the_fleet() -> None:
 
 
 def test_a_prefill_engine_is_refused_by_name() -> None:
-    """It answers no client."""
+    """A prefill engine answers no client."""
 
     async def scene(stage: Scene) -> None:
         assert (await _answered(stage))[1] == NAMES[0]
@@ -277,7 +277,7 @@ def test_a_prefill_engine_is_refused_by_name() -> None:
 
 
 def test_an_engine_that_became_a_prefill_engine_sends_clients_on() -> None:
-    """It was started again in another role, and no look has seen it yet."""
+    """The engine was restarted in another role, and the router has not looked at it yet."""
 
     async def scene(stage: Scene) -> None:
         stage.one.status = stage.other.status = 421

@@ -1,4 +1,4 @@
-"""C01: whatever an engine says of itself is its own fault: it is left out with a sentence, and nothing else ends."""
+"""C01: for any answer of an engine, only that engine is excluded, with a reason, and nothing else ends."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 
 
 class Engine:
-    """A memory that requests come to and leave, and what it told; the last ``KEPT`` batches can be asked for again."""
+    """A memory with requests, and its published batches; the last ``KEPT`` batches can be requested again."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -26,7 +26,7 @@ class Engine:
         self.sent: list[tuple[CacheEvent, ...]] = []
 
     def step(self) -> tuple[int, tuple[CacheEvent, ...]]:
-        """One request, an eviction or a flush, until something was told."""
+        """Run a request, an eviction or a flush, until a batch is published."""
         log = self.memory.log
         assert log is not None
         while not (events := log.take()):

@@ -1,4 +1,4 @@
-"""Acts over all engines: done by all or by none, whatever engines do at any step, and never two versions of weights."""
+"""Acts over all engines: done by all or by none, for any behaviour at any step, and never two versions of weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_EVENTS = 20_000
 
 @dataclass
 class Played:
-    """One engine: what it is, what it was asked and has not answered, and the versions that its requests began with."""
+    """One engine: its state, its unanswered asks, and the versions of the weights at its requests' starts."""
 
     paused: str | None = None
     weights: str = START
@@ -151,7 +151,7 @@ class Fleet:
         self.take(self.machine.met(name))
 
     def act(self, order: Order) -> None:
-        """One act from its beginning to its end, and what is true at the end."""
+        """Run one act from its beginning to its end, and check the final state."""
         before = {name: one.state for name, one in self.engines.items()}
         died: set[str] = set()
         self.outcomes.clear()

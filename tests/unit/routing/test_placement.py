@@ -1,4 +1,4 @@
-"""Placement by what engines tell of their caches: what is told, what is on its way, and what is not known any more."""
+"""Placement by the engines' reports of their caches: reported, expected and outdated prefixes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stored(ids: tuple[int, ...] = IDS, version: int = 0, lora: str = "") -> Page
 
 
 class Engines:
-    """A placement over engines that a test plays; each keeps what it told, to tell it again."""
+    """A placement over engines that the test plays; each keeps its batches, to send them again."""
 
     def __init__(self, *names: str, rules: Rules | None = None) -> None:
         self.placement = Placement(rules or Rules(), index_chunks=64)
@@ -46,7 +46,7 @@ class Engines:
         raise AssertionError(f"three answers of {name} did not make its mirror right")
 
     def restart(self, name: str) -> None:
-        """Its process is another one; what was sent there has ended."""
+        """Restart an engine as a new process; its requests have ended."""
         self.told[name].clear()
         self.placement.lost(name)
         self.placement.report(name, ReplicaLoad())

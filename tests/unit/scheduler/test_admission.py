@@ -52,7 +52,7 @@ def test_request_that_never_fits_is_refused_with_its_numbers(
 
 
 def test_request_for_no_tokens_needs_room_for_the_one_that_is_computed() -> None:
-    """B09: 17 tokens of prompt do not fit into one page of 16, whatever comes after them."""
+    """B09: 17 tokens of prompt never fit into one page of 16."""
     engine = SimulatedEngine(max_total_tokens=16, page_size=16)
     assert refusal(engine, generate("r", prompt(17), 0)).kind is RefusalKind.INVALID
 
@@ -71,7 +71,7 @@ def test_context_length_clamps_and_finishes() -> None:
 
 
 def test_live_rid_is_refused_and_its_owner_goes_on() -> None:
-    """Who goes away stops costing steps, and a live rid is refused (C05)."""
+    """A client that leaves costs no more steps, and a live rid is refused (C05)."""
     engine = SimulatedEngine()
     engine.step(generate("r", prompt(20)))
     assert refusal(engine, generate("r", prompt(9))).kind is RefusalKind.DUPLICATE

@@ -1,4 +1,4 @@
-"""Calls that need more than a step: which is launched when several are due, and what becomes of all of them."""
+"""Calls that need more than a step: the order in which due ones are launched, and all their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endings: one terminal reply each, memory freed once, whatever is in flight."""
+"""Endings: one terminal reply each, memory freed once, with anything in flight."""
 
 from __future__ import annotations
 

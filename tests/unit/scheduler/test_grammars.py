@@ -1,4 +1,4 @@
-"""The grammars that the scheduler knows: what the last stage is told to compile and to forget, and when."""
+"""The grammars that the scheduler knows: the orders to the last stage to compile and to forget."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_failure_ends_its_requests_and_is_forgotten(grammars: Grammars) -> Non
 
 
 def test_an_answer_that_nothing_waits_for_changes_nothing(grammars: Grammars) -> None:
-    """It was dropped while it was compiled, or it is ready already."""
+    """The grammar was dropped during its compilation, or is ready already."""
     counters = grammars._counters
     one = taken(grammars, A)
     grammars.forget(one)

@@ -1,4 +1,4 @@
-"""Prompt logprobs in the scheduler: what each part asks for, what is told of it, and what a prompt alone leaves."""
+"""Prompt logprobs in the scheduler: the requests and replies of each chunk, and a prompt without output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_request_that_asks_for_nothing_says_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("landed", range(5))
 def test_a_retraction_asks_for_the_rest_only(landed: int) -> None:
-    """B06: whatever was in flight; the values are those of the request that nothing happened to."""
+    """B06: with anything in flight; the values equal those of an undisturbed request."""
     told: list[PromptLogprob] = []
     undisturbed = SimulatedEngine(chunked_prefill_size=16)
     undisturbed.run(scored("r", 60, 3))

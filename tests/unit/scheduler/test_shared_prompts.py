@@ -1,4 +1,4 @@
-"""Equal prompts that arrive together: whatever else happens, each step is what the specification requires."""
+"""Equal prompts that arrive together: each step follows the specification, with any other events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time limits in the scheduler: the deadline that a gate is told, ends at it, and nothing left of those that ended."""
+"""Time limits in the scheduler: the deadline for the gate, ends at it, and no state of ended requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reasons(engine: SimulatedEngine) -> dict[str, FinishReason | None]:
 
 
 def test_a_gate_is_told_the_earliest_deadline() -> None:
-    """Of requests and of the call that waits."""
+    """The earliest of all requests and of the waiting call."""
     engine = SimulatedEngine(max_running_requests=1)
     engine.now = 10.0
     assert engine.step(generate("a", prompt(20), 50)).deadline is None
@@ -64,7 +64,7 @@ def test_a_refused_request_has_no_deadline() -> None:
 
 
 def test_nothing_is_kept_of_many_that_came_and_went() -> None:
-    """B05: every way to end takes the deadline along, whatever the order."""
+    """B05: every way to end removes the deadline, in any order."""
     engine = SimulatedEngine(waiting_timeout_s=30.0, max_running_requests=3)
     draw = random.Random(7)
     for number in range(120):

@@ -1,4 +1,4 @@
-"""Totals: what the scheduler counts is what its clients asked for and were told."""
+"""Totals: the scheduler's counts equal its clients' requests and replies."""
 
 from __future__ import annotations
 

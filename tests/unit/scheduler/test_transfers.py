@@ -1,4 +1,4 @@
-"""Transfers in the scheduler alone: what the stages and the prefill engine are told, and whose pages are whose when."""
+"""Transfers in the scheduler alone: orders to the stages and the prefill engine, and the owners of pages."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_the_end_of_a_transfer_that_is_not_open_means_nothing() -> None:
 
 
 def test_those_that_received_go_on_in_the_order_of_their_admission() -> None:
-    """Whole beside each other, and the first of a microbatch in part."""
+    """Several whole prompts in one microbatch, and only its first one in part."""
     engine = Engine("decode")
     for rid in "abc":
         engine.step(wanting(rid))

@@ -355,7 +355,7 @@ def test_other_weights_may_take_as_long_as_a_start(make_world) -> None:
 
 
 def test_a_pipeline_that_broke_is_an_event_and_then_the_end(make_world, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A06: a stage that sends what cannot be read is told like one that died."""
+    """A06: a stage that sends unreadable frames is reported like a dead one."""
     world = make_world()
     broken = PipelineFailed(process="stage-0", cause="it sent what cannot be read")
     world.complete(1)

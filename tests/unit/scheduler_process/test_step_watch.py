@@ -1,4 +1,4 @@
-"""The watch over a forward in this process: an overdue one is told with where it stands, and idleness costs nothing."""
+"""The watch over a forward pass in this process: an overdue one is reported with its stack; idleness costs nothing."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def leave_a_process() -> None:
 
 
 def leave_an_orphan() -> None:
-    """Of a session of its own, whose parent has ended."""
+    """Leave a process in a session of its own, whose parent has ended."""
     if not (child := os.fork()):
         os.setsid()
         if not os.fork():

@@ -1,4 +1,4 @@
-"""Nothing that a script does to its process reaches the next one, and nothing that it started goes on."""
+"""No change of a script to its process reaches the next script, and nothing that it started survives."""
 
 from __future__ import annotations
 

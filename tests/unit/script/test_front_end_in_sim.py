@@ -75,7 +75,7 @@ def test_the_script_passes() -> None:
 def test_a_broken_part_of_the_front_end_fails_a_script(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, broken: Callable[..., Any]
 ) -> None:
-    """None of these could show while the sim tier had a front end of its own."""
+    """None of these could show while the sim tier had its own front end."""
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(Exception):  # noqa: B017, PT011 - each is found in its own way
         run()

@@ -17,7 +17,7 @@ CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
 
 
 class Speechless(Exception):
-    """One of a user whose text cannot be had."""
+    """A user's exception whose text cannot be read."""
 
     def __str__(self) -> str:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""A script in sim is bounded by its ``timeout_s``, whatever it catches and whatever timers and handlers it sets."""
+"""A script in sim is bounded by its ``timeout_s``, regardless of the exceptions it catches and the timers it sets."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_script_by_hand_is_bounded_in_a_call_of_c_in_a_child(sim):
 def test_a_script_by_hand_that_stays_in_a_call_of_c_ends_its_process_with_its_line(
     sim: ScriptedSim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It computed for ever, deaf to Ctrl-C."""
+    """It computed for ever, and ignored Ctrl-C."""
     monkeypatch.setattr(hard_deadline, "_PATIENCE_S", 0.0)
     stacks = tmp_path / "stacks"
     child = os.fork()

@@ -108,7 +108,7 @@ def test_a_race_notices_what_an_empty_script_does_not() -> None:
 
 
 def test_a_script_that_meets_no_known_bug_is_told_so() -> None:
-    """Of an adapter without mutants it said: notices only what every script notices, 0 of 0 bugs."""
+    """For an adapter without mutants it said: notices only what every script notices, 0 of 0 bugs."""
     findings = Findings(name="a script")
     assert "meets no known bug" in "\n".join(findings.lines())
     assert not findings.is_a_test

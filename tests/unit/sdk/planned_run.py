@@ -82,7 +82,7 @@ class PlannedRun:
         encoded: tuple[tuple[str, int], ...] = (),
         dropped: tuple[int, ...] = (),
     ) -> None:
-        """One step that launches these shares, says these replies, and is judged."""
+        """Run and judge one step that launches these shares and sends these replies."""
         events, self.events = self.events, []
         self.batches += bool(shares)
         more: dict[str, Any] = {"copies": copies, "mirrored": mirrored, "encoded": encoded, "dropped": dropped}
@@ -94,7 +94,7 @@ class PlannedRun:
         self.oracle.after_step(events, stepped, self.machine, self.pipeline)
 
     def launch(self, rid: str, start: int, count: int, *blocks: int, **more: Any) -> None:
-        """One step that launches a share of one request and takes its result at once."""
+        """Run one step that launches a share of one request, and take its result at once."""
         self.step(share(rid, start, count, *blocks, **more))
         self.take_result()
 

@@ -77,7 +77,7 @@ def test_no_position_at_all(run: PlannedRun) -> None:
 
 
 def test_a_start_left_open_without_guesses(run: PlannedRun) -> None:
-    """F: -1 stood for whatever position came next, so a scheduler without guesses could get every start wrong."""
+    """F: -1 stood for any next position, so a scheduler without guesses could get every start wrong."""
     run.add("a")
     with pytest.raises(Violation, match="a computes 6 positions from -1 on"):
         run.step(share("a", -1, 6, 0, 1))
@@ -319,7 +319,7 @@ def test_an_equal_prefix_from_before_a_flush(run: PlannedRun) -> None:
 
 
 def test_a_flush_under_a_request_that_goes_on(run: PlannedRun) -> None:
-    """G01: what it reads was written before it is told that nothing of it is left."""
+    """G01: it reads KV written before the flush that dropped it."""
     a = run.add("a", 6)
     run.launch("a", 0, 6, 0, 1)
     run.events.append(FlushCache(call_id="flush"))

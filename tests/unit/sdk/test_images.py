@@ -1,4 +1,4 @@
-"""Images in prompts: an encoder computes them before a batch reads them, and keeps them until it is told to drop them.
+"""Images in prompts: an encoder computes them before a batch reads them, and keeps them until ordered to drop them.
 
 Goal: nobody reads an image that the device does not have, and it keeps no more than there is room for. Method: plans
 written by hand. Origin: vLLM pull requests 31857 and 45347. Mutant: in `SimulatedRunner._encode`, drop nothing, or look

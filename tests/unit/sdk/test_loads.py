@@ -1,4 +1,4 @@
-"""KV that comes from outside: it is read like any other, and what did not arrive must not be told to anybody.
+"""KV that comes from outside: it is read like any other, and tokens from missing KV must not reach a client.
 
 Goal: a scheduler with a KV connector is judged by the same promises. Method: plans written by hand. Origin: loads of
 vLLM that fail. Mutant: none; each test has a plan that breaks the promise, or one that keeps it.

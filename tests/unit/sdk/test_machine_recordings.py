@@ -91,7 +91,7 @@ def test_a_recording_as_a_schedule_launches_the_same(line: str, tmp_path: Path) 
 
 
 def test_the_command_makes_a_test_of_a_recording(tmp_path: Path, commands: ForkedCommands) -> None:
-    """Of one in which a promise was broken, shrunk."""
+    """From a recording with a broken promise, shrunk."""
     path, test = tmp_path / "run.jsonl", tmp_path / "test_run.py"
     line = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1; 9 start d prompt=7 seed=2"
     record_schedule(path, f"adapter={FIXED}; {line}")

@@ -137,7 +137,7 @@ def test_a_request_that_is_dropped_is_named_at_once() -> None:
 
 def test_a_query_that_moves_a_cursor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counts(_healthy()):  # type: ignore[misc]
-        """What the store has for a request is added to a cursor with each ask."""
+        """Each query adds the store's tokens for a request to a cursor."""
 
         cursor = 0
 
@@ -174,7 +174,7 @@ def test_the_last_output_in_the_cache_is_found_without_a_hit(monkeypatch: pytest
 
 def test_steps_that_do_nothing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Looks(_healthy()):  # type: ignore[misc]
-        """It looks at its queues thirty times before each batch."""
+        """Reads its queues thirty times before each batch."""
 
         looks = 0
 

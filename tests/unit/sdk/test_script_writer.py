@@ -55,7 +55,7 @@ def run(test: Any, script: Any = None, mutant: str | None = None) -> Any:
 
 
 def test_what_a_search_finds_becomes_a_test_that_fails_alike(tmp_path: Path, commands: ForkedCommands) -> None:
-    """From the command to pytest, as a person does it."""
+    """From the command to pytest, like a user."""
     written = tmp_path / "test_found.py"
     explore = ["-m", "scripted", "explore", "aborted", "--adapter", BROKEN, "--no-keep", "--to-script", str(written)]
     done = commands.run(*explore)

@@ -94,7 +94,7 @@ def test_a_ring_of_another_request_is_found() -> None:
 
 
 def test_nothing_is_read_of_the_gap() -> None:
-    """Of four tokens of prompt and eight of output the last three are attended to; a block in between is gone."""
+    """With four prompt tokens and eight of output, only the last three are attended to; a block in between is gone."""
     run = PlannedRun()
     run.add("a", prompt=12, new=3)
     run.step(share("a", 0, 10, 1, 2, 3))

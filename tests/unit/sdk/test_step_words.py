@@ -1,4 +1,4 @@
-"""Steps of any scheduler in words: what came in, what was launched in which blocks, and what clients were told."""
+"""Steps of any scheduler in words: events, launches with their blocks, and replies to clients."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_deadline_that_only_ends_requests_excuses_nobody() -> None:
 
 
 def test_a_lost_wake_up_is_named() -> None:
-    """It asks for no step at any time; one after another event would find the delay over."""
+    """It requests no step; a step after another event would find the delay over."""
     adapter = _delayed(sets_timer=False)
     with pytest.raises(Violation, match="something waits for ever: a"):
         _run(adapter)
@@ -77,7 +77,7 @@ def test_a_step_that_nobody_asked_for_is_named_as_a_lost_wake_up() -> None:
     fixed = sys.modules["fixed"]
 
     class Sleeps(fixed.FixedMachine):  # type: ignore[misc, name-defined]
-        """It takes a request without a launch, and asks for no step in which to launch it."""
+        """Takes a request without a launch, and requests no step in which to launch it."""
 
         def step(self, events: Any, now: float) -> Any:
             if not any(isinstance(event, Add) for event in events):

@@ -220,7 +220,7 @@ LOOPS = {
 def test_a_scheduler_that_loops_outside_of_its_step_is_a_finding(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A06: whoever called it; the file and the line are named."""
+    """A06: for any caller; the error names the file and the line."""
     doing, method = LOOPS[name]
     path = tmp_path / "wrong_adapter.py"
     path.write_text(

@@ -63,7 +63,7 @@ def test_its_scripts_pass_or_fail_as_it_says(adapter: str, tmp_path: Path, comma
 
 
 def test_a_foreign_adapter_is_searched_without_the_engine() -> None:
-    """Nothing of the engine is imported, nor what only the engine needs."""
+    """Neither the engine nor its dependencies are imported."""
     source = (
         "import sys\n"
         "from scripted.search.campaign import Campaign\n"

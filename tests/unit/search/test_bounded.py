@@ -22,7 +22,7 @@ FLUSH = "flush-ignores-in-flight"
 
 
 def placements(actions: tuple[Action, ...], steps: int, together: int) -> set[tuple[tuple[Action, ...], ...]]:
-    """By brute force: which actions come in which step, in their order."""
+    """Enumerate by brute force the actions of each step, in order."""
     if not steps:
         return {()}
     found = set()

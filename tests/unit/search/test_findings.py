@@ -32,7 +32,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class Machine:
-    """Refuses to do anything; raises where it is told to."""
+    """Refuses every request; raises on demand."""
 
     depth = 1
 
@@ -78,7 +78,7 @@ def test_what_a_step_raises_is_a_finding() -> None:
 
 
 def test_what_anything_else_raises_is_an_error_of_the_harness() -> None:
-    """A machine whose counts cannot be read has told nothing about its scheduler."""
+    """A machine whose counts cannot be read says nothing about its scheduler."""
     with pytest.raises(HarnessError) as caught:
         execute(schedule("raises_in_counts=True"))
     assert "failed with IndexError: no such count" in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_machine_that_says_again_for_ever_is_told_so_at_once() -> None:
 
 
 def test_a_machine_may_say_again_for_as_long_as_it_has_work_inside() -> None:
-    """Its steps show nothing, but there is an end to them."""
+    """Its steps show no effect, but they end."""
     failure = execute(schedule("says_again=200")).failure
     assert failure is not None
     assert failure.text == "nothing happens any more, but something waits for ever: a (waiting)"

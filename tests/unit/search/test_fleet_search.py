@@ -215,7 +215,7 @@ def test_who_has_drained_is_asked_before_it_leaves() -> None:
 
 
 def test_who_drains_takes_no_request() -> None:
-    """It is asked for nothing, so that it needs no run."""
+    """It gets no requests, so that it needs no run."""
     engine = engine_of(is_dead=False)
     engine.run = None
     ADAPTER.begin(on="p0", do="start a prompt=9").act(SimpleNamespace(machine=SimpleNamespace(engine=lambda _: engine)))

@@ -56,7 +56,7 @@ def test_an_operators_call_is_what_it_takes() -> None:
 
 
 def test_a_client_that_ends_the_engine_is_a_remote_crash() -> None:
-    """It needs no setting that a server has not by default, and no name that a client chooses."""
+    """It needs no setting beyond a server's defaults, and no name chosen by a client."""
     found = reach_of(Schedule.parse(CANCEL), workloads=20)
     assert found.who == "any client (remote crash)"
     assert not found.unusual

@@ -69,7 +69,7 @@ def test_the_search_finds_a_mutant_unaided(name: str) -> None:
 
 
 def test_the_flush_race_is_found_by_the_sweep_of_its_workload() -> None:
-    """B15: in a few dozen schedules, without being told the window, with the incident's own text."""
+    """B15: within a few dozen schedules, without knowing the window, with the incident's own error."""
     report = Campaign(SearchPlan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
     assert report.schedules < 100
     (finding,) = report.findings.values()
@@ -168,7 +168,7 @@ def test_the_page_of_the_gallery_is_what_its_generator_writes() -> None:
 
 
 def test_a_dead_stage_ends_every_run() -> None:
-    """A06, A07: whatever is in flight when a stage dies, every client is told once, with the process's name."""
+    """A06, A07: for anything in flight when a stage dies, every client gets one error with the process's name."""
     base = workload_named("chunked-beside-decodes")
     for step in range(1, 12):
         assert execute(base.with_placed([Placed(step, KillStage(stage=1))])).failure is None

@@ -1,4 +1,4 @@
-"""States: a digest is the same for a copy, another one for whatever differs, and none for what cannot be read."""
+"""States: a digest is equal for a copy, different for any difference, and absent for unreadable state."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ FALSE_ALARM = (
 
 
 def test_a_decode_in_a_step_that_sends_a_request_back_is_a_turn() -> None:
-    """It was not noted once, so that the next turn looked unfair."""
+    """It was once not noted, so that the next turn looked unfair."""
     assert execute(Schedule.parse(FALSE_ALARM)).failure is None
 
 
@@ -103,7 +103,7 @@ def test_a_run_of_swarm_leaves_kinds_out() -> None:
 
 
 def test_random_events_mostly_have_something_to_act_on_and_one_run_in_eight_ends_the_engine() -> None:
-    """Of events that are chosen before a run most would meet nothing, because earlier ones change it."""
+    """Most events chosen before a run would meet nothing, because earlier ones change its state."""
     prefixes = Prefixes(WORKLOADS["full-rows"])
     drawn = list(itertools.islice(RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps), 200))
     unreached = sum(len(prefixes.execute_drawn(one).unreached) for one in drawn)

@@ -123,6 +123,6 @@ def kills_the_supervisor(t):
 
 
 def test_a_script_that_kills_the_supervisor_is_the_one_that_fails(parent: PreloadedParent) -> None:
-    """A dead server is told with the cause, a hang with every stack (D06)."""
+    """A dead server is reported with its cause, a hang with every stack (D06)."""
     with EngineServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied, match="supervisor"):
         server.run(kills_the_supervisor)

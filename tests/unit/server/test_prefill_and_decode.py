@@ -1,4 +1,4 @@
-"""Prefill and decode engines as real servers: answers as of one engine, whatever happens to either side."""
+"""Prefill and decode engines as real servers: answers equal a single engine's, through any failure of either side."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fleet(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def engines(fleet: Fleet) -> tuple[RealServer, RealServer, RealServer]:
-    """One that does all itself, a prefill engine and a decode engine."""
+    """Start a standalone engine, a prefill engine and a decode engine."""
     alone, prefill = fleet.serve(), fleet.prefill()
     decode = fleet.decode()
     until_asked(decode)

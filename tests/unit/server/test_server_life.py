@@ -147,7 +147,7 @@ def test_one_server_runs_what_comes_and_survives_failures(server: EngineServer, 
 
 @pytest.mark.parametrize("name", thinned(["scheduler", "stage-1", "frontend", "supervisor"], one_in=2))
 def test_killed_process_is_named_and_not_by_a_timeout(server: EngineServer, name: str) -> None:
-    """A dead server is told with the cause, a hang with every stack (D06)."""
+    """A dead server is reported with its cause, a hang with every stack (D06)."""
     with pytest.raises(ServerDied) as caught:
         server.run(kills_behind_the_harness, name, options=PATIENT)
     assert f"The {name} process was the first to die" in str(caught.value)
@@ -156,7 +156,7 @@ def test_killed_process_is_named_and_not_by_a_timeout(server: EngineServer, name
 
 
 def test_stage_that_hangs_is_told_with_every_stack(server: EngineServer) -> None:
-    """A dead server is told with the cause, a hang with every stack (D06)."""
+    """A dead server is reported with its cause, a hang with every stack (D06)."""
     with pytest.raises(ScriptTimeout) as caught:
         server.run(stops_behind_the_harness, options=HANG_OPTIONS)
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""The words for broken rules: none of the validator's own gets through, whatever it finds."""
+"""The words for broken rules: none of the validator's own words reaches a user."""
 
 from __future__ import annotations
 

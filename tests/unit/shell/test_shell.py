@@ -400,7 +400,7 @@ OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/fixed.py"
 
 @OUTSIDE
 def test_a_scheduler_of_another_adapter_by_hand(adapter, tmp_path):
-    """Its verbs, its counts, its history; and what is saved is its own test."""
+    """Its verbs, counts and history; the saved file is its own test."""
     path = tmp_path / "test_saved.py"
     config = adapter_named(adapter).read_config({"chunked_prefill_size": "8"} if "outside" in adapter else {})
     typed = Typed(

@@ -1,4 +1,4 @@
-"""Grammars of calls in formats that are no JSON: whatever a model chooses within one is a call of its schema."""
+"""Grammars of calls in formats other than JSON: any output within one is a call of its schema."""
 
 from __future__ import annotations
 

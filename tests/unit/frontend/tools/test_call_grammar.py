@@ -1,4 +1,4 @@
-"""Grammars of calls: whatever a model chooses within one, its parser finds calls that keep to their schemas."""
+"""Grammars of calls: for any output within one, its parser finds calls that follow their schemas."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ ANSWER = schema_grammar({"type": "object", "properties": {"a": {"const": 1}}, "r
 def test_an_answer_of_a_schema_and_calls_are_both_possible(
     family: str, form: CallForm, tools: tuple[OfferedTool, ...]
 ) -> None:
-    """As the protocol has it: ``response_format`` says what an answer is, and the model may call tools before."""
+    """As in the protocol: ``response_format`` defines the answer, and the model may call tools before it."""
     grammar = calls_or_answer(form, tools, ANSWER, None, {})
     assert grammar is not None
     answering, calling = Walk(grammar, tokenizer(())), Walk(grammar, tokenizer(()))

@@ -85,7 +85,7 @@ def test_several_calls(family: str, text: str) -> None:
 
 @pytest.mark.parametrize("separator", [";", "; ", ";\n", "\n", " ;  ", ""])
 def test_calls_of_llama_are_separated_by_anything_usual(separator: str) -> None:
-    """vLLM pull request 49923: it skipped two characters, whatever they were, and lost the second call."""
+    """vLLM pull request 49923: it skipped any two characters, and lost the second call."""
     text = separator.join([entry("add", NESTED, key="parameters")] * 3)
     assert parse("llama3", text) == [("call", "add", NESTED)] * 3
 
