@@ -83,7 +83,7 @@ class Measured:
         """Keep a generator of a helper until it has begun to run."""
         code = value.gi_code if isinstance(value, types.GeneratorType) else getattr(value, "cr_code", None)
         code = code or value.ag_code
-        if code.co_name.startswith("<") or not is_of_the_project(code.co_filename):
+        if code.co_name.startswith("<") or not _is_of_the_project(code.co_filename):
             return
         caller = sys._getframe(2)  # noqa: SLF001 - the only name of the frame that called
         self._made = [one for one in self._made if not one.has_begun]
@@ -144,7 +144,7 @@ class Measured:
     def _has_imported(self) -> bool:
         """Return whether the run imported a module of helpers, whose assertions are not counted."""
         new = list(sys.modules.values())[self._modules :]
-        return any(is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
+        return any(_is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
 
 
 def asserting_nothing(name: str) -> str:
@@ -230,7 +230,7 @@ def count_assertions(function: Callable[..., object], *, turnable: bool = False)
             continue
         seen.add(id(names))
         file = names.get("__file__")
-        if not isinstance(file, str) or not is_of_the_project(file):
+        if not isinstance(file, str) or not _is_of_the_project(file):
             continue
         if HOOKS not in names or (turnable and not names[_TURNABLE]):
             _count_in(names, file, turnable=turnable)
@@ -259,7 +259,7 @@ def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.Functio
         isinstance(value, types.FunctionType)
         and value.__code__ is not caller
         and "scripted" not in vars(value)
-        and is_of_the_project(value.__code__.co_filename)
+        and _is_of_the_project(value.__code__.co_filename)
     )
 
 
@@ -365,7 +365,7 @@ def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_of_the_project(file: str) -> bool:
+def _is_of_the_project(file: str) -> bool:
     """Return whether a file belongs to the user's project, and not to a library, the engine or the harness."""
     path = Path(file).resolve()
     if path.suffix != ".py" or _INSTALLED & set(path.parts):

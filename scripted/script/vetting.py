@@ -11,8 +11,6 @@ import contextlib
 import dis
 import functools
 import itertools
-import logging
-import os
 import sys
 import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
@@ -29,9 +27,7 @@ from scripted.core.mutant import HasMutants, MutantDoesNotFit, switched_on
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
-from scripted.script.altered_reads import Reads
 from scripted.script.child import ChildDied, ChildLate, run_in_child
-from scripted.script.clients import Call
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
 from scripted.script.interruptions import Verdict
@@ -156,7 +152,6 @@ class Vetting:
         return findings
 
     def _encoded(self, test: ScriptedTest, name: str, arguments: Mapping[str, object], seconds: float) -> bytes:
-        _say_nothing()
         try:
             findings = self._findings(test, name, arguments, time.process_time() + seconds)
         except OutOfTimeError:
@@ -182,8 +177,6 @@ class Vetting:
                 own.append(bug)
             if self.is_brief and own and not absent:
                 break
-        if not own and measured.assertions:
-            own += run.first_read_noticed()
         if met and not own and measured.assertions:
             own += run.first_edit_noticed()
         return Findings(
@@ -222,8 +215,6 @@ class _Runs:
     codes: set[int] = field(default_factory=set)
     # The prompt of each request, and the number of tokens it got.
     requests: list[tuple[object, int]] = field(default_factory=list)
-    # The classes whose objects show the script what the engine does.
-    kinds: set[type] = field(default_factory=set)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
         """Run without a mutant; return its assertions and the mutants of code that it ran. May raise ScriptError."""
@@ -247,9 +238,7 @@ class _Runs:
     def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
         # An aborted request may have asked for more tokens than a run has steps.
-        handles = t.run.handles.all
-        self.requests = [(handle.prompt_ids, max(1, len(handle.output_ids))) for handle in handles]
-        self.kinds = {Call, type(t), *map(type, handles), *(type(handle.client) for handle in handles)}
+        self.requests = [(handle.prompt_ids, max(1, len(handle.output_ids))) for handle in t.run.handles.all]
         return result
 
     def holds_both_ways(self, site: Site) -> bool:
@@ -279,19 +268,6 @@ class _Runs:
         except (ScriptError, ScriptDefinitionError) as exc:
             return exc
         return None
-
-    def first_read_noticed(self) -> list[str]:
-        """Look for something that the script reads and an assertion of it would notice if it were otherwise."""
-        reads = Reads()
-        with reads.of(self.kinds):
-            if self.failure_with(None) is not None:
-                return []
-            for read in [*reads.noted]:
-                reads.begin(read)
-                failure = self.failure_with(None)
-                if failure is not None and self.is_by_the_script(failure):
-                    return [str(read)]
-        return []
 
     def first_edit_noticed(self) -> list[str]:
         """Look for an edit of the code that ran which an assertion of the script notices, and its requests do not.
@@ -386,17 +362,6 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
         yield from t.run_until_all_finished(handles)
     else:
         yield
-
-
-def _say_nothing() -> None:
-    """Drop what the script prints and logs in this child: it runs a hundred times."""
-    nothing = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the child ends
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for descriptor in (1, 2):
-        os.dup2(nothing.fileno(), descriptor)
-    sys.stdout = sys.stderr = nothing
-    logging.disable(logging.CRITICAL)
 
 
 def _digest_of(ended: ScriptEnded) -> tuple[int, object]:

@@ -55,30 +55,6 @@ def a_race(t):
     assert r.output_ids
 
 
-def never_cached(t):
-    first = t.start_req(prompt_len=32, max_new_tokens=1)
-    yield from t.run_until_finished(first)
-    second = t.start_req(prompt_len=32, max_new_tokens=1)
-    yield from t.run_until_finished(second)
-    print("cached:", second.cached_tokens)  # noqa: T201 - as a script may
-    assert second.cached_tokens == 0
-
-
-def both_run(t):
-    requests = [t.start_req(prompt_len=9, prompt_seed=seed, max_new_tokens=5) for seed in (1, 2)]
-    while not all(r.finished for r in requests):
-        t.sometimes("both", len(t.state.running) == 2)
-        yield
-    assert requests[0].finished
-
-
-def an_answer_beside_itself(t):
-    r = t.start_req(prompt_len=5, max_new_tokens=3)
-    yield from t.run_until_finished(r)
-    before = {"ids": r.output_ids, "reason": r.finish_reason}
-    assert (r.output_ids, r.finish_reason) == (before["ids"], before["reason"])
-
-
 def a_check_that_holds_both_ways(t):
     r = t.start_req(prompt_len=5, max_new_tokens=3)
     yield from t.run_until_finished(r)
@@ -212,22 +188,3 @@ def test_what_scripted_new_writes_is_a_test(tmp_path: Path) -> None:
     status, said = _command(new_test("race", folder=tmp_path, settings={"pp_size": "2"}))
     assert status == 0, said
     assert "flush-ignores-in-flight" in said, said
-
-
-@pytest.mark.parametrize(
-    ("script", "reach", "own"),
-    [
-        (never_cached, (), ("another cached_tokens",)),
-        pytest.param(both_run, ("both",), ("another state.running",), marks=pytest.mark.nightly),
-        pytest.param(an_answer_beside_itself, (), (), marks=pytest.mark.nightly),
-    ],
-)
-def test_a_script_that_no_known_bug_is_about_is_a_test_if_it_reads_what_the_engine_did(
-    script: Any, reach: tuple[str, ...], own: tuple[str, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Eight of forty right scripts of outsiders were said to notice nothing."""
-    test = scripted(EngineConfig(radix_cache=False), must_reach=list(reach))(script).scripted
-    findings = Vetting(is_brief=True).findings(test, script.__name__, {})
-    assert findings.own == own
-    assert findings.is_a_test is bool(own)
-    assert capfd.readouterr() == ("", "")
