@@ -188,3 +188,15 @@ def test_what_scripted_new_writes_is_a_test(tmp_path: Path) -> None:
     status, said = _command(new_test("race", folder=tmp_path, settings={"pp_size": "2"}))
     assert status == 0, said
     assert "flush-ignores-in-flight" in said, said
+
+
+def a_talker(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    print("said", r.output_ids)  # noqa: T201 - as a script may
+    assert len(r.output_ids) == 3
+
+
+def test_what_a_script_prints_in_its_hundred_runs_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _vetted(a_talker, {}).own
+    assert capfd.readouterr() == ("", "")
