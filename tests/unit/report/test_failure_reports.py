@@ -319,3 +319,17 @@ def test_the_schedulers_own_lines_are_shown() -> None:
     frame = Frame("scheduler.py", 7, "schedule", "raise KeyError(block)")
     report = FailureReport(kind=FailureKind.FAILED, error="KeyError: 3", inside=(frame,)).render()
     assert re.search(r"In the scheduler:\n.*scheduler.py:7: in schedule\n>? +raise KeyError\(block\)", report), report
+
+
+def waits_for_what_is_over(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=2)
+    t.sometimes("it has begun", True)
+    yield from t.run_until_finished(r)
+    yield from t.advance_to_stage(r, "first_chunk")
+
+
+def test_a_wait_for_a_request_that_has_ended_ends_with_it() -> None:
+    """D07: and a window that was open is noted at its step."""
+    error = run(waits_for_what_is_over)
+    assert "it ended before (length), and a prompt that is not split counts no chunks" in str(error)
+    assert [(note.step, note.text) for note in error.report.notes if not note.line] == [(0, "it has begun")]

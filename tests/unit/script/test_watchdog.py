@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 
 from scripted.core.errors import Overdue
-from scripted.script.watchdog import unwatched, watchdog
+from scripted.script.watchdog import _watched_s, unwatched, watchdog
 
 
 def _compute(seconds: float) -> None:
@@ -82,3 +83,26 @@ def test_the_place_that_is_owner_is_looked_for() -> None:
     with pytest.raises(Overdue, match=r"^in _compute$"), watchdog(0.05, "in {name}", is_busy=True, is_owner=is_owner):
         _compute(5.0)
     assert len(looks) == 4
+
+
+def test_a_timer_that_ran_before_goes_on_afterwards() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3000.0)
+        with watchdog(60.0):
+            pass
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 1000.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_time_outside_of_the_watch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1.0)
+    monkeypatch.setattr("scripted.script.watchdog.time.process_time", lambda: clock.now)
+    before = _watched_s()
+    with unwatched():
+        clock.now += 5.0
+    assert _watched_s() == before
+    clock.now += 2.0
+    assert _watched_s() == before + 2.0

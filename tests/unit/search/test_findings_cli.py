@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from scripted.cli import app
 from scripted.cli.console import plain_console
 from scripted.cli.search import _Shown
+from scripted.core.defects import DEFAULT_KNOWN, Defect, add_known
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -79,3 +80,11 @@ def test_the_first_sighting_was_counted_when_it_was_kept() -> None:
     kinds = [(1, True, 3), (2, False, 3), (0, True, 5)]
     shown.keep_counts([SimpleNamespace(number=number, is_new=is_new, seen=seen) for number, is_new, seen in kinds])
     assert added == {1: 2, 2: 3}
+
+
+@pytest.mark.usefixtures("kept")
+def test_what_the_project_has_accepted_meanwhile_is_not_told_again() -> None:
+    add_known(DEFAULT_KNOWN, Defect(id="late", schedules=(f"adapter=lockstep {RACE}",), because="rare"))
+    status, output = run("explore", str(RACE), "--schedules", "1")
+    assert "STILL FAILS" not in output
+    assert status == 0, output
