@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from scripted.core.account import OWN_ENDS
-from scripted.core.masks import state_after
 from scripted.core.promises import CachedPrefix
-from scripted.core.tokens import guesses, links_of, next_token, root_of
+from scripted.core.tokens import links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.images import LARGEST_IMAGE
+from scripted.sdk.encoder import SimulatedEncoder, output_of
+from scripted.sdk.images import Image
 from scripted.sdk.messages import (
     Add,
     Answer,
@@ -34,55 +34,12 @@ from scripted.sdk.messages import (
     Stepped,
     Tokens,
 )
+from scripted.sdk.request_tokens import RequestTokens
 
 # The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from it, which
 # no model samples.
 _SPOILT: Final = -1
 _NONSENSE: Final = 999_999_999
-
-
-class _Tokens:
-    """A request's tokens, sampled ones included, and the fingerprint after each.
-
-    ``computed`` is the next position, ``guessed`` are the guesses after its last share, and ``held`` counts the guesses
-    of that share that held. ``ends`` is the position behind its last share, ``ahead`` the distance in blocks from that
-    share's place to its state.
-    """
-
-    __slots__ = ("ahead", "computed", "ends", "fingerprints", "guessed", "held", "ids", "message")
-
-    def __init__(self, message: Add) -> None:
-        self.message = message
-        self.ids: list[int] = []
-        self.computed = 0
-        self.guessed: tuple[int, ...] = ()
-        self.held = 0
-        self.ends = self.ahead = 0
-        self.fingerprints = [root_of(message.lora)]
-        self.extend(message.prompt_ids)
-
-    @property
-    def mask(self) -> int | None:
-        """The state of its grammar; None without one."""
-        message = self.message
-        return state_after(self.ids[len(message.prompt_ids) :]) if message.grammar else None
-
-    def extend(self, ids: Sequence[int]) -> None:
-        self.ids += ids
-        self.fingerprints += links_of(self.fingerprints[-1], ids)[1:]
-
-    def guess(self, count: int) -> None:
-        self.guessed = guesses(self.fingerprints[-1], count, self.mask) if count else ()
-
-    def hold(self, most: int, count: int) -> None:
-        """Accept at most this many guesses of the last share."""
-        self.cut(len(self.ids) - self.held + most)
-        self.computed, self.held = len(self.ids) - 1, most
-        self.guess(count)
-
-    def cut(self, count: int) -> None:
-        del self.ids[count:]
-        del self.fingerprints[count + 1 :]
 
 
 class SimulatedRunner:
@@ -97,9 +54,7 @@ class SimulatedRunner:
         self._context = limits.context_tokens
         self._speculative_tokens = can.speculative_tokens
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
-        self._room_for_images = can.images
-        # The number of tokens of each image that the encoder has computed, by the image's number.
-        self._encoded: dict[int, int] = {}
+        self._encoder = SimulatedEncoder(can.images)
         # The fingerprint in each slot of every block that was ever written, 0 for a slot that was not; and how often
         # the cache had been flushed at the block's last write.
         self._blocks: dict[int, list[int]] = {}
@@ -107,10 +62,10 @@ class SimulatedRunner:
         # The fingerprint of the tokens whose state a block holds.
         self._states: dict[int, int] = {}
         # Shares with guesses and states; until the next launch the scheduler may say that fewer of their guesses hold.
-        self._guessing: list[tuple[Share, _Tokens]] = []
+        self._guessing: list[tuple[Share, RequestTokens]] = []
         self._flushes = 0
         self._flush_calls: set[str] = set()
-        self._requests: dict[str, _Tokens] = {}
+        self._requests: dict[str, RequestTokens] = {}
         # The next requests of a session, which begin when its present one has ended.
         self._queued: dict[str, deque[Add]] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
@@ -131,7 +86,7 @@ class SimulatedRunner:
         if is_queued:
             self._queued.setdefault(request.rid, deque()).append(request)
             return
-        self._requests[request.rid] = _Tokens(request)
+        self._requests[request.rid] = RequestTokens(request)
         self._missing.pop(request.rid, None)
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
@@ -218,8 +173,8 @@ class SimulatedRunner:
             return
         for source, target in batch.copies:
             self._copy(source, target)
-        if self._room_for_images:
-            self._encode(batch)
+        if self._encoder.room:
+            self._encoder.encode(batch, self._images_of)
         # Initial states are read before any state is written.
         for share in batch.shares:
             self._check_states(share)
@@ -257,29 +212,8 @@ class SimulatedRunner:
             self._missing.setdefault(share.rid, share.start)
         return True
 
-    def _encode(self, batch: Batch) -> None:
-        """Encode images before anything that contains them is computed. Raises Violation."""
-        for number in batch.dropped:
-            self._encoded.pop(number, None)
-        for rid, place in batch.encoded:
-            image = self._requests[rid].message.images[place]
-            self._encoded[image.number] = image.count
-        kept = sum(self._encoded.values())
-        if kept > self._room_for_images:
-            raise Violation(
-                f"with the images of batch {batch.id} the encoder's cache holds {kept} tokens, "
-                f"of at most {self._room_for_images}"
-            )
-        for share in batch.shares:
-            end = share.start + share.count
-            for image in self._requests[share.rid].message.images[: None if share.crossed is None else 1]:
-                is_read = image.start < end and share.start < image.start + image.count
-                is_read = is_read if share.crossed is None else share.start == 0
-                if is_read and image.number not in self._encoded:
-                    raise Violation(
-                        f"{share.rid} computes positions {share.start} to {end - 1}, but of its image at positions "
-                        f"{image.start} to {image.start + image.count - 1} the device has nothing"
-                    )
+    def _images_of(self, rid: str) -> tuple[Image, ...]:
+        return self._requests[rid].message.images
 
     # -- one share --
 
@@ -384,7 +318,7 @@ class SimulatedRunner:
             for block in block_ids[first // self._size : -(-end // self._size)]:
                 self._states.pop(block, None)
         if share.crossed is not None and share.start == 0:
-            there = self._made_of(share)
+            there = output_of(self._requests[share.rid].message.images[:1])
             if len(there) > len(share.crossed) * self._size:
                 raise Violation(
                     f"{share.rid} reads what its encoder made of its image, {len(there)} tokens, but has room for "
@@ -404,7 +338,7 @@ class SimulatedRunner:
         if share.states and drafts:
             self._guessing.append((share, tokens))
 
-    def _check_positions(self, share: Share, tokens: _Tokens) -> None:
+    def _check_positions(self, share: Share, tokens: RequestTokens) -> None:
         """Raise Violation for positions that the request or its blocks do not have, and for wrong input tokens."""
         end, drafts = share.start + share.count, len(share.draft_ids)
         if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
@@ -436,7 +370,7 @@ class SimulatedRunner:
             self._settle(share, tokens)
         self._guessing = []
 
-    def _settle(self, share: Share, tokens: _Tokens) -> None:
+    def _settle(self, share: Share, tokens: RequestTokens) -> None:
         """Fix the number of accepted guesses of a share, and store the state at a block's end in that block."""
         first = share.start + share.count - len(share.draft_ids)
         tokens.ahead = tokens.held
@@ -519,14 +453,9 @@ class SimulatedRunner:
         tokens.computed = len(tokens.ids) - 1
         return said
 
-    def _made_of(self, share: Share) -> list[int]:
-        """Return the encoder's output for the image that isn't part of the request's prompt."""
-        images = self._requests[share.rid].message.images[:1]
-        return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]
-
     def _check_crossed(self, share: Share) -> None:
         """Check that the blocks hold the encoder's output. Raises Violation."""
-        made, crossed = self._made_of(share), share.crossed or ()
+        made, crossed = output_of(self._requests[share.rid].message.images[:1]), share.crossed or ()
         there = [slot for block in crossed for slot in self._blocks.get(block, [0] * self._size)]
         if there[: len(made)] != made:
             raise Violation(
@@ -548,7 +477,7 @@ class SimulatedRunner:
                     bounds=Bounds(share.rid, first=start),
                 )
 
-    def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
+    def _sample(self, tokens: RequestTokens, drafts: Sequence[int]) -> tuple[int, ...]:
         """Sample the next token, and after each right guess the token after it."""
         given = self.tokens_given(tokens.message.rid)
         if given:
@@ -574,7 +503,7 @@ class SimulatedRunner:
         tokens.guess(self._speculative_tokens if emits else 0)
         return tokens.guessed
 
-    def _tokens_of(self, share: Share) -> _Tokens:
+    def _tokens_of(self, share: Share) -> RequestTokens:
         tokens = self._requests.get(share.rid)
         if tokens is None:
             raise Violation(f"{share.rid} is launched, but no request of this name ever arrived")
@@ -582,7 +511,7 @@ class SimulatedRunner:
             tokens.cut(share.known_tokens)
         return tokens
 
-    def _compare(self, share: Share, tokens: _Tokens) -> None:
+    def _compare(self, share: Share, tokens: RequestTokens) -> None:
         """Compare the tokens that the plan states with those of the request."""
         assert share.token_ids is not None
         there = [*tokens.ids[share.start : share.start + share.count - len(share.draft_ids)], *share.draft_ids]
