@@ -30,7 +30,7 @@ _TABLES: Final = _HERE / "tables"
 _FLIGHTS: Final = {"vllm": "planted_flights.toml", "sglang": "planted_flights_sglang.toml"}
 # Mutants of the adapters that take back a commit of the last three months.
 _PUT_BACK: Final = {
-    "vllm": ("queued-before-it-has-left", "kept-up-to-what-was-computed"),
+    "vllm": ("queued-before-it-has-left", "kept-up-to-what-was-computed", "an-image-at-the-start-is-cut"),
     "sglang": ("load-without-a-fence", "backup-without-a-fence", "chunks-without-progress"),
 }
 _CPU_S: Final = 120.0

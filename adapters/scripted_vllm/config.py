@@ -176,6 +176,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return sizes[self.mamba_cache_mode]
 
     @property
+    def keeps_images_whole(self) -> bool:
+        """Whether a share that reaches an image reaches its end."""
+        return self.disable_chunked_mm_input and not self.is_encoder_decoder
+
+    @property
     def has_connector(self) -> bool:
         """Whether there is a KV connector."""
         return self.kv_connector != "none"

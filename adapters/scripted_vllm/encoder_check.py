@@ -1,8 +1,8 @@
-"""Checks that workers have the images that plans read. Knows no search: standalone tests contain this file."""
+"""Checks the images of plans: workers have them, and keep them whole. Knows no search: standalone tests contain it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripted_vllm.readers import positions_of
@@ -31,3 +31,25 @@ def missing_in(plans: Sequence[Any]) -> list[tuple[str, str]]:
                 if first <= read[-1] and read[0] <= last and one.identifier not in there:
                     missing.append((name, one.identifier))
     return missing
+
+
+def cut_in(plans: Sequence[Any]) -> list[tuple[str, range]]:
+    """Return, over all plans of a scheduler in order, each request whose share ends within an image, with its place."""
+    features: dict[str, Any] = {}
+    cut = []
+    for plan in plans:
+        features |= {new.req_id: new.mm_features for new in plan.scheduled_new_reqs}
+        cut += cut_by(plan, features)
+    return cut
+
+
+def cut_by(plan: Any, features: Mapping[str, Any]) -> list[tuple[str, range]]:
+    """Return the requests of a plan whose shares reach an image's first position and not its last one."""
+    cut = []
+    for name in plan.num_scheduled_tokens:
+        read = positions_of(plan, name)
+        for one in features.get(name, ()):
+            place = range(one.mm_position.offset, one.mm_position.offset + one.mm_position.length)
+            if place[0] in read and place[-1] > read[-1]:
+                cut.append((name, place))
+    return cut

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from scripted.sdk import Violation
 from scripted.sdk.images import Image, with_images
-from scripted_vllm.encoder_check import made_by
+from scripted_vllm.encoder_check import cut_by, made_by
 from scripted_vllm.ids import rid_of
 
 _NAME: Final = "image-"
@@ -31,6 +32,15 @@ def seen_in(prompt: Sequence[int], features: Sequence[Any]) -> tuple[int, ...]:
     """Return a prompt of vLLM's with the content of its images."""
     places = [(one.mm_position.offset, one.mm_position.length, _number_of(one.identifier)) for one in features]
     return with_images(prompt, [Image(*place) for place in places])[: len(prompt)]
+
+
+def check_whole(plan: Any, requests: Mapping[str, Any]) -> None:
+    """Check that a plan computes each image in one share. Raises Violation."""
+    for name, place in cut_by(plan, {name: requests[name].mm_features for name in plan.num_scheduled_tokens}):
+        raise Violation(
+            f"the share of {rid_of(name)} ends within its image at positions {place[0]} to {place[-1]}, but with "
+            "disable_chunked_mm_input images are computed whole"
+        )
 
 
 class Images:

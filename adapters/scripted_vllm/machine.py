@@ -46,7 +46,7 @@ from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
 from scripted_vllm.grammar import masks_of
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
-from scripted_vllm.images import Images, name_of, placed_in
+from scripted_vllm.images import Images, check_whole, name_of, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
 from scripted_vllm.own_connector import Connected
 from scripted_vllm.quiet import silence
@@ -465,6 +465,8 @@ class VllmMachine:
         # Until results are in, the scheduler counts all guesses as accepted.
         guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
+        if self._settings.keeps_images_whole:
+            check_whole(plan, self.scheduler.requests)
         transferred = self._transfers.run(plan, self.scheduler.requests)
         planned = _Flight(
             plan=plan,

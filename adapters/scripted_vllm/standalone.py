@@ -101,6 +101,8 @@ class VllmStandalone(Standalone):
         plans = calls.named(self.launch)
         if encoded.missing_in([calls.results[name][0] for name in plans]):
             return f"not missing_in([{', '.join(plans)}])"
+        if machine.settings.keeps_images_whole and encoded.cut_in([calls.results[name][0] for name in plans]):
+            return f"not cut_in([{', '.join(plans)}])"
         coordinator = machine.scheduler.kv_cache_manager.coordinator
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
         return "not not_cached(scheduler.kv_cache_manager.coordinator)" if is_wrong else ""

@@ -54,6 +54,7 @@ SHOWN_BY = {
     "images-of-who-cannot-start": "vllm-images-async",
     "images-are-counted-one-by-one": "vllm-images",
     "images-look-alike": "vllm-images",
+    "an-image-at-the-start-is-cut": "vllm-images-whole",
     "a-state-of-the-same-step": "vllm-mamba",
     "past-the-block-that-was-hit": "vllm-mamba-parts-grown",
     "aligned-after-the-images": "vllm-mamba-images-large",
@@ -76,14 +77,16 @@ MISFITS = {
     # 0.32.0 has these itself.
     ("kept-up-to-what-was-computed", "0.32.0"),
     ("queued-before-it-has-left", "0.32.0"),
+    ("an-image-at-the-start-is-cut", "0.32.0"),
 }
 
 
 # The release's own on the page: "A failed load waits for itself", and "A forced flush under a request that is loaded
-# again ends the engine" and "A preempted session is lost" of 0.32.0.
+# again ends the engine", "A preempted session is lost" and "An image at the start of a chunk is cut" of 0.32.0.
 OWN_DEFECT = {"vllm-loads-tight": "fail-load"}
 if installed_version() == "0.32.0":
     OWN_DEFECT |= {"vllm-sessions-preempted": "session=1", "connector-partly-here": "flush force=True"}
+    OWN_DEFECT |= {"vllm-images-whole": "start extra"}
 
 OFFLOADING = "vllm+connector_cls=vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector"
 
