@@ -139,7 +139,10 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     @staticmethod
     @verb
     def disconnect(t: BaseContext, r: BaseRequest) -> None:
-        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate.
+
+        The front end sends none for a request that an abort or a pause already ends.
+        """
         t.check_handle("disconnect()", r)
         if r.finished:
             raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
@@ -151,7 +154,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
                 "choices of one connection; write t.disconnect(r), or end the choice by t.abort()"
             )
         t.run.world.clients.disconnect(r.client)
-        live = {choice.rid for choice in r.choices if not choice.finished}
+        live = {choice.rid for choice in r.choices if not (choice.finished or choice.is_ending)}
         t.run.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in live, count=len(live))
 
     def apply(self, run: RunLike) -> None:

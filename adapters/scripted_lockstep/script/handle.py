@@ -31,6 +31,8 @@ class RequestHandle(BaseRequest):
         self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
         self._just_ended = False
+        # Whether a message that ends it has arrived; the front end then sends no other one for it.
+        self.is_ending = False
         self._is_parked = False
         self._chunked_parks = 0
 

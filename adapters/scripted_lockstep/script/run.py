@@ -303,12 +303,21 @@ class EngineRun(ScriptedRun):
         while len(found) < count:
             messages = self.world.take_messages()
             self.arrived += messages
+            self._note_ends(messages)
             found += filter(matches, messages)
             if not messages:
                 if refused():
                     return []
                 self.world.wait()
         return found
+
+    def _note_ends(self, messages: Iterable[ClientMessage]) -> None:
+        """Note the requests that messages end, as the front end does: of several lives of a rid the newest."""
+        for message in messages:
+            if not isinstance(message, Generate | PrefillFailed):
+                live = {handle.rid: handle for handle in self.handles.all if not handle.finished}
+                for rid in ended_by(message, live):
+                    live[rid].is_ending = True
 
     def inject(self, *events: Event) -> None:
         """Give events of the harness itself to the next step."""

@@ -7,6 +7,7 @@ waiting-requests-are-not-aborted, disconnect-aborts-nothing.
 """
 
 import pytest
+from thinned import thinned
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
@@ -77,6 +78,27 @@ def test_two_aborts_in_one_step(t):
     assert again.done
     assert r.client.terminal_answers == 1
     assert t.engine_stats().requests_aborted == 1
+
+
+@pytest.mark.parametrize("how", thinned(["abort", "abort_all", "pause"], one_in=3))
+@scripted(PP4)
+def test_the_client_hangs_up_in_the_step_of_its_abort(t, how):
+    """The front end sends no second abort, for which ``disconnect`` waited: ten seconds, and then it was blamed."""
+    r = t.start_req(prompt_len=2 * CHUNK - 3, max_new_tokens=5)
+    other = t.start_req(prompt_len=10, prompt_seed=1, max_new_tokens=3)
+    yield from t.advance_to_stage(r, "last_chunk")
+    if how == "abort":
+        t.abort(r)
+    elif how == "abort_all":
+        t.abort_all()
+    else:
+        t.pause_generation("abort")
+        t.continue_generation()
+    t.disconnect(r)
+    yield
+    assert (r.finish_reason, r.client.dropped) == ("abort", True)
+    yield from t.run_until_finished(other)
+    assert other.finish_reason == ("length" if how == "abort" else "abort")
 
 
 @scripted(ONE_STAGE)
