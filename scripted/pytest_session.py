@@ -216,7 +216,7 @@ def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int
     """
     from scripted.report.tally import NEVER_FAILS, NOT_REPEATABLE, NOTICES_NOTHING, UNUSED
 
-    if findings.met and (findings.assertions or has_windows) and not findings.own:
+    if findings.met and (findings.assertions or has_windows) and not findings.notices_something:
         yield NOTICES_NOTHING, 1
     if findings.differs:
         yield NOT_REPEATABLE, 1

@@ -59,7 +59,10 @@ class CountedSource(Compiled, frozen=True):
 
 
 def counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
-    """Compile a file with counted assertions. With ``turnable`` each can be negated while it runs."""
+    """Compile a file with counted assertions.
+
+    With ``turnable`` each can be negated while it runs, and each attribute that a function reads can be changed.
+    """
     how = "turnable" if turnable else "counted"
     return kept(source, file, how, CountedSource, lambda: _counted(source, file, turnable=turnable))
 
@@ -68,7 +71,8 @@ def _counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
     marker = _Marker(file, turnable=turnable)
-    tree = ast.fix_missing_locations(marker.visit(tree))
+    tree = marker.visit(tree)
+    tree = ast.fix_missing_locations(_Reads().visit(tree) if turnable else tree)
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts
 
@@ -174,6 +178,33 @@ class _Elements(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
             node.args = [ast.copy_location(_hook("elements", self._number, node.args[0]), node)]
+        return node
+
+
+class _Reads(ast.NodeTransformer):
+    """Lets the hooks read attributes inside functions."""
+
+    _in_function = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before, self._in_function = self._in_function, True
+        node.body = [self.visit(statement) for statement in node.body]
+        self._in_function = before
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id.startswith("@"):
+            return node
+        self.generic_visit(node)
+        is_private = node.attr.startswith("__")  # whose name depends on the class around it
+        if not self._in_function or is_private or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.copy_location(_hook("read", node.value, ast.Constant(node.attr)), node)
+
+    def visit_MatchValue(self, node: ast.MatchValue) -> ast.AST:
+        return node
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> ast.AST:
         return node
 
 

@@ -156,10 +156,14 @@ def asserting_nothing(name: str) -> str:
 
 
 class _Now:
-    """What is measured at this moment. ``turned`` is the site whose assertion is negated."""
+    """What is measured at this moment.
+
+    ``turned`` is the site whose assertion is negated; ``read`` reads attributes for the script.
+    """
 
     asked: Measured | None = None
     turned: Site | None = None
+    read: Callable[[object, str], object] = getattr
 
 
 _now: Final = _Now()
@@ -197,6 +201,9 @@ class _Hooks:
         """Return whether this assertion is the negated one."""
         return _now.turned is not None and self._sites[number] == _now.turned
 
+    def read(self, owner: object, attribute: str) -> object:
+        return _now.read(owner, attribute)
+
     def made(self, value: Any) -> object:
         if _now.asked is not None:
             if isinstance(value, _Made):
@@ -216,6 +223,16 @@ def turn_round(site: Site) -> Iterator[None]:
         yield
     finally:
         _now.turned = None
+
+
+@contextlib.contextmanager
+def reading_by(read: Callable[[object, str], object]) -> Iterator[None]:
+    """Read attributes for the script by this function while the context is open."""
+    _now.read = read
+    try:
+        yield
+    finally:
+        _now.read = getattr
 
 
 def count_assertions(function: Callable[..., object], *, turnable: bool = False) -> bool:

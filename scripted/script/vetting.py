@@ -1,4 +1,4 @@
-"""Judges a script by mutants: by each that edits code it runs, and by negating each of its assertions.
+"""Judges a script: by mutants of code that it runs, by changed answers, and by negating each of its assertions.
 
 The script itself notices a mutant if one of its assertions or a window of must_reach fails, or if the run fails and
 the baseline passes: the same requests with nothing else, judged by the oracle alone. In the sim tier only, in a child.
@@ -29,11 +29,13 @@ from scripted.core.mutant import HasMutants, MutantDoesNotFit, switched_on
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
+from scripted.report.tally import ASKED, NOT_COMPARED
+from scripted.script.changed_answers import Answers, Change
 from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
 from scripted.script.interruptions import Verdict
-from scripted.script.measure import Measured, count_assertions, turn_round
+from scripted.script.measure import Measured, count_assertions, reading_by, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
@@ -46,9 +48,11 @@ _MARGIN_STEPS: Final = 64
 _MOST_NAMED: Final = 6
 # Edits of the code that ran, where no mutant was noticed.
 _MOST_EDITS: Final = 120
+_MOST_CHANGES: Final = 200
 # A child is killed after this many times the seconds of CPU that it may take, and a margin.
 _MARGIN_S: Final = 20.0
 _LONGEST_S: Final = 3600.0
+_HARNESS: Final = __name__.partition(".")[0]
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict)
 
 
@@ -77,9 +81,11 @@ class Findings:
     """The verdict on a script. ``failure`` is set if it fails without a mutant; nothing else is known then.
 
     ``assertions``: how often any assertion ran. ``met``: the number of mutants of code that it runs; ``noticed``: those
-    with which it fails; ``own``: those that the script itself notices. ``always``: assertions that hold negated as
-    well; ``never``: assertions that it never reached; ``absent``: assertions on a mode that the engine never has, which
-    no mutant makes fail; ``unused``: parameters that it never reads. ``differs``: two runs had different digests.
+    with which it fails; ``own``: those that the script itself notices. ``answer``: an answer of the engine that fails
+    one of its assertions when it is another. ``always``: assertions that hold negated as well; ``never``: assertions
+    that it never reached; ``absent``: assertions on a mode that the engine never has, which no mutant makes fail;
+    ``unused``: parameters that it never reads. ``differs``: two runs had different digests. ``left``: counts of what
+    it left that may be a mistake, by name.
     """
 
     name: str
@@ -88,17 +94,23 @@ class Findings:
     met: int = 0
     noticed: int = 0
     own: tuple[str, ...] = ()
+    answer: str = ""
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     differs: bool = False
+    left: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def notices_something(self) -> bool:
+        return bool(self.own or self.answer)
 
     @property
     def is_a_test(self) -> bool:
         is_sound = not (self.always or self.absent or self.unused or self.differs)
-        return not self.failure and bool(self.own) and is_sound
+        return not self.failure and self.notices_something and is_sound
 
     def lines(self) -> Iterator[str]:
         """Format the findings as lines of a report."""
@@ -106,20 +118,37 @@ class Findings:
         if self.failure:
             yield f"  fails without any bug: {self.failure}"
             return
+        yield f"  {self._noticed()}"
+        yield from (f"  {remark}" for remark in self._remarks())
+        yield f"  in {self.seconds:.1f} s"
+
+    def remarks(self) -> Iterator[str]:
+        """Yield everything that may be a mistake of the script."""
+        if self.failure:
+            yield f"fails without any bug: {self.failure}"
+            return
+        if not self.notices_something:
+            yield self._noticed()
+        yield from self._remarks()
+
+    def _noticed(self) -> str:
         if self.own:
             named = ", ".join(self.own[:_MOST_NAMED]) + (", ..." if len(self.own) > _MOST_NAMED else "")
-            yield f"  meets {plural(self.met, 'bug')} and notices {self.noticed}, {len(self.own)} by itself: {named}"
-        elif not self.met:
-            yield "  meets no known bug, so nothing shows what it notices; give the adapter mutants of that code"
-        else:
-            yield f"  notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
-        yield from (f"  holds the other way round as well: {assertion}" for assertion in self.always)
-        yield from (f"  asks for a mode that this engine never has: {assertion}" for assertion in self.absent)
-        yield from (f"  never reads its parameter {name}" for name in self.unused)
+            return f"meets {plural(self.met, 'bug')} and notices {self.noticed}, {len(self.own)} by itself: {named}"
+        if self.answer:
+            return f"notices no bug by itself, and depends on the engine's answer {self.answer}"
+        if not self.met:
+            return "meets no known bug, so nothing shows what it notices; give the adapter mutants of that code"
+        return f"notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
+
+    def _remarks(self) -> Iterator[str]:
+        yield from (f"holds the other way round as well: {assertion}" for assertion in self.always)
+        yield from (f"asks for a mode that this engine never has: {assertion}" for assertion in self.absent)
+        yield from (f"never reads its parameter {name}" for name in self.unused)
         if self.differs:
-            yield "  ran otherwise the second time: give what is random a seed, and take the time from t.clock"
-        yield from (f"  was never reached: {assertion}" for assertion in self.never)
-        yield f"  in {self.seconds:.1f} s"
+            yield "ran otherwise the second time: give what is random a seed, and take the time from t.clock"
+        yield from (f"was never reached: {assertion}" for assertion in self.never)
+        yield from (f"leaves {name}: {count}" for name, count in self.left.items())
 
 
 @dataclass
@@ -170,8 +199,12 @@ class Vetting:
             return Findings(name=name, failure=exc.report.headline if isinstance(exc, ScriptError) else str(exc))
         own: list[str] = []
         noticed = 0
+        answer = run.answer_noticed(measured)
         absent = {site for site in measured.executed if site.is_assertion and _asks_for(site.text, run.absent_modes)}
+        is_settled = self.is_brief and bool(answer)
         for bug in sorted(met, key=self._rank) if self.is_brief else met:
+            if is_settled and not absent:
+                break
             failure = run.failure_with(bug)
             noticed += failure is not None
             if failure is not None and absent and run.last is not None:
@@ -180,7 +213,7 @@ class Vetting:
                 own.append(bug)
             if self.is_brief and own and not absent:
                 break
-        if met and not own and measured.assertions:
+        if met and not own and not answer and measured.assertions:
             own += run.first_edit_noticed()
         return Findings(
             name=name,
@@ -188,11 +221,13 @@ class Vetting:
             met=len(met),
             noticed=noticed,
             own=tuple(own),
+            answer=answer,
             always=tuple(_label(site) for site in measured.executed if run.holds_both_ways(site)),
             never=tuple(assertion for assertion, count in measured.own_sites().items() if not count),
             absent=tuple(sorted(map(_label, absent))),
             unused=tuple(_unused(test.script, arguments)),
             differs=run.differs,
+            left=run.left,
             seconds=time.perf_counter() - started,
         )
 
@@ -214,6 +249,8 @@ class _Runs:
     is_judged: bool = False
     # The assertions of the last run.
     last: Measured | None = None
+    # What a run left that may be a mistake.
+    left: dict[str, int] = field(default_factory=dict)
     # The ids of the code that the first run called.
     codes: set[int] = field(default_factory=set)
     # The prompt of each request, and the number of tokens it got.
@@ -228,7 +265,9 @@ class _Runs:
         measured = self.last
         assert measured is not None, "a run sets it"
         self.longest = min(self.longest, _LONGER * first.steps + _MARGIN_STEPS)
-        self.differs = _digest_of(self._run(None)) != _digest_of(first)
+        again = self._run(None, is_plain=True)
+        self.differs = _digest_of(again) != _digest_of(first)
+        self.left = {name: count for name, count in again.counts().items() if _may_be_a_mistake(name)}
         adapter = adapter_named(self.test.adapter)
         return measured, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
 
@@ -271,6 +310,38 @@ class _Runs:
         except (ScriptError, ScriptDefinitionError) as exc:
             return exc
         return None
+
+    def answer_noticed(self, measured: Measured) -> str:
+        """Find an answer of the engine on which an assertion of the script depends; empty if there is none."""
+        read = self._answers(None)
+        if self._failure_among(read) is not None:
+            return ""
+        for change in itertools.islice(read.changes(), _MOST_CHANGES):
+            failure = self._failure_among(self._answers(change))
+            if failure is None or not self.is_by_the_script(failure) or self.last is None:
+                continue
+            if not self.last.failing or not self.last.failing.isdisjoint(measured.executed):
+                return str(change.answer)
+        return ""
+
+    def _answers(self, change: Change | None) -> Answers:
+        kinds = (type(self.test.config), type(script_runner(self.test.adapter)))
+        packages = frozenset(kind.__module__.partition(".")[0] for kind in kinds)
+        return Answers(packages | {_HARNESS}, type(self.test.config), self.absent_modes, change)
+
+    def _failure_among(self, answers: Answers) -> Exception | None:
+        """Run the script on these answers and return its failure."""
+        script = self.test.script
+
+        @functools.wraps(script)
+        def answered(t: BaseContext, **arguments: object) -> Generator[object, None, object]:
+            answers.begin(t)
+            return (yield from script(t, **arguments))
+
+        if time.process_time() > self.until:
+            raise OutOfTimeError
+        with reading_by(answers.read):
+            return self._failed(msgspec.structs.replace(self.test, script=answered), self.arguments, None)
 
     def first_edit_noticed(self) -> list[str]:
         """Look for an edit of the code that ran which an assertion of the script notices, and its requests do not.
@@ -321,18 +392,22 @@ class _Runs:
         *,
         test: ScriptedTest | None = None,
         arguments: Mapping[str, object] | None = None,
+        is_plain: bool = False,
     ) -> ScriptEnded:
-        """Run once, with an audit at the end, as with ``--mutant``. Adds the ids of called code to ``codes``."""
+        """Run once, with an audit at the end, as with ``--mutant``. Adds the ids of called code to ``codes``.
+
+        A plain run has the assertions that pytest demands, and the script's own time limit.
+        """
         test = test or self.test
         arguments = self.arguments if arguments is None else arguments
         self.last = measured = Measured(test.script)
         script = test.script if codes is None else self._noting_requests
         options = msgspec.structs.replace(
-            test.options, max_steps=self.longest, check_every_step=self.is_judged, must_assert=False
+            test.options, max_steps=self.longest, check_every_step=self.is_judged, must_assert=is_plain
         )
-        if codes is None:
+        if codes is None and not is_plain:
             options = msgspec.structs.replace(options, timeout_s=_TIMEOUT_S)
-        else:
+        if codes is not None:
             sys.setprofile(lambda frame, event, _argument: codes.add(id(frame.f_code)) if event == "call" else None)
         runner = script_runner(test.adapter)
         try:
@@ -376,6 +451,10 @@ def _say_nothing() -> None:
         os.dup2(nothing.fileno(), descriptor)
     sys.stdout = sys.stderr = nothing
     logging.disable(logging.CRITICAL)
+
+
+def _may_be_a_mistake(count: str) -> bool:
+    return count not in ("steps", "compared") and not count.startswith((ASKED, NOT_COMPARED))
 
 
 def _digest_of(ended: ScriptEnded) -> tuple[int, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,69 @@ def ends_its_process(t):
     os._exit(4)
 
 
+def counts_reasons(t):
+    rs = [t.start_req(prompt_len=n, prompt_seed=n, max_new_tokens=3) for n in (30, 40, 50)]
+    yield from t.run_until_all_finished(rs)
+    assert Counter(r.finish_reason for r in rs) == {"length": 3}
+
+
+def waits_under_pressure(t):
+    t.exhaust_kv(leave_pages=2)
+    r = t.start_req(prompt_len=100, max_new_tokens=2)
+    yield
+    yield
+    assert r.status == "waiting"
+    t.release_exhausted()
+    yield from t.run_until_finished(r)
+
+
+def overlaps(t):
+    a = t.start_req(prompt_len=9, max_new_tokens=9)
+    b = t.start_req(prompt_len=9, prompt_seed=1, max_new_tokens=9)
+    while not (a.finished and b.finished):
+        t.sometimes("overlap", len(t.state.running) == 2)
+        yield
+
+
+def moves_time(t):
+    before = t.state.now
+    t.clock.advance(5)
+    yield
+    assert t.state.now - before == 5
+
+
+def compares_stages(t):
+    r = t.start_req(prompt_len=20, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    yield from t.run_until_idle()
+    assert t.stage(0).last_microbatch_id == t.stage(1).last_microbatch_id
+
+
+def retracts_somebody(t):
+    rs = [t.start_req(prompt_len=60, prompt_seed=seed, max_new_tokens=9) for seed in range(2)]
+    yield from t.advance_to_decode_step(rs[0], 2)
+    t.pause_generation("retract")
+    yield from t.run_until(lambda: not t.state.in_flight)
+    t.continue_generation()
+    yield from t.run_until_all_finished(rs)
+    assert sum(r.retractions for r in rs) > 0
+
+
+def catches_its_assertion(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "length"
+    with pytest.raises(AssertionError):
+        assert r.finish_reason == "stop"
+
+
+def makes_a_generator(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    kept = never_gets_there(t)
+    assert r.finish_reason == "length", kept
+
+
 def _vetted(script: Any, arguments: Any = None, **options: Any) -> Any:
     test = scripted(CONFIG, **options)(script).scripted  # type: ignore[attr-defined]
     return Vetting(is_brief=arguments is not None).findings(test, script.__name__, arguments or {})
@@ -136,7 +200,7 @@ def test_a_script_that_fails_by_itself_is_told_so() -> None:
 def test_a_parameter_that_is_never_read_is_named() -> None:
     """46.10."""
     findings = _vetted(ignores_its_parameter, arguments={"tokens": 3})
-    assert findings.own
+    assert findings.notices_something
     assert findings.unused == ("tokens",)
     assert not findings.is_a_test
 
@@ -144,9 +208,34 @@ def test_a_parameter_that_is_never_read_is_named() -> None:
 def test_a_script_that_runs_otherwise_each_time_is_told_so() -> None:
     """46.10: two runs are compared by their digests."""
     findings = _vetted(draws_without_a_seed)
-    assert findings.own
+    assert findings.notices_something
     assert findings.differs
     assert not findings.is_a_test
+
+
+@pytest.mark.parametrize(
+    "script", [counts_reasons, waits_under_pressure, moves_time, compares_stages, retracts_somebody]
+)
+def test_a_script_that_depends_on_an_answer_is_a_test(script: Any) -> None:
+    """46.10: no mutant concerns it, or the oracle notices each mutant before the script's assertion."""
+    findings = _vetted(script, arguments={})
+    assert findings.answer
+    assert findings.is_a_test, list(findings.lines())
+
+
+def test_a_window_that_another_answer_closes_is_a_test() -> None:
+    assert _vetted(overlaps, arguments={}, must_reach=["overlap"]).is_a_test
+
+
+def test_what_a_script_leaves_is_told() -> None:
+    findings = _vetted(catches_its_assertion, arguments={})
+    assert findings.left == {"assertions that failed and were caught": 1}
+    assert "leaves assertions that failed and were caught: 1" in findings.remarks()
+
+
+def test_a_script_is_vetted_as_pytest_runs_it() -> None:
+    """46.10: it did not see a generator that never ran, which fails the same script in pytest."""
+    assert "never_gets_there(...) was made there and never ran" in _vetted(makes_a_generator, arguments={}).failure
 
 
 def test_a_script_that_ends_its_process_ends_no_other() -> None:
@@ -198,5 +287,5 @@ def a_talker(t):
 
 
 def test_what_a_script_prints_in_its_hundred_runs_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
-    assert _vetted(a_talker, {}).own
+    assert _vetted(a_talker, {}).notices_something
     assert capfd.readouterr() == ("", "")
