@@ -44,6 +44,7 @@ class ServerGrowth:
 
     def __init__(self, serving: Serving) -> None:
         address = urlsplit(serving.base_url)
+        assert address.port is not None, f"the address of a server has its port, got {serving.base_url}"
         self._address, self._port = address.netloc, address.port
         front_end = psutil.Process(serving.pids["frontend"])
         readers = {f"{child.name()} of the front end": child for child in front_end.children()}
