@@ -99,7 +99,7 @@ class ServerGrowth:
         ]
 
 
-def _descriptors(processes: Mapping[str, psutil.Process], port: int) -> Mapping[str, int]:
+def _descriptors(processes: Mapping[str, psutil.Process], port: int | None) -> Mapping[str, int]:
     """Count the open descriptors of each process, without connections that clients keep open to ``port``.
 
     Up to 64 of those are the harness's, others a test's. The client's end of a connection that the front end has
@@ -110,7 +110,7 @@ def _descriptors(processes: Mapping[str, psutil.Process], port: int) -> Mapping[
     return {name: process.num_fds() - _kept_by(process, port, kept) for name, process in processes.items()}
 
 
-def _kept_sockets(port: int) -> Set[str]:
+def _kept_sockets(port: int | None) -> Set[str]:
     """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
     kept = set()
     for table in _TABLES:
@@ -121,7 +121,7 @@ def _kept_sockets(port: int) -> Set[str]:
     return kept
 
 
-def _kept_by(process: psutil.Process, port: int, kept: Set[str] | None) -> int:
+def _kept_by(process: psutil.Process, port: int | None, kept: Set[str] | None) -> int:
     if kept is not None:
         return sum(link in kept for link in _links_of(process))
     return sum(
