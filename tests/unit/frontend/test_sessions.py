@@ -96,6 +96,27 @@ def test_a_refusal_is_about_the_newest_life(front: Front) -> None:
     assert front.sessions.open_requests == 0
 
 
+def test_every_life_of_a_rid_ends_with_the_engine(front: Front) -> None:
+    """B05: also the one whose terminal reply is still on its way."""
+    first = front.open()
+    front.sessions.send(AbortAll(call_id="c"))
+    lives = first, front.open()
+    front.sessions.break_off(ApiError.unavailable("stage 1 died"))
+    for life in lives:
+        with pytest.raises(ApiError, match="stage 1 died"):
+            life.part()
+    assert front.sessions.open_requests == 0
+
+
+def test_a_choice_that_cannot_be_sent_ends_those_before_it(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.frontend.sessions.sessions.TOKENS_A_TURN", 1)
+    session = front.open_choices("r", 3)
+    front.sessions.close(ApiError.unavailable("the server drains"))
+    with pytest.raises(ApiError, match="the server drains"):
+        session.send_some()
+    assert front.sent[1:] == [Abort(rid="r-0")]
+
+
 def test_a_stop_string_that_comes_after_its_client_left_sends_nothing_more(front: Front) -> None:
     """The second abort reached the scheduler in whichever step it came, and could end the rid's next request."""
     session = front.open(stop=("b",))

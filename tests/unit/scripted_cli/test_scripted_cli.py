@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import scripted_lockstep.adapter
-from scripted_lockstep.mutants import MUTANTS
+from scripted_lockstep.mutants import MUTANTS, mutant_named
 
-from scripted.cli import main
+from scripted.cli import main, single_run
 from scripted.report.trace import read_trace
 from scripted.script.loader import find_test
 
@@ -236,3 +236,11 @@ def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
     monkeypatch.setattr(scripted_lockstep.adapter.ADAPTER, "mutants", {escaped.name: escaped})
     assert run_main(monkeypatch, "gallery", "run", "--all", "--tier", "sim") == 1
     assert "NOT CAUGHT: 'something else'" in capsys.readouterr().out
+
+
+def test_a_mutant_is_caught_where_every_tier_catches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    monkeypatch.setattr(single_run, "_show_in", lambda _mutant, tier, _arguments: tier == "sim")
+    mutant = mutant_named("flush-ignores-in-flight")
+    assert single_run.show_mutant(mutant, "sim")
+    assert not single_run.show_mutant(mutant, None)

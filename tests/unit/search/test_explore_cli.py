@@ -7,12 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from scripted_lockstep.gallery_page import results_on
 from scripted_lockstep.mutants import ESCAPES, RACES
 from typer.testing import CliRunner
 
 from scripted.cli import app
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.report.rerun import Rerun
+from scripted.reruns import rerun
 
 RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
 FLUSH = ["--mutant", "flush-ignores-in-flight"]
@@ -100,3 +103,21 @@ def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
     assert first.startswith("| `decode-runs-twice` | origin | schedule ")
     assert "schedule 0," not in first
     assert other == "| `other` | origin | schedule 7 |"
+
+
+def test_a_run_that_is_another_one_in_a_fresh_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def otherwise(target: str, *, until: int | None, mutant: str | None) -> Rerun:
+        run = rerun(target, until=until, mutant=mutant)
+        first, *rest = run.log.steps
+        return replace(run, log=replace(run.log, steps=(replace(first, digest="another"), *rest)))
+
+    line = "default; 1 start a prompt=5 new=2"
+    with monkeypatch.context() as patched:
+        patched.setattr("scripted.reruns.rerun_in_fresh_process", rerun)
+        same = CliRunner().invoke(app, ["replay", line, "--twice"])
+    assert same.exit_code == 0
+    assert "the same again here and in a fresh process" in same.output
+    monkeypatch.setattr("scripted.reruns.rerun_in_fresh_process", otherwise)
+    other = CliRunner().invoke(app, ["replay", line, "--twice"])
+    assert "NOT DETERMINISTIC in a fresh process: step 1, digest: " in other.output
+    assert other.exit_code == 1
