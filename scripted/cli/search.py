@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, runtime_checkable
 
@@ -81,6 +81,25 @@ _Connector: TypeAlias = Annotated[
 _Check: TypeAlias = Annotated[
     bool, typer.Option("--version-check", help="only report whether the adapter was tested with the installed version")
 ]
+_Corpus: TypeAlias = Annotated[bool, typer.Option("--corpus", help="search the hand-written workloads")]
+_Schedules: TypeAlias = Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")]
+_Minutes: TypeAlias = Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")]
+_Seed: TypeAlias = Annotated[int, typer.Option(help="seed of generated targets and random events")]
+_Events: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="with exhaustive: events added at a time, within two steps")
+]
+_Jobs: TypeAlias = Annotated[int, typer.Option(min=1, help="number of processes")]
+_Mutant: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")]
+_StopAtFirst: TypeAlias = Annotated[bool, typer.Option("--stop-at-first", help="stop at the first new kind of failure")]
+_ToScript: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")]
+_Standalone: TypeAlias = Annotated[bool, STANDALONE_OPTION]
+_Failures: TypeAlias = Annotated[Path, FAILURES_OPTION]
+_Coverage: TypeAlias = Annotated[bool, typer.Option(help="show which events met which states")]
+_MustReach: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WINDOW", help="fail unless some run reached this window, or 'all'; can be repeated"),
+]
+_Adapter: TypeAlias = Annotated[str, ADAPTER_OPTION]
 
 
 @runtime_checkable
@@ -115,31 +134,26 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
 
 def explore(
     target: _Target = None,
-    corpus: Annotated[bool, typer.Option("--corpus", help="search the hand-written workloads")] = False,
+    corpus: _Corpus = False,
     strategy: _Strategy = None,
-    schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
-    minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
-    seed: Annotated[int, typer.Option(help="seed of generated targets and random events")] = 0,
-    events: Annotated[int, typer.Option(min=1, help="with exhaustive: events added at a time, within two steps")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
+    schedules: _Schedules = None,
+    minutes: _Minutes = None,
+    seed: _Seed = 0,
+    events: _Events = 1,
+    jobs: _Jobs = 1,
     ray: _Ray = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
+    mutant: _Mutant = None,
     against: _Against = None,
-    stop_at_first: Annotated[
-        bool, typer.Option("--stop-at-first", help="stop at the first new kind of failure")
-    ] = False,
-    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
-    standalone: Annotated[bool, STANDALONE_OPTION] = False,
+    stop_at_first: _StopAtFirst = False,
+    to_script: _ToScript = None,
+    standalone: _Standalone = False,
     markdown: _Markdown = None,
-    failures: Annotated[Path, FAILURES_OPTION] = DEFAULT_FAILURES,
+    failures: _Failures = DEFAULT_FAILURES,
     known: _Known = DEFAULT_KNOWN,
     keep: _Keep = True,
-    coverage: Annotated[bool, typer.Option(help="show which events met which states")] = False,
-    must_reach: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WINDOW", help="fail unless some run reached this window, or 'all'; can be repeated"),
-    ] = None,
-    adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
+    coverage: _Coverage = False,
+    must_reach: _MustReach = None,
+    adapter: _Adapter = DEFAULT_ADAPTER,
     scheduler: _Scheduler = None,
     connector: _Connector = None,
     version_check: _Check = False,
@@ -157,16 +171,12 @@ def explore(
     require_writable("--to-script", to_script)
     require_writable("--markdown", markdown)
     adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
-    console = plain_console()
-    database = FailureDatabase(failures) if keep and mutant is None else None
     adapter = adapter if target is None else api.adapter_of(target, adapter)
     wanted = _wanted_windows(must_reach or [], adapter)
-    with ExitStack() as stack:
-        shown = _Shown(console, database, to_script, standalone)
-        sorter = _sorter(stack, shown, against, adapter)
-        if mutant is None:
-            _know(console, sorter, database, known, adapter)
-        show = stack.enter_context(_shown_progress(console, schedules))
+    database = FailureDatabase(failures) if keep and mutant is None else None
+    shown = _Shown(plain_console(), database, to_script, standalone)
+    sorting = _sorting(shown, against, adapter, known if mutant is None else None)
+    with sorting as sorter, _shown_progress(shown.console, schedules) as watch:
         report = api.explore(
             target,
             adapter=adapter,
@@ -180,9 +190,25 @@ def explore(
             ray=ray,
             mutant=mutant,
             stop_at_first=stop_at_first,
-            watch=show,
+            watch=watch,
             sorter=sorter,
         )
+    _tell(shown, report, sorter, adapter=adapter, against=against, coverage=coverage, markdown=markdown, wanted=wanted)
+
+
+def _tell(
+    shown: _Shown,
+    report: SearchReport,
+    sorter: Sorter,
+    *,
+    adapter: str,
+    against: str | None,
+    coverage: bool,
+    markdown: Path | None,
+    wanted: tuple[str, ...],
+) -> None:
+    """Print the report, and write the files that were asked for. Raises Exit for a failure or a missed window."""
+    console = shown.console
     _print_report(console, report, sorter, adapter=adapter, against=against)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
@@ -224,12 +250,17 @@ def _print_windows(console: Console, report: SearchReport, adapter: str, wanted:
     return bool(set(never) & set(wanted))
 
 
-def _sorter(stack: ExitStack, shown: _Shown, against: str | None, adapter: str) -> Sorter:
+@contextmanager
+def _sorting(shown: _Shown, against: str | None, adapter: str, known: Path | None) -> Iterator[Sorter]:
+    """Make the sorter of a search; it recognizes the ``known`` defects and the kept findings, unless None."""
     from scripted.search.kinds import Sorter
     from scripted.search.other_tree import other_tree
 
-    tree = None if against is None else stack.enter_context(other_tree(against, adapter))
-    return Sorter(on_new=shown.show, against=tree)
+    with nullcontext() if against is None else other_tree(against, adapter) as tree:
+        sorter = Sorter(on_new=shown.show, against=tree)
+        if known is not None:
+            _know(shown.console, sorter, shown.database, known, adapter)
+        yield sorter
 
 
 def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, known: Path, adapter: str) -> None:
@@ -257,8 +288,8 @@ class _Shown:
     def __init__(
         self, console: Console, database: FailureDatabase | None, to_script: Path | None, standalone: bool
     ) -> None:
-        self._console = console
-        self._database = database
+        self.console = console
+        self.database = database
         self._to_script = to_script
         self._standalone = standalone
         self._count = 0
@@ -266,8 +297,8 @@ class _Shown:
 
     def show(self, kind: Kind) -> None:
         self._count += 1
-        if self._database is not None and kind.schedule is not None and kind.is_replayed:
-            kind.number = self._database.add(kind.schedule, kind.failure, kind.decision).number
+        if self.database is not None and kind.schedule is not None and kind.is_replayed:
+            kind.number = self.database.add(kind.schedule, kind.failure, kind.decision).number
         if self._count > _LISTED_KINDS:
             return
         finding, shrunk = kind.finding, kind.shrunk
@@ -297,8 +328,8 @@ class _Shown:
 
     def keep_counts(self, kinds: Iterable[Kind]) -> None:
         """Keep how often each finding was seen; its first sighting was counted when it was kept."""
-        if self._database is not None:
-            self._database.add_seen({kind.number: kind.seen - kind.is_new for kind in kinds if kind.number})
+        if self.database is not None:
+            self.database.add_seen({kind.number: kind.seen - kind.is_new for kind in kinds if kind.number})
 
     def write_test(self) -> None:
         """Write the first kind that makes a test, if one was asked for; its mutant is off by now."""
@@ -312,14 +343,14 @@ class _Shown:
             name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
             mutant, schedules = kind.finding.mutant, (kind.schedule, found)
             if save_test(
-                self._console, schedules, self._to_script, name=name, mutant=mutant, standalone=self._standalone
+                self.console, schedules, self._to_script, name=name, mutant=mutant, standalone=self._standalone
             ):
                 return
         why = "no failure shown makes a test" if self._count else "there is no new failure to write"
         self._print(f"{self._to_script} is not written: {why}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 def _with_classes(adapter: str, classes: Mapping[str, str | None]) -> str:
