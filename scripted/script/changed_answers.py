@@ -48,7 +48,7 @@ _MANY: Final = 16
 _Moment = tuple[int, int]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EngineAnswer(msgspec.Struct, frozen=True):
     """An attribute of one object or of all of a class; ``owner`` is the class, and the number of a request or call."""
 
     owner: str
@@ -61,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True):
     """Another answer from a moment on; ``how`` is a name of ``_others_of``."""
 
-    answer: Answer
+    answer: EngineAnswer
     how: str
     since: _Moment
 
@@ -86,7 +86,7 @@ class Answers:
         # The ids of objects for which the script waited, so that they must have ended.
         self._awaited: set[int] = set()
         # The changes that are possible, by answer and moment.
-        self._found: dict[tuple[Answer, _Moment], dict[str, None]] = {}
+        self._found: dict[tuple[EngineAnswer, _Moment], dict[str, None]] = {}
 
     def begin(self, t: BaseContext) -> None:
         """Begin a run of the script with this ``t``."""
@@ -95,7 +95,7 @@ class Answers:
 
     def changes(self) -> Iterator[Change]:
         """Yield the changes to try in other runs, from the last answer to the first."""
-        firsts: dict[Answer, _Moment] = {}
+        firsts: dict[EngineAnswer, _Moment] = {}
         for answer, moment in self._found:
             firsts.setdefault(answer, moment)
         lasts = dict(self._found.keys())
@@ -135,7 +135,9 @@ class Answers:
         if not moment[0]:  # nothing has happened yet that could be otherwise
             return value
         others = {how: other for how, other in self._others(owner, attribute, value) if other != value}
-        answers = [Answer(name, attribute) for name in dict.fromkeys((type(owner).__name__, self._name_of(owner)))]
+        answers = [
+            EngineAnswer(name, attribute) for name in dict.fromkeys((type(owner).__name__, self._name_of(owner)))
+        ]
         for answer in answers:
             self._found.setdefault((answer, moment), {}).update(dict.fromkeys(others))
         change = self._change
