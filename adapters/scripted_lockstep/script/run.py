@@ -302,8 +302,7 @@ class EngineRun(ScriptedRun):
         found: list[ClientMessage] = []
         while len(found) < count:
             messages = self.world.take_messages()
-            self.arrived += messages
-            self._note_ends(messages)
+            self._arrive(messages)
             found += filter(matches, messages)
             if not messages:
                 if refused():
@@ -311,8 +310,9 @@ class EngineRun(ScriptedRun):
                 self.world.wait()
         return found
 
-    def _note_ends(self, messages: Iterable[ClientMessage]) -> None:
-        """Note the requests that messages end, as the front end does: of several lives of a rid the newest."""
+    def _arrive(self, messages: Sequence[ClientMessage]) -> None:
+        """Keep messages for the next step, and note the requests that they end: the newest life of a rid."""
+        self.arrived += messages
         for message in messages:
             if not isinstance(message, Generate | PrefillFailed):
                 live = {handle.rid: handle for handle in self.handles.all if not handle.finished}
@@ -497,7 +497,7 @@ class EngineRun(ScriptedRun):
             shown, ended = self._answers.follow(stepped.replies, live)
             views = {rid: handle.client for rid, handle in live.items()}
             self.world.clients.settle(shown, views, self.handles.open_calls())
-        self.arrived += self._messages_with(ended)
+        self._arrive(self._messages_with(ended))
         self._check_stages()
         self._judge_step(stepped)
 
