@@ -72,7 +72,7 @@ def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
     name = _adapter_of(path)
     adapter = adapter_named(name)
     if not isinstance(adapter, TellsWhoStands):
-        raise ScriptDefinitionError(f"the adapter {name} cannot say who stands still; replay {path} instead")
+        raise ScriptDefinitionError(f"the adapter {name} cannot tell which requests are stuck; replay {path} instead")
     stands = adapter.stands_in(path)
     return path, stands, report_of(stands)
 

@@ -290,7 +290,7 @@ class StagedPipeline:
         """
         number = report.microbatch_id
         if (errors := self._controls.get(number)) is None:
-            raise BadFrameError(f"no stage was told to do {number}")
+            raise BadFrameError(f"no stage was ordered to do {number}")
         if report.stage in errors:
             raise BadFrameError(f"stage {report.stage} has reported {number} before")
         errors[report.stage] = report.error

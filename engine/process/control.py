@@ -160,7 +160,7 @@ class Control:
                 return None
             return _supervisor_message_of(self._connection.recv_bytes(MAX_CONTROL_BYTES))
         except BadFrameError as exc:
-            logger.warning("dropped what is no message of the supervisor: %s", exc)
+            logger.warning("dropped a frame that is no message of the supervisor: %s", exc)
             return None
         except (EOFError, OSError) as exc:
             self.is_cut = True
@@ -180,7 +180,7 @@ class Control:
                 return message
             if isinstance(message, ProcessDied):
                 raise ProcessDiedError(message.process, message.cause, message.node)
-            raise ProcessDiedError(SUPERVISOR, "it was told to shut down before every process was ready")
+            raise ProcessDiedError(SUPERVISOR, "the server was shut down before every process was ready")
         raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
 
     def close(self) -> None:

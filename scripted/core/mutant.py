@@ -266,7 +266,7 @@ def _inside(original: object) -> Any:
 def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
     (definition,) = ast.parse(source).body
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
-        raise TypeError(f"line 1 is no function, but {ast.unparse(definition)[:40]}")
+        raise TypeError(f"line 1 is not a function, but {ast.unparse(definition)[:40]}")
     return definition
 
 

@@ -378,5 +378,5 @@ def fleet_adapter(name: str) -> AdapterOfFleets:
     """Return the adapter of fleets of this name. Raises ScriptDefinitionError for any other."""
     adapter = adapter_named(name)
     if not isinstance(adapter, AdapterOfFleets):
-        raise ScriptDefinitionError(f"{name} is no adapter of fleets; make one with scripted.fleets.adapter")
+        raise ScriptDefinitionError(f"{name} is not an adapter of fleets; make one with scripted.fleets.adapter")
     return adapter

@@ -34,7 +34,7 @@ def write_new(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as exc:
         raise ScriptDefinitionError(
-            f"{path.parent} is no folder, so {path.name} cannot be made in it; name another one"
+            f"{path.parent} is not a folder, so {path.name} cannot be made in it; name another one"
         ) from exc
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -229,8 +229,8 @@ class EngineWatch:
         endpoint, replay_endpoint = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         if not (endpoint and replay_endpoint and parse_engine_url(self._name, "an engine's URL").is_loopback):
             logger.warning(
-                "%s tells no KV events that can be followed here, so its cache is guessed by what is sent to it; give "
-                "it --kv-events, --kv-events-endpoint and --kv-events-replay-endpoint",
+                "%s publishes no KV events that can be followed here, so its cache is guessed from its prompts; "
+                "give it --kv-events, --kv-events-endpoint and --kv-events-replay-endpoint",
                 self._name,
             )
             return None

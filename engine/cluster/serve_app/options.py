@@ -72,7 +72,7 @@ def read_options(
     known = {*fields, *ServerSettings.model_fields}
     for name in arguments.keys() - known:
         raise ConfigError(
-            f"{name} is no option of the application and no setting of an engine, got {arguments[name]!r}; "
+            f"{name} is neither an option of the application nor a setting of an engine, got {arguments[name]!r}; "
             f"options are {', '.join(fields)}, and settings those of `engine serve --help` with underscores"
         )
     variables = _variables(environment)
@@ -100,5 +100,5 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     named = {f"{VARIABLE_PREFIX}{name.upper()}": name for name in AppOptions.model_fields}
     for variable in environment:
         if variable.startswith(VARIABLE_PREFIX) and variable not in named:
-            raise ConfigError(f"{variable} is no option of the application; those are {', '.join(named)}")
+            raise ConfigError(f"{variable} is not an option of the application; the options are {', '.join(named)}")
     return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}

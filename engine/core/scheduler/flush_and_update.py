@@ -75,7 +75,7 @@ class FlushAndUpdate(Feature):
     def launch(self, number: int) -> WeightUpdate | None:
         """The update, once nothing is in flight."""
         update = self._books.update
-        assert update is not None, "an update is launched that was never asked for"
+        assert update is not None, "an update is launched that was never requested"
         return None if self._books.in_flight else WeightUpdate(number, update.model_path)
 
     def finish(self, error: str | None) -> None:
@@ -115,7 +115,7 @@ class FlushAndUpdate(Feature):
         """
         update, self._books.update = self._books.update, None
         self.is_due = False
-        assert update is not None, "an update came back that was never asked for"
+        assert update is not None, "an update came back that was never requested"
         if error is not None:
             fault = None if update.model_path is None or is_dead else "model_path"
             return refused(update, f"{error}; the weights are as they were", fault=fault)

@@ -141,7 +141,7 @@ class EngineClient:
         try:
             replies = decode_replies(frame)
         except BadFrameError as exc:
-            logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
+            logger.warning("dropped a frame of %d bytes that is not a tuple of replies: %s", len(frame), exc)
             return
         if replies and isinstance(replies[0], CacheEvent):
             # They come in a frame of their own.

@@ -193,7 +193,7 @@ class Peer:
 
 async def _body_of(answer: httpx.Response) -> bytes:
     if "content-encoding" in answer.headers:
-        raise PartnerError("sent a compressed answer, which it was not asked for")
+        raise PartnerError("sent a compressed answer, which was not requested")
     body = bytearray()
     async for part in answer.aiter_bytes():
         body += part

@@ -326,7 +326,7 @@ class Agent:
         for number in self._signals.take():
             if number != signal.SIGCHLD:
                 name = signal.Signals(number).name
-                raise StartupError(f"the agent of {STAGE_PREFIX}{self._stage} was told to end by {name}")
+                raise StartupError(f"the agent of {STAGE_PREFIX}{self._stage} was ordered to end by {name}")
             if self._child is not None:
                 self._child.look_for_stop()
 
