@@ -74,3 +74,11 @@ def test_a_page_that_was_kept_back_below_all_others_is_found_again() -> None:
     assert pool.allocate(1) == [2]
     pool.release_reserved(1)
     assert pool.allocate(1) == [1]
+
+
+def test_what_an_operator_withholds_is_taken_from_the_other_end() -> None:
+    """Requests get the same pages as without."""
+    pool = PagePool(6)
+    pool.reserve(2)
+    assert pool.allocate(3) == [0, 1, 2]
+    assert [pool.state(page) for page in (3, 4, 5)] == [PageState.FREE, PageState.RESERVED, PageState.RESERVED]
