@@ -3,6 +3,9 @@
 `python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
 that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The
 engine's examples are run as well. It prints one row, and says of each schedule that is left out why.
+
+With ``--mended FOLDER``, where FOLDER holds another release and has its version as its name, only the defects that this
+release no longer has are exported. Each file must fail with the installed release and pass with the other one.
 """
 
 from __future__ import annotations
@@ -11,9 +14,13 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from scripted.sdk.standalone import Standalone
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _PAGE: Final = _ROOT / "benchmarks" / "tables" / "defects.md"
@@ -39,17 +46,54 @@ def schedules_on(page: str, adapter: str) -> list[str]:
     return list(dict.fromkeys(named))
 
 
+def count_mended(adapter: Any, python: str, other: Path) -> int:
+    """Print how the file of each defect that the other release has mended ends with both; 1 if one is wrong."""
+    from scripted.core.defects import defects_of, is_of
+
+    wrong = 0
+    for defect in defects_of(adapter.name):
+        if adapter.version() not in defect.versions or other.name in defect.versions:
+            continue
+        for text in (one for one in defect.schedules if is_of(one, adapter.name)):
+            said = _red_then_green(adapter.standalone, text, python, other)
+            wrong += said is not None
+            sys.stdout.write(f"| {defect.id} | {said or f'red, green with {other.name}'} |\n")
+            sys.stdout.flush()
+    return int(wrong > 0)
+
+
+def _red_then_green(standalone: Standalone, schedule: str, python: str, other: Path) -> str | None:
+    """Say why a schedule's file is not red with the installed release and green with the other; None if it is."""
+    from scripted.core.schedule import Schedule
+    from scripted.sdk.standalone import run_alone, text_of, what_is_wrong
+
+    file, why = text_of(standalone, Schedule.parse(schedule), "export")
+    if file is None:
+        return f"no file: {why}"
+    if (said := what_is_wrong(file, why, python, prepare=standalone.prepare)) is not None:
+        return f"NOT RED: {said}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test_standalone.py"
+        path.write_text(file, encoding="utf-8")
+        first = f"import sys; sys.path.insert(0, {str(other.resolve())!r})"
+        status, said = run_alone(path, python, prepare=f"{first}\n{standalone.prepare}")
+    return None if status == 0 and "1 passed" in said else f"NOT GREEN: {said.strip()[-400:]}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export each, run each, count."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.standalone_exports", description=__doc__)
     parser.add_argument("--adapter", choices=tuple(_SECTIONS), required=True, help="whose defects")
     parser.add_argument("--python", default=sys.executable, help="runs the files (default: this one)")
+    parser.add_argument("--mended", type=Path, metavar="FOLDER", help="another release, without some of the defects")
     asked = parser.parse_args(arguments)
     from scripted.core.adapters import adapter_named
     from scripted.core.schedule import Schedule
     from scripted.sdk.standalone import run_alone, text_of, what_is_wrong
     from scripted.search.execution import execute
 
+    if asked.mended is not None:
+        return count_mended(adapter_named(asked.adapter), asked.python, asked.mended)
     standalone = getattr(adapter_named(asked.adapter), "standalone", None)
     failing = ran = 0
     texts = schedules_on(_PAGE.read_text(encoding="utf-8"), asked.adapter)

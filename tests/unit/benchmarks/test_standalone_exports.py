@@ -6,9 +6,13 @@ Origin: review: nobody could say how many of the exports run. Mutant: read the w
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from benchmarks.standalone_exports import schedules_on
+from benchmarks import standalone_exports
+from benchmarks.standalone_exports import count_mended, schedules_on
 
 PAGE = """
 ## vLLM
@@ -44,3 +48,22 @@ $ scripted replay 'adapter=sglang; 1 pause mode=in_place; 2 start a prompt=1'
 )
 def test_the_schedules_of_a_section(adapter: str, schedules: list[str]) -> None:
     assert schedules_on(PAGE, adapter) == schedules
+
+
+@pytest.mark.parametrize(("wrong", "status"), [("", 0), ("vllm-image-cut-in-two", 1)])
+def test_what_another_release_has_mended_is_told(
+    wrong: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only defects that the installed release has and the other one has not; one wrong file makes the status 1."""
+    said = {"adapter=vllm encoder_cache_size=8": "NOT GREEN"} if wrong else {}
+    monkeypatch.setattr(
+        standalone_exports,
+        "_red_then_green",
+        lambda _standalone, text, _python, _other: next((why for at, why in said.items() if text.startswith(at)), None),
+    )
+    adapter = SimpleNamespace(name="vllm", version=lambda: "0.32.0", standalone=None)
+    assert count_mended(adapter, "python", Path("versions/0.33.0")) == status
+    rows = capsys.readouterr().out
+    assert "| vllm-loras-of-two-batches | red, green with 0.33.0 |" in rows
+    assert "vllm-image-never-encoded" not in rows
+    assert ("| vllm-image-cut-in-two | NOT GREEN |" in rows) == bool(wrong)
