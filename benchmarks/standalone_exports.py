@@ -2,10 +2,8 @@
 
 `python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
 that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The
-engine's examples are run as well. It prints one row, and says of each schedule that is left out why.
-
-With ``--mended FOLDER``, where FOLDER holds another release and has its version as its name, only the defects that this
-release no longer has are exported. Each file must fail with the installed release and pass with the other one.
+engine's examples are run as well. With ``--mended FOLDER``, which holds another release and is named by its version,
+the files of the defects that it no longer has must fail with the installed release and pass with the other one.
 """
 
 from __future__ import annotations
