@@ -149,7 +149,7 @@ class OwnTransfers:
         worker.wait_for_save()
         results = worker.get_transfer_results(plan.finished_req_ids)
         lost = set(worker.get_block_ids_with_load_errors())
-        more = worker.build_connector_worker_meta()
+        more = self._of_all_ranks(worker.build_connector_worker_meta())
         worker.clear_connector_metadata()
         self._take_loads(plan, requests, results, lost)
         self._asked.forget(requests)
@@ -161,6 +161,17 @@ class OwnTransfers:
             invalid_block_ids=lost,
             kv_connector_worker_meta=more,
         )
+
+    def _of_all_ranks(self, report: Any) -> Any:
+        """Merge one report of each rank, as vLLM's executor does: a connector may wait until all have answered.
+
+        The one worker copies the blocks of all ranks, so each of them reports the same.
+        """
+        ranks = self._scheduler.vllm_config.parallel_config.world_size
+        merged = report
+        for _ in range(ranks - 1):
+            merged = merged and merged.aggregate(copy.deepcopy(report))
+        return merged
 
     def _context(self, plan: Any) -> SimpleNamespace:
         slots = [

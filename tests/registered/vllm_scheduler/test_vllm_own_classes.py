@@ -104,6 +104,21 @@ def test_a_connector_loads_what_vllm_asked_for(text: str, classes: str) -> None:
     assert execute(Schedule.parse(text, of=named("connector", classes))).failure is None
 
 
+def test_a_connector_that_waits_for_all_ranks_hears_of_each() -> None:
+    """A store of the offloading connector is over when every rank has reported it; until then its readers wait."""
+    text = "decode_context_parallel_size=2; 1 start a prompt=18 new=2; 8 flush; 9 start b prompt=18 new=3"
+    assert execute(Schedule.parse(text, of=named("connector", OFFLOADING))).failure is None
+
+
+def test_a_second_turn_is_stored_from_the_blocks_of_the_first() -> None:
+    """A session comes back as a new request with all of its blocks, and 0.32.0 adds them to those of its first turn."""
+    if installed_version() != "0.32.0":
+        pytest.skip("tried with 0.32.0 alone")
+    text = "default; 1 start a prompt=5 new=4 session=1; 2 more a tokens=4; 6 flush force=True"
+    failure = execute(Schedule.parse(text, of=named("connector", OFFLOADING))).failure
+    assert "block 6 does not hold its position 8" in str(failure)
+
+
 def test_a_connector_that_saves_what_is_not_computed_is_found() -> None:
     found = broken(named("connector", f"{HERE}:EarlyConnector"))
     assert "does not hold its position" in found["connector-aborted"]
