@@ -201,10 +201,11 @@ class _Reads(ast.NodeTransformer):
             return node
         return ast.copy_location(_hook("read", node.value, ast.Constant(node.attr)), node)
 
-    def visit_MatchValue(self, node: ast.MatchValue) -> ast.AST:
-        return node
-
-    def visit_MatchClass(self, node: ast.MatchClass) -> ast.AST:
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        """Leave the pattern alone: it has no calls."""
+        if node.guard is not None:
+            node.guard = self.visit(node.guard)
+        node.body = [self.visit(statement) for statement in node.body]
         return node
 
 
