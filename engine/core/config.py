@@ -68,8 +68,8 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=1024,
-        description="threads of each stage on a CPU; unset: all cores for one stage on OpenVINO, as "
-        "far as the model has work for them; on torch one core is left to the other processes",
+        description="threads of each stage on a CPU; unset: for one stage all cores that a model of its size has work "
+        "for, several stages share the cores",
     )
     attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
         "auto",

@@ -70,12 +70,16 @@ class MatrixProduct:
         return True
 
 
-def is_packing_worthwhile(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether products of this type are faster packed: on a CPU, in 16 bits.
+def is_packing_worthwhile(dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+    """Return whether a model's products are faster packed: on a CPU, in 16 bits, or in fp32 on several threads.
 
-    In fp32 MKL computes them, which needs no reordering and compiles nothing per number of rows.
+    In fp32 plain products go to MKL, which divides few rows badly: all products of a model of 0.6 billion parameters on
+    two cores with AVX2 took, plain by packed, 1.3 for one row, 2.4 for 8 and 1.4 for 32, with one thread 0.9, 1.4 and
+    1.1.
     """
-    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
+    if device.type != "cpu":
+        return False
+    return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and threads > 1)
 
 
 # The operators with which Inductor replaces a linear whose weight is frozen; torch has no public name for them.

@@ -7,7 +7,6 @@ its own microbatch.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -45,6 +44,7 @@ from engine.model.sampling import Sampler
 from engine.model.sleeping_stage import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
+from engine.model.threads import TORCH_THREADS, stage_threads
 from engine.model.verification import verify
 
 _log = logging.getLogger(__name__)
@@ -65,24 +65,13 @@ class RunnerCounters(msgspec.Struct, kw_only=True):
     tokens: int = 0
 
 
-def limit_threads(config: EngineConfig, limits: Limits) -> None:
-    """Set the number of torch's threads in this process: as configured, else so that processes do not compete.
-
-    With several stages each uses one thread, because their OpenMP threads would spin against each other. With one stage
-    a core is left for the front end: measured on two cores, a decode step took 3 ms with one thread; with two threads
-    it took 3 ms alone and 16 ms beside a busy process.
-    """
-    unset = 1 if limits.pp_size > 1 else max(1, len(os.sched_getaffinity(0)) - 1)
-    torch.set_num_threads(config.threads or unset)
-
-
 class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
-    Sets the number of torch's threads, see ``limit_threads``. ``lean=False`` computes with transformers' own forward
-    pass even where a faster one is known to be equal; ``on_load`` is called for each loaded weight. ``early`` allows,
-    with async scheduling, to launch a microbatch before the host knows the tokens of the one before; by default on
-    GPUs. ``grammars`` are the compiled ones. Raises CheckpointError when the model cannot be loaded.
+    Sets the number of torch's threads in its process, see ``stage_threads``. ``lean=False`` computes with
+    transformers' own forward pass even where a faster one is known to be equal; ``on_load`` is called for each loaded
+    weight. ``early`` allows, with async scheduling, to launch a microbatch before the host knows the tokens of the one
+    before; by default on GPUs. ``grammars`` are the compiled ones. Raises CheckpointError if the model does not load.
     """
 
     def __init__(
@@ -95,7 +84,7 @@ class StageRunner:
         on_load: OnLoad | None = None,
         early: bool | None = None,
     ) -> None:
-        limit_threads(config, limits)
+        torch.set_num_threads(stage_threads(config, limits, TORCH_THREADS))
         self.stage = stage
         self.counters = RunnerCounters()
         self._config = config

@@ -326,7 +326,7 @@ class StageModel:
         if self.lora is not None:
             self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
-        if is_packing_worthwhile(dtype, self.device) and lean.pack():
+        if is_packing_worthwhile(dtype, self.device, torch.get_num_threads()) and lean.pack():
             _log.info("the weights of %s are packed for this CPU", name)
 
     @torch.inference_mode()

@@ -27,9 +27,9 @@ from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.graph_cache import stage_graph
 from engine.model.openvino.paging import StageGraph
-from engine.model.openvino.threads import stage_threads
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts, told
+from engine.model.threads import OPENVINO_THREADS, stage_threads
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class OpenVINOStage:
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, on_load: OnLoad | None = None) -> None:
         self.facts = facts = StageFacts(config, limits, stage)
-        threads = stage_threads(config, limits)
+        threads = stage_threads(config, limits, OPENVINO_THREADS)
         device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
         conversion = _Conversion(config, facts, limits, on_load, device)
         conversion.tell("reading")

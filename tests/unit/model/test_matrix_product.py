@@ -63,11 +63,18 @@ def test_packing_that_changes_the_product_is_taken_back(monkeypatch: pytest.Monk
     assert torch.equal(kept(ROWS), plain(ROWS))
 
 
-def test_only_sixteen_bits_on_a_cpu_are_packed() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert is_packing_worthwhile(torch.bfloat16, cpu)
-    assert not is_packing_worthwhile(torch.float32, cpu)
-    assert not is_packing_worthwhile(torch.bfloat16, gpu)
+@pytest.mark.parametrize(
+    ("dtype", "device", "threads", "expected"),
+    [
+        (torch.bfloat16, "cpu", 1, True),
+        (torch.float32, "cpu", 1, False),
+        (torch.float32, "cpu", 2, True),
+        (torch.float64, "cpu", 2, False),
+        (torch.bfloat16, "cuda", 2, False),
+    ],
+)
+def test_what_is_packed(dtype: torch.dtype, device: str, threads: int, expected: bool) -> None:
+    assert is_packing_worthwhile(dtype, torch.device(device), threads) is expected
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_tied", "qwen2_biased"])

@@ -12,7 +12,7 @@ from engine.core.errors import IntegrityError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Completion
 from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment
-from engine.model.runner import limit_threads
+from engine.model.runner import StageRunner
 
 UNKNOWN_ID = "IndexError" if DEVICE == "cpu" else "token ids must be in"
 PROMPT = list(b"the same prompt for everyone")
@@ -166,12 +166,13 @@ def test_without_the_sanitizer_nothing_is_checked() -> None:
     assert chain.forward(Segment("a", 0, 5, (6,), 0, (), True)).error is None
 
 
-@pytest.mark.parametrize(("pp_size", "threads", "expected"), [(1, None, 3), (2, None, 1), (1, 4, 4), (2, 2, 2)])
-def test_threads(pp_size: int, threads: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    config = EngineConfig(pp_size=pp_size, threads=threads)
-    limit_threads(config, Limits.of(config, EMBEDDED_FACTS))
-    assert torch.get_num_threads() == expected
+def test_a_runner_sets_the_threads_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[int] = []
+    monkeypatch.setattr("engine.model.runner.stage_threads", lambda config, *_: config.threads)
+    monkeypatch.setattr(torch, "set_num_threads", said.append)
+    config = EngineConfig(threads=3)
+    StageRunner(config, Limits.of(config, EMBEDDED_FACTS), 0)
+    assert said == [3]
 
 
 def test_slots_follow_the_page_table() -> None:

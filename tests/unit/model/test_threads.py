@@ -1,4 +1,4 @@
-"""How many threads OpenVINO computes with: by the cores, the stages and the size of the model, or as configured."""
+"""The threads of a stage: by the backend, the cores, the stages and the size of the model, or as configured."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.model.openvino.threads import forward_threads, stage_threads, usable_cores
+from engine.model.threads import OPENVINO_THREADS, TORCH_THREADS, ThreadRule, stage_threads, usable_cores
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("cores", "stages", "weights", "expected"),
+    ("rule", "cores", "stages", "weights", "expected"),
     [
-        (1, 1, 0, 1),
-        (2, 1, 0, 2),
-        (64, 1, 0, 2),
-        (64, 1, 10 * MIB, 3),
-        (64, 1, 1137 * MIB, 64),
-        (2, 4, 1137 * MIB, 1),
-        (16, 4, 0, 4),
+        (OPENVINO_THREADS, 1, 1, 0, 1),
+        (OPENVINO_THREADS, 2, 1, 0, 2),
+        (OPENVINO_THREADS, 64, 1, 0, 2),
+        (OPENVINO_THREADS, 64, 1, 10 * MIB, 3),
+        (OPENVINO_THREADS, 64, 1, 1137 * MIB, 64),
+        (OPENVINO_THREADS, 2, 4, 1137 * MIB, 1),
+        (OPENVINO_THREADS, 16, 4, 0, 4),
+        (TORCH_THREADS, 2, 1, 10 * MIB, 1),
+        (TORCH_THREADS, 2, 1, 1137 * MIB, 2),
+        (TORCH_THREADS, 64, 1, 1137 * MIB, 18),
+        (TORCH_THREADS, 2, 4, 1137 * MIB, 1),
+        (TORCH_THREADS, 16, 4, 0, 4),
     ],
 )
-def test_one_stage_takes_the_cores_that_it_has_work_for(cores: int, stages: int, weights: int, expected: int) -> None:
-    assert forward_threads(cores, stages, weights) == expected
+def test_one_stage_takes_the_cores_that_it_has_work_for(
+    rule: ThreadRule, cores: int, stages: int, weights: int, expected: int
+) -> None:
+    assert rule.threads(cores, stages, weights) == expected
 
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.openvino.threads.usable_cores", lambda: 4)
+    monkeypatch.setattr("engine.model.threads.usable_cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def _threads(folder: Path, **values: object) -> int:
     config = EngineConfig(model=str(folder), backend="openvino", **values)
-    return stage_threads(config, Limits.of(config, EMBEDDED_FACTS))
+    return stage_threads(config, Limits.of(config, EMBEDDED_FACTS), OPENVINO_THREADS)
 
 
 @pytest.mark.usefixtures("four_cores")
