@@ -83,6 +83,7 @@ class _FlownMachine(SglangMachine):
         )
         message.sampling_params.min_new_tokens = int(frame.engine.get("min_new_tokens") or 0)
         message.sampling_params.ignore_eos = bool(frame.engine.get("ignore_eos"))
+        message.extra_key = frame.salt or None
         self._alive[event.rid] = event
         self._retractions.begin(event.rid)
         self._say(message)

@@ -24,7 +24,7 @@ from scripted_plugins.sglang import install
 from scripted_sglang.adapter import ADAPTER
 from scripted_sglang.flight.hook import attach
 from scripted_sglang.machine import SglangMachine
-from sglang.srt.managers.io_struct import CloseSessionReqInput
+from sglang.srt.managers.io_struct import CloseSessionReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 
 from benchmarks.planted_flights import row_of, sglang
@@ -95,6 +95,25 @@ def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch:
     monkeypatch.setenv(OPTIONS_VARIABLE, "redact=true")
     flight = flight_of(Schedule.parse(SHARING, of="sglang"), recorders)
     assert flight.header.redacted
+    outcome = replayed(flight, monkeypatch)
+    assert (outcome.differs, outcome.breaks) == (None, None)
+
+
+@pytest.mark.parametrize("options", ["", "redact=true"])
+def test_a_prefix_under_another_salt_is_no_hit(
+    options: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the salt the second prompt of the replay hits the first one, and its plan differs."""
+    monkeypatch.setenv(OPTIONS_VARIABLE, options)
+    say = SglangMachine._say
+
+    def salted(self: SglangMachine, *messages: Any) -> None:
+        for message in [one for one in messages if isinstance(one, TokenizedGenerateReqInput)]:
+            message.extra_key = message.rid
+        say(self, *messages)
+
+    monkeypatch.setattr(SglangMachine, "_say", salted)
+    flight = flight_of(Schedule.parse(SHARING, of="sglang"), recorders)
     outcome = replayed(flight, monkeypatch)
     assert (outcome.differs, outcome.breaks) == (None, None)
 
