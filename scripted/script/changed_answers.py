@@ -32,6 +32,9 @@ _GROWING: Final = frozenset({"now", "step"})
 # Answers that stay true from the moment they are.
 _LASTING: Final = frozenset({"arrived", "closed", "done", "dropped", "finished", "is_finished"})
 _WAITS_FOR_REQUESTS: Final = frozenset({"run_until_all_finished", "run_until_finished"})
+_WAIT_FOR_IDLE: Final = "run_until_idle"
+# True after that wait, until a verb is called.
+_IDLE: Final = frozenset({"is_fully_idle", "is_quiescent"})
 _SAME_END: Final = (frozenset({"finished", "aborted"}), frozenset({"waiting", "running"}))
 _INSTEAD_OF_NONE: Final[dict[str, str]] = {"chunked": "another", "error": "an error", "paused": "in_place"}
 _FIRST_ELEMENTS: Final[dict[str, object]] = {
@@ -41,7 +44,7 @@ _FIRST_ELEMENTS: Final[dict[str, object]] = {
     "token_ids": 1,
     "waiting": "another",
 }
-_FAILED: Final = 500
+_REFUSED: Final = 400
 _MANY: Final = 16
 
 # The steps and verbs before a read.
@@ -85,6 +88,8 @@ class Answers:
         self._named: dict[int, tuple[object, str]] = {}
         # The ids of objects for which the script waited, so that they must have ended.
         self._awaited: set[int] = set()
+        # The verbs before the last wait until the engine is idle.
+        self._idle_after: int | None = None
         # The changes that are possible, by answer and moment.
         self._found: dict[tuple[EngineAnswer, _Moment], dict[str, None]] = {}
 
@@ -119,6 +124,8 @@ class Answers:
         def called(*arguments: Any, **named: Any) -> object:
             if owner is self._t and name in self._verbs:
                 self._verbs_called += 1
+            if name == _WAIT_FOR_IDLE:
+                self._idle_after = self._verbs_called
             if name in _WAITS_FOR_REQUESTS and arguments:
                 handles = arguments[0] if isinstance(arguments[0], (list, tuple, set)) else arguments[:1]
                 self._awaited.update(map(id, handles))
@@ -148,6 +155,8 @@ class Answers:
     def _others(self, owner: object, attribute: str, value: object) -> Iterator[tuple[str, object]]:
         for how, other in _others_of(attribute, value):
             if attribute in _LASTING and value is True and id(owner) in self._awaited:
+                continue
+            if attribute in _IDLE and value is True and self._idle_after == self._verbs_called:
                 continue
             if isinstance(other, str) and other in self._absent_modes:
                 continue
@@ -182,9 +191,13 @@ def _others_of(attribute: str, value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, bool):
         yield "not", not value
     elif isinstance(value, Status):
-        yield "status", Status(200 if value != 200 else _FAILED)
+        yield "status", Status(200 if value != 200 else _REFUSED)
     elif isinstance(value, (int, float)):
         yield from _other_numbers(attribute, value)
+    elif isinstance(value, Word) and attribute == "finish_reason":
+        # One other end: an assertion that admits most of them tells little.
+        word = "abort" if value.value == "length" else "length"
+        yield from ((other.value, other) for other in value.others() if other.value == word)
     elif isinstance(value, Word):
         same = next((words for words in _SAME_END if value.value in words), None) if type(value) is Condition else None
         yield from ((other.value, other) for other in value.others() if same is None or other.value in same)

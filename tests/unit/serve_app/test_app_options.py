@@ -35,7 +35,7 @@ def test_autoscaling_passes_through() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"replica": "2"}, "replica is no option .* got '2'"),
+        ({"replica": "2"}, "replica is neither an option .* got '2'"),
         ({"replicas": "0"}, "replicas: .* got '0'"),
         ({"port": "8000"}, "port is not an engine's own under Serve.*Serve's proxies listen"),
         ({"record": "x.rec"}, "every replica would write the same file"),
