@@ -44,7 +44,7 @@ def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("stages", "name"), thinned([(stages, name) for stages, names in VICTIMS.items() for name in names], one_in=2)
+    ("stages", "name"), thinned([(stages, name) for stages, names in VICTIMS.items() for name in names], one_in=4)
 )
 def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: Path, stages: int, name: str) -> None:
     """A06: also that of the process that forks the readers of long bodies."""

@@ -39,7 +39,7 @@ def _hold(name: str) -> None:
     getattr(promises, name)()
 
 
-@pytest.mark.parametrize("mutant", thinned(OF_PROMISES, one_in=2), ids=_shown)
+@pytest.mark.parametrize("mutant", thinned(OF_PROMISES, one_in=4), ids=_shown)
 def test_a_broken_harness_is_noticed(mutant: Mutant) -> None:
     """46.13: by the quickest check that can."""
     _hold(mutant.test)

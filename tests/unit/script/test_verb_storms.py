@@ -91,7 +91,7 @@ def storm(t: Any, seed: int, calls: list[bool]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("case", thinned(range(60), one_in=12))
+@pytest.mark.parametrize("case", thinned(range(60), one_in=30))
 def test_verbs_in_any_state_break_nothing(case: int) -> None:
     """A client that hung up in the step of its abort, or of a failed choice's, was waited for by an internal error."""
     calls: list[bool] = []
