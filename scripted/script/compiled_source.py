@@ -49,21 +49,32 @@ def kept(source: bytes, file: str, how: str, kind: type[_Kept], make: Callable[[
     head = digest.digest()
     with contextlib.suppress(OSError, msgspec.DecodeError):
         content = place.read_bytes()
-        if content.startswith(head):
-            return msgspec.msgpack.decode(content[_DIGEST_BYTES:], type=kind)
+        body = content[2 * _DIGEST_BYTES :]
+        if content.startswith(head + _digest_of(body)):
+            return msgspec.msgpack.decode(body, type=kind)
     made = make()
     if not sys.dont_write_bytecode:
+        body = msgspec.msgpack.encode(made)
         with contextlib.suppress(OSError):
-            _write(place, head + msgspec.msgpack.encode(made))
+            _write(place, head + _digest_of(body) + body)
     return made
+
+
+def _digest_of(body: bytes) -> bytes:
+    """Digest compiled code: damaged code could end the process that loads it."""
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
 def _write(place: Path, content: bytes) -> None:
     """Write atomically: another process reads the whole file or none."""
     place.parent.mkdir(exist_ok=True)
     whole = place.with_suffix(f".{os.getpid()}")
-    whole.write_bytes(content)
-    whole.replace(place)
+    try:
+        whole.write_bytes(content)
+        whole.replace(place)
+    except OSError:
+        whole.unlink(missing_ok=True)
+        raise
 
 
 @functools.cache

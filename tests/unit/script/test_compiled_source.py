@@ -36,7 +36,7 @@ def test_a_file_is_compiled_once(tmp_path: Path, compiled: list[str]) -> None:
     assert [site.line for site in first.sites] == [4]
 
 
-@pytest.mark.parametrize("damage", ["another source", "another way", "cut", "no writing", "garbage"])
+@pytest.mark.parametrize("damage", ["another source", "another way", "cut", "no writing", "garbage", "one bit"])
 def test_it_is_compiled_again_where_what_is_kept_is_not_of_it(
     tmp_path: Path, compiled: list[str], damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +45,8 @@ def test_it_is_compiled_again_where_what_is_kept_is_not_of_it(
     counted(source, file, turnable=False)
     for kept in (tmp_path / "__pycache__").glob("*"):
         content = kept.read_bytes()
-        kept.write_bytes({"cut": content[:-7], "garbage": b"\xff" * 40}.get(damage, content))
+        flipped = content[:100] + bytes([content[100] ^ 1]) + content[101:]
+        kept.write_bytes({"cut": content[:-7], "garbage": b"\xff" * 40, "one bit": flipped}.get(damage, content))
     if damage == "another source":
         source = SOURCE.replace(b"all(", b"any(")
     again = counted(source, file, turnable=damage == "another way")
@@ -58,3 +59,15 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, compile
     counted(SOURCE, str(tmp_path / "test_it.py"), turnable=False)
     assert len(compiled) == 1
     assert [place.name for place in tmp_path.iterdir()] == ["__pycache__"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(
+    tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    counted(SOURCE, str(tmp_path / "test_it.py"), turnable=False)
+    assert len(compiled) == 1
+    assert list((tmp_path / "__pycache__").iterdir()) == []
