@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 
 from engine.core.errors import CheckpointError
+
+# The models that the lean forward equals, by type, each with its class.
+LEAN_ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:

@@ -6,11 +6,9 @@ which still has to fork.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,8 +18,11 @@ from engine.core.config import EngineConfig, embedded_seed
 from engine.core.errors import ConfigError
 from engine.core.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
-from engine.model.checkpoint import read_quantization, resolve_folder
+from engine.model.backend import why_not_openvino
+from engine.model.checkpoint import resolve_folder
 from engine.model.checkpoint_files import stored_tensors
+from engine.model.threads import TORCH_THREADS, stage_threads
+from engine.model.weight_sizes import held_weight_bytes, value_types, weight_bytes
 
 # KV's share of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # the machine's other processes.
@@ -35,11 +36,6 @@ _BOOKS_BYTES_PER_PAGE: Final = 64
 # A LoRA has a pair for each matrix of a layer.
 _LAYER: Final = ".layers."
 _MATRIX: Final = 2
-_BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
-_WIDEST_BYTES: Final = 4
-# Bits of quantized types in a file; a 32-bit word holds several values.
-_WORD_BITS: Final = 32
-_QUANTIZED_BITS: Final = {"F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "I32": _WORD_BITS}
 
 
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
@@ -60,12 +56,14 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
         # The stages with the most layers fill their device first. A draft model is not divided: one stage holds it.
         here = 1 if has_own_gpu or stages_here is None else stages_here
         part = min(part, Fraction(-(-facts.num_layers // config.pp_size) * here, facts.num_layers))
-    weights = int(weight_bytes(resolve_folder(config)) * part)
+    limits = Limits.of(config, facts, sys.maxsize)
+    device_type = "cpu" if cuda is None else "cuda"
+    weights = int(_weights_held(config, limits, device_type) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
-        weights += weight_bytes(resolve_folder(config.draft_config()))
-    weights += _scratch_bytes(Limits.of(config, facts, sys.maxsize), facts)
+        weights += _weights_held(config.draft_config(), limits, device_type)
+    weights += _scratch_bytes(limits, facts)
     if config.most_loras:
-        weights += int((config.most_loras + 1) * _lora_bytes(resolve_folder(config), config.max_lora_rank) * part)
+        weights += int((config.most_loras + 1) * _lora_bytes(config, device_type) * part)
     # The second tier takes no GPU memory.
     on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
     tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
@@ -126,29 +124,24 @@ def _scratch_bytes(limits: Limits, facts: ModelFacts) -> int:
     return limits.draft_scratch_pages * limits.page_size * facts.draft_kv_bytes_per_token
 
 
-def weight_bytes(folder: Path) -> int:
-    """Return the size of the loaded weights: as in the files, and quantized ones at 16 bits a value."""
-    kept = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    scheme = read_quantization(folder)
-    if scheme is None:
-        return kept
-    for _, kind, shape in stored_tensors(folder):
-        stored = _QUANTIZED_BITS.get(kind, 0)
-        values_each = stored // scheme.bits if stored == _WORD_BITS else 1
-        if stored:
-            kept += math.prod(shape) * (2 * values_each - stored // 8)
-    return kept
+def _weights_held(config: EngineConfig, limits: Limits, device_type: str) -> int:
+    """Return the bytes of the weights in all stages. For OpenVINO, which packs them its own way, those of the files."""
+    if config.backend == "openvino" or (config.backend == "auto" and why_not_openvino(config) is None):
+        return weight_bytes(resolve_folder(config))
+    threads = stage_threads(config, limits, TORCH_THREADS)
+    return held_weight_bytes(config, device_type=device_type, threads=threads)
 
 
-def _lora_bytes(folder: Path, rank: int) -> int:
-    """Return an upper bound on the bytes of a LoRA of this rank: two matrices for each matrix of the layers.
+def _lora_bytes(config: EngineConfig, device_type: str) -> int:
+    """Return an upper bound on the bytes of a LoRA of the largest rank: two matrices for each matrix of the layers.
 
     The caller counts one LoRA more than the limit: a new one is read before another makes room for it.
     """
-    matrices = [
-        (kind, shape) for name, kind, shape in stored_tensors(folder) if _LAYER in name and len(shape) == _MATRIX
+    shapes = [
+        shape for name, _, shape in stored_tensors(resolve_folder(config)) if _LAYER in name and len(shape) == _MATRIX
     ]
-    return sum(rank * sum(shape) * _BYTES.get(kind, _WIDEST_BYTES) for kind, shape in matrices)
+    _, computed = value_types(config, device_type)
+    return sum(config.max_lora_rank * sum(shape) * computed.itemsize for shape in shapes)
 
 
 class _CudaMemory(msgspec.Struct, frozen=True):

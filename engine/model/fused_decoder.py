@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, rms_norm
 
+from engine.model.arithmetic import LEAN_ARCHITECTURES
 from engine.model.attention import PagedAttention, Scoring
 from engine.model.batch import LayersBatch
 from engine.model.lora import BatchLoras
@@ -24,7 +25,7 @@ from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
 
-_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_ARCHITECTURES = frozenset(LEAN_ARCHITECTURES.values())
 # Types whose angles depend on the position alone, not on the length of the sequence.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _FIRST_ANGLES = 1024

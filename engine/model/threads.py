@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from engine.core.config import EngineConfig
 from engine.core.limits import Limits
-from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import resolve_folder
+from engine.model.weight_sizes import weight_bytes
 
 _QUOTA: Final = "sys/fs/cgroup/cpu.max"
 _SIBLINGS: Final = "sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"

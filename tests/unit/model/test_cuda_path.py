@@ -16,6 +16,7 @@ import pytest
 import torch
 from chained_stages import ChainedStages, limits_for
 from thinned import thinned
+from tiny_checkpoints import save_weights
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -295,7 +296,7 @@ def test_kv_is_sized_from_the_gpu_that_is_full_first(
     own: bool, draft: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Policies and limits hold at every size (B17)."""
-    (tmp_path / "model.safetensors").write_bytes(bytes(4_000))
+    save_weights(tmp_path, 4_000)
     monkeypatch.setattr(capacity, "_cuda_memory", lambda config: capacity._CudaMemory(10_000, own))
     facts = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=4, kv_bytes_per_token=100)
     values = {"speculative_algorithm": "draft_model", "speculative_draft_model": draft} if draft else {}

@@ -20,9 +20,9 @@ from tiny_checkpoints import ALTERNATING, SHAPE
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
 from engine.core.plan import SamplingSpec
-from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import require_files
 from engine.model.quantization import quantization_of
+from engine.model.weight_sizes import weight_bytes
 
 
 def tokens(folder: Path) -> list[int]:
