@@ -114,12 +114,11 @@ def test_nothing_is_left_of_a_port(private_dir: Path) -> None:
     stage = SmallStage()
     with no_thread_is_left():
         receiver = stage.receiver(private_dir)
-        peer = Prefiller(receiver.address, stage.images().layout)
-        receiver.order(receive(1, 0))
-        receiver.close()
-        receiver.close()
-    assert peer.is_closed()
-    peer.close()
+        with contextlib.closing(Prefiller(receiver.address, stage.images().layout)) as peer:
+            receiver.order(receive(1, 0))
+            receiver.close()
+            receiver.close()
+            assert peer.is_closed()
     assert list(private_dir.iterdir()) == []
     assert stage.answers.empty()
 
@@ -602,9 +601,9 @@ def test_ten_thousand_damaged_frames_are_a_value_or_a_bad_frame(prefill: Prefill
 
 
 def test_a_peer_that_sends_damaged_bytes_ends_its_own_connection_alone(
-    decode: Decode, monkeypatch: pytest.MonkeyPatch
+    decode: Decode, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C01: what comes after it is taken; the pages of the stage are those that were ordered."""
+    """C01: the next peer's pages are taken, and no page changes that was not ordered."""
     monkeypatch.setattr(kv_receiver, "EARLY_WAIT_S", 0.01)
     stage, receiver = decode
     layout = stage.images().layout
@@ -623,13 +622,17 @@ def test_a_peer_that_sends_damaged_bytes_ends_its_own_connection_alone(
             )
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with connection, contextlib.suppress(OSError):
+            connection.settimeout(WAIT_S)
             connection.connect(str(receiver.address.place))
             connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            # Damage can leave a right END of transfer 1: it must be over before the transfer is ordered.
+            while connection.recv(4096):
+                pass
     assert stage.image(7) == before
     receiver.order(receive(1, 4))
-    peer = Prefiller(receiver.address, layout)
+    peer = opened(Prefiller(receiver.address, layout))
     peer.bring(1, 0, before)
     assert peer.end(1) is None
     assert stage.answer() == PagesReceived(transfer=1, pages=1)
     assert stage.image(4) == before
-    peer.close()
