@@ -55,15 +55,17 @@ def variant_name(adapter: str, defaults: Mapping[str, str]) -> str:
     return adapter + "".join(f"+{name}={value}" for name, value in defaults.items())
 
 
+@functools.cache
 def adapter_named(name: str) -> Adapter:
     """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name.
 
     ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other processes find it by its name too.
     """
-    found = _found(name)
-    if name not in installed_adapters():
-        # A schedule's text names its adapter so that another process can load it: keep the name that was used last.
-        found.name = name
+    if name in installed_adapters():
+        return cast(Adapter, installed_adapters()[name].load())
+    found = _outside(name)
+    # A schedule's text names its adapter so that another process can load it.
+    found.name = name
     return found
 
 
@@ -101,10 +103,7 @@ def contract_name(name: str) -> type:
     raise ScriptDefinitionError(f"no installed adapter offers {name}; there are {', '.join(installed_adapters())}")
 
 
-@functools.cache
-def _found(name: str) -> Adapter:
-    if name in installed_adapters():
-        return cast(Adapter, installed_adapters()[name].load())
+def _outside(name: str) -> Adapter:
     if name.endswith(".py"):
         return _adapter_in_file(name)
     if (variant := _VARIANT.fullmatch(name)) is not None:
