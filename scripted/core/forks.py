@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 # The callables of one class: they make the empty copy, build it, fill it, or plan all of that.
 _Shell = Callable[[Any], object]
 _Build = Callable[[Any, list[Any]], Any]
-_Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
-_Container = dict[object, object] | list[Any] | set[object] | deque[object]
+_Fill = Callable[[Any, list[object], tuple[int, ...]], None]
+_Container = dict[object, object] | list[object] | set[object] | deque[object]
 _Planner = Callable[["_CopyList", Any], "int | None"]
 
 _ATOMS: Final[frozenset[type]] = frozenset({
@@ -111,7 +111,7 @@ class _CopyList:
         self._copier = copier
         self._atoms = copier.atoms
         self.shells: list[_Shell] = []
-        self.sources: list[Any] = []
+        self.sources: list[object] = []
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
         # Containers: the place of one, an index or a key of it, and the place of its item there.
@@ -119,12 +119,12 @@ class _CopyList:
         # Objects: the place of one, the function that sets its attributes, and the places of their values.
         self._fills: list[tuple[int, _Fill, tuple[int, ...]]] = []
         # Sets and the like, filled last, because their members have to be complete to be hashed.
-        self._late: list[tuple[int, _Build, list[Any]]] = []
+        self._late: list[tuple[int, _Build, list[object]]] = []
         # Objects whose attributes, and cells whose contents, are not planned yet.
         self._instances: deque[tuple[int, object, tuple[str, ...]]] = deque()
         self._cells: deque[tuple[int, types.CellType]] = deque()
         # Objects that hold others and cannot be filled later, such as tuples.
-        self._builds: list[tuple[int, _Build, object, list[Any]]] = []
+        self._builds: list[tuple[int, _Build, object, list[object]]] = []
 
     def thaw(self) -> list[Any]:
         """Copy every object; the first is the engine."""
@@ -176,10 +176,10 @@ class _CopyList:
         place = self.add(value)
         return value if place is None else _At(place)
 
-    def add_list(self, value: list[Any]) -> int:
+    def add_list(self, value: list[object]) -> int:
         return self._indexed(value, list.copy, enumerate(value))
 
-    def add_uniform_list(self, value: list[Any]) -> int:
+    def add_uniform_list(self, value: list[object]) -> int:
         if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
@@ -259,7 +259,7 @@ class _CopyList:
     def add_rebuilt(self, value: object, build: _Build, items: Iterable[object]) -> int:
         return self._built(value, build, value, [self._at(item) for item in items])
 
-    def _built(self, value: object, build: _Build, what: object, items: list[Any]) -> int:
+    def _built(self, value: object, build: _Build, what: object, items: list[object]) -> int:
         place = self._append(value, _nothing, None, made=False)
         self._builds.append((place, build, what, items))
         return place
@@ -316,7 +316,7 @@ class _At:
         self.place = place
 
 
-def _copy_lists(value: list[list[Any]]) -> list[list[Any]]:
+def _copy_lists(value: list[list[object]]) -> list[list[object]]:
     return [item.copy() for item in value]
 
 
@@ -350,16 +350,16 @@ def _empty(kind: type) -> object:
     return kind()
 
 
-def _fill_cell(into: types.CellType, items: list[Any]) -> None:
+def _fill_cell(into: types.CellType, items: list[object]) -> None:
     (into.cell_contents,) = items
 
 
-def _fill_dict(into: dict[object, object], items: list[Any]) -> None:
+def _fill_dict(into: dict[object, object], items: list[object]) -> None:
     half = len(items) // 2
     into.update(zip(items[:half], items[half:], strict=True))
 
 
-def _build_tuple(kind: Any, items: list[Any]) -> object:
+def _build_tuple(kind: Any, items: list[object]) -> object:
     """Build a tuple, a named tuple, whose class takes the fields one by one, or an object of another subclass."""
     if kind is tuple:
         return tuple(items)
@@ -379,11 +379,11 @@ def _build_function(value: types.FunctionType, cells: list[types.CellType]) -> t
     return new
 
 
-def _build_builtin(name: str, items: list[Any]) -> object:
+def _build_builtin(name: str, items: list[object]) -> object:
     return getattr(items[0], name)
 
 
-def _build_method(what: Callable[..., object], items: list[Any]) -> types.MethodType:
+def _build_method(what: Callable[..., object], items: list[object]) -> types.MethodType:
     return types.MethodType(what, items[0])
 
 

@@ -310,13 +310,13 @@ def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
             function.__code__ = new
 
 
-def _functions_of(names: dict[str, Any]) -> Iterator[types.FunctionType]:
+def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
     """Find the functions of a module that are alive: through its names and through the garbage collector.
 
     The collector alone is not enough, because it does not know objects that ``gc.freeze`` has set aside.
     """
     seen = {id(names), id(vars(builtins))}
-    left: list[Any] = [*names.values(), *gc.get_referrers(names)]
+    left: list[object] = [*names.values(), *gc.get_referrers(names)]
     while left:
         value = left.pop()
         if id(value) in seen:

@@ -24,15 +24,15 @@ class _NoSelector(selectors.BaseSelector):
     """Knows no file but the loop's own pipe, and tells the loop when it would wait."""
 
     def __init__(self) -> None:
-        self._keys: dict[Any, selectors.SelectorKey] = {}
+        self._keys: dict[object, selectors.SelectorKey] = {}
         self.on_wait: Callable[[float | None], None] = lambda _: None
 
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+    def register(self, fileobj: Any, events: int, data: object = None) -> selectors.SelectorKey:
         descriptor = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, descriptor, events, data)
         return key
 
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+    def unregister(self, fileobj: object) -> selectors.SelectorKey:
         return self._keys.pop(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -79,11 +79,11 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         if self._errors:
             raise self._errors.pop(0)
 
-    def start(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    def start(self, coroutine: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
         """Begin a task, which runs in the next ``run``."""
         return self.create_task(coroutine)
 
-    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run a function inside the loop, where it may create tasks, until every task waits again."""
         self.call_soon(function, *arguments)
         self.run(self._now)
@@ -147,8 +147,8 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         if error is not None and not isinstance(error, self._allowed):
             self._errors.append(error)
 
-    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Keep the exception of a callback; tasks report their own."""
         error = context.get("exception")
-        if error is not None and "handle" in context:
+        if isinstance(error, BaseException) and "handle" in context:
             self._errors.append(error)
