@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, runtime_checkable
 import msgspec
 from typing_extensions import TypeVar
 
-from scripted.core.protocol import ConfigValue
+from scripted.core.protocol import Adapter, ConfigValue
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 
@@ -27,7 +27,7 @@ class ServeLine(msgspec.Struct, frozen=True):
 
 
 class ServerDescription(Generic[_SettingsT]):
-    """A description of the server whose scheduler an adapter drives; by itself, of an adapter without a server.
+    """A description of the server whose scheduler an adapter of the SDK drives; by itself, of one without a server.
 
     ``defaults`` are the settings whose default at a server is not the adapter's. ``sizes`` are numbers that a
     simulation has small, so that no value of them is unusual; ``token_counts`` are those in tokens. ``block_size``
@@ -81,6 +81,33 @@ class ServerDescription(Generic[_SettingsT]):
 
     def _usual(self, config: _SettingsT) -> dict[str, ConfigValue]:
         return {**msgspec.structs.asdict(type(config)()), **self.defaults}
+
+
+class UndescribedServer(ServerDescription[_SettingsT]):
+    """The server of an adapter that describes none, by the words of its configurations, which may be of any type."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def unusual(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
+        return self._adapter.config_words(config)
+
+    def usual_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
+        words = {name: str(value) for name, value in self.unusual(config).items()}
+        for name in words:
+            with suppress(ValueError):
+                usual = self._adapter.read_config({other: value for other, value in words.items() if other != name})
+                if name not in self.unusual(usual):
+                    yield f"{name} at its default", usual
+
+    def scaled(self, config: _SettingsT, factor: int) -> _SettingsT | None:
+        """Return None: which settings are counts of tokens is unknown."""
+        del config, factor
+        return None
+
+    def other_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
+        del config
+        return iter(())
 
 
 @runtime_checkable

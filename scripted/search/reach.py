@@ -17,10 +17,10 @@ from scripted.core.placed_action import Placed
 from scripted.core.protocol import ConfigValue
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.core.server_description import DescribesServer, ServerDescription
+from scripted.core.server_description import DescribesServer, ServerDescription, UndescribedServer
 from scripted.search.covering import Row
 from scripted.search.execution import Failure, execute
-from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets, drawn_events
+from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets, Space, drawn_events
 from scripted.search.shrinking import shrink, way_to_fail
 
 WORKLOADS: Final = 200
@@ -97,7 +97,7 @@ class MeasuredReach(msgspec.Struct, frozen=True):
 def server_of(schedule: Schedule) -> ServerDescription:
     """Return the server of a schedule's adapter."""
     adapter = schedule.adapter
-    return adapter.server if isinstance(adapter, DescribesServer) else ServerDescription()
+    return adapter.server if isinstance(adapter, DescribesServer) else UndescribedServer(adapter)
 
 
 def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> MeasuredReach:
@@ -185,7 +185,7 @@ def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
     if not isinstance(adapter, GeneratesTargets) or not isinstance(adapter.space, DrawsWork):
         return
     actions = [placed.action for placed in schedule.placed]
-    needed = _features_of([action for action in actions if action.is_start])
+    needed = _features_of([action for action in actions if action.is_start], adapter.space)
     kinds = {EVENT + action.kind: "on" for action in actions if not action.is_start}
     for number in range(count):
         rng = random.Random(number)  # noqa: S311 - the same each time
@@ -201,9 +201,11 @@ def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
             continue  # Some kind has no addition to these requests.
 
 
-def _features_of(starts: Sequence[Action]) -> Row:
+def _features_of(starts: Sequence[Action], space: Space) -> Row:
+    """Return the features of these requests, each with its first level."""
     fields = [msgspec.structs.asdict(start) for start in starts]
-    return {feature: "some" for name, feature in _FEATURE_OF.items() if any(one.get(name) for one in fields)}
+    given = [feature for name, feature in _FEATURE_OF.items() if any(one.get(name) for one in fields)]
+    return {feature: space.features[feature][0] for feature in given if feature in space.features}
 
 
 def _with_plain_names(schedule: Schedule) -> Schedule:

@@ -230,7 +230,16 @@ class EngineSpace:
         for feature, level, other, its_level in _OFTEN_WITH:
             if feature in row and row[feature] == (level or row[feature]) and rng.random() < _OFTEN:
                 row = {other: its_level, **row}
-        config = _config(row, rng)
+        schedule = self.workload(_config(row, rng), row, rng)
+        limits = limits_of(schedule.config)
+        schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
+        schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
+        if SCENARIO in row:
+            schedule = schedule.with_placed(list(scenario_additions(row[SCENARIO], rng, schedule, limits)))
+        return schedule
+
+    def workload(self, config: EngineConfig, row: Row, rng: random.Random) -> Schedule:
+        """Draw the requests of a row for this configuration, and the LoRAs and holds that they need."""
         limits = limits_of(config)
         longest = _LONGEST_LARGE if "scale" in row else _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
         marks = _marks(limits, longest, is_long="prompts" in row)
@@ -253,12 +262,7 @@ class EngineSpace:
             elif "loras" in row and (index == 0 or rng.random() < 0.8):
                 fields["lora"] = rng.choice(("x", "x", "y")) if index else "x"
             placed.append(Placed(first + step, StartRequest(**fields)))
-        schedule = Schedule(config, (), DEFAULT_ADAPTER).with_placed(placed)
-        schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
-        schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
-        if SCENARIO in row:
-            schedule = schedule.with_placed(list(scenario_additions(row[SCENARIO], rng, schedule, limits)))
-        return schedule
+        return Schedule(config, (), DEFAULT_ADAPTER).with_placed(placed)
 
 
 SPACE: Final = EngineSpace()

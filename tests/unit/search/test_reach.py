@@ -10,10 +10,13 @@ import pytest
 
 from scripted.cli.report import issue_of
 from scripted.core.action import Culprit
+from scripted.core.adapters import adapter_named
+from scripted.core.mutant import switched_on
 from scripted.core.schedule import Schedule
 from scripted.core.server_description import ServerDescription
 from scripted.sdk import standalone
-from scripted.search.reach import reach_of
+from scripted.search import reach
+from scripted.search.reach import reach_of, server_of
 from scripted.search.shrinking import shrink
 
 BROKEN = str(Path(__file__).parents[3] / "examples/your_scheduler/adapter.py")
@@ -47,6 +50,28 @@ def test_settings_are_compared_with_those_of_a_server() -> None:
     assert [words for words, _ in server.usual_configs(config)] == ["policy=fcfs (the default)"]
     assert server.scaled(config, 4) == Config(block_size=16, budget=32, policy="priority")
     assert [words for words, _ in server.other_configs(config)] == ["block_size=2", "block_size=8"]
+
+
+def test_every_adapter_has_settings_to_compare() -> None:
+    """Also one that describes no server, and one whose configurations are no structs."""
+    for name in ("lockstep", "lockstep-fleet", "lockstep-decode", "lockstep-sessions"):
+        schedule = Schedule.parse(next(iter(adapter_named(name).workloads.values())), of=name)
+        server, config = server_of(schedule), schedule.config
+        usual = list(server.usual_configs(config))
+        assert all(type(one) is type(config) and one != config for _, one in (*usual, *server.other_configs(config)))
+        assert len(usual) <= len(server.unusual(config))
+        assert usual or name == "lockstep-sessions", name
+
+
+def test_a_schedule_of_this_engine_has_a_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configurations are no structs, and its random work has the kinds of requests of the schedule."""
+    monkeypatch.setattr(reach, "_TRIES", 2)
+    line = "pp_size=2; 1 start a prompt=9 new=2 priority=1; 2 flush"
+    with switched_on(adapter_named("lockstep"), "flush-ignores-in-flight"):
+        found = reach_of(Schedule.parse(line), workloads=4)
+    assert found.unusual == {"pp_size": 2}
+    assert [(one.words, one.fails, one.workloads) for one in found.neighbours] == [("pp_size at its default", False, 2)]
+    assert (found.workloads, found.who) == (4, "an operator")
 
 
 def test_an_operators_call_is_what_it_takes() -> None:
