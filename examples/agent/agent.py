@@ -6,9 +6,10 @@ python examples/agent/agent.py "What is 17 times 23, plus 4?"
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import openai
@@ -58,11 +59,11 @@ def outcome(called: Any, functions: Mapping[str, Callable[..., object]]) -> str:
         return f"{type(exc).__name__}: {exc}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Answer the question on the command line."""
-    question = " ".join(sys.argv[1:])
-    if not question:
-        sys.exit('give the agent a question: python examples/agent/agent.py "What is 17 times 23, plus 4?"')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", nargs="+", help="question for the model; its words are joined")
+    question = " ".join(parser.parse_args(arguments).question)
     client = openai.OpenAI(base_url=BASE_URL, api_key="unused")
     try:
         sys.stdout.write(answer(client, client.models.list().data[0].id, question) + "\n")

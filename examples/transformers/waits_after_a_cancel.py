@@ -9,18 +9,21 @@ takes back. When the other one is cancelled instead, nothing is left that could 
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
-
-import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 TIMEOUT_S = 5
 REACHED_S = 30
 
 
 def main() -> int:
-    """0 where the request was answered, 1 where it waits for ever."""
+    """Run the race: 0 where the request was answered, 1 where it waits for ever."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    # After the command line: these take seconds to import, and usage needs neither.
+    import torch
+    from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=1, **shape)).eval()

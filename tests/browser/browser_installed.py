@@ -5,6 +5,7 @@ Run by itself it says loudly that they were left out; with ``--install`` it lets
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -42,11 +43,19 @@ def install() -> int:
     return status
 
 
-if __name__ == "__main__":
-    if "--install" in sys.argv:
-        sys.exit(install())
+def main() -> int:
+    """Install the requirements, or say which are missing; the status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--install", action="store_true", help="let playwright fetch a browser where there is none")
+    if parser.parse_args().install:
+        return install()
     if lacking := missing():
         sys.stdout.write(
             "\n!!! LEFT OUT: the timeline and the debugger in a real browser, for want of "
             f"{' and '.join(lacking)}.\n!!! `make browser` installs what they need and runs them.\n\n"
         )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,21 +5,28 @@ With a folder it takes the timeline and the debugger at 1400 and 420 px, light a
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from browser_installed import chromium
+from browser_installed import chromium, missing
 from browser_runs import BUG, DEATH, ROOT, finding, give, page_of, race, session
-from playwright.sync_api import sync_playwright
 
 PICTURE = ROOT / "docs/timeline.png"
 SIZES = ((1400, 700), (420, 800))
 
 
-def main(folder: Path | None) -> None:
+def main() -> None:
     """Take README's picture, or all pictures into a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="where all pictures go; default: README's picture alone")
+    folder = parser.parse_args().folder
+    if lacking := missing():
+        sys.exit(f"pictures need {' and '.join(lacking)}; `make browser` installs them")
+    from playwright.sync_api import sync_playwright
+
     with tempfile.TemporaryDirectory() as work, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         if folder is None:
@@ -64,4 +71,4 @@ def _take(browser: Any, address: str, path: Path, size: tuple[int, int], scheme:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    main()

@@ -1,10 +1,11 @@
 """The Anthropic client: a message with a tool, its result as a stream, and the count of tokens."""
 
-import sys
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 import anthropic
 
-URL, MODEL = sys.argv[1:3]
 QUESTION = {"role": "user", "content": "17 * 23?"}
 TOOL = {"name": "multiply", "input_schema": {"type": "object"}}
 

@@ -1,12 +1,12 @@
 """instructor: an object of a class, by a call that is required."""
 
-import sys
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 import instructor
 import openai
 from pydantic import BaseModel
-
-URL, MODEL = sys.argv[1:3]
 
 
 # Its name is that of the call which the model recites.

@@ -1,13 +1,13 @@
 """langchain-openai: a tool that is bound, its result, a stream, and structured output."""
 
-import sys
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-
-URL, MODEL = sys.argv[1:3]
 
 
 @tool

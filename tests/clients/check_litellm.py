@@ -1,11 +1,13 @@
 """LiteLLM: chat with a tool, a stream, and the error that its fallbacks look for."""
 
 import json
-import sys
+
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 import litellm
 
-URL, MODEL = sys.argv[1:3]
 TOOL = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object"}}}
 asked = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "unused"}
 asked["messages"] = [{"role": "user", "content": "17 * 23?"}]

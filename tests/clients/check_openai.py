@@ -1,11 +1,13 @@
 """The OpenAI client: chat with a tool, whole and as a stream, completions, responses."""
 
 import json
-import sys
+
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 import openai
 
-URL, MODEL = sys.argv[1:3]
 QUESTION = [{"role": "user", "content": "17 * 23?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "multiply", "parameters": PARAMETERS}}

@@ -1,12 +1,14 @@
 """openai-agents with its default class: an agent whose tool is called by responses, whole and as a stream."""
 
 import asyncio
-import sys
+
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
 from openai import AsyncOpenAI
 
-URL, MODEL = sys.argv[1:3]
 PRODUCTS = []
 
 

@@ -1,12 +1,13 @@
 """pydantic-ai: an agent whose tool is called, by chat completions and by responses."""
 
-import sys
+from asked_server import asked_server
+
+URL, MODEL = asked_server(__doc__)
 
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-URL, MODEL = sys.argv[1:3]
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="unused")
 for model in (OpenAIChatModel(MODEL, provider=provider), OpenAIResponsesModel(MODEL, provider=provider)):
     agent, products = Agent(model), []

@@ -5,6 +5,7 @@ No flag of the server is set for any of them. The table of what ran is ``benchma
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,12 +131,13 @@ CLIENTS = (
 )
 
 
-def main(names: list[str]) -> int:
-    unknown = set(names) - {client.name for client in CLIENTS}
-    if unknown:
-        known = ", ".join(client.name for client in CLIENTS)
-        Console(stderr=True).print(f"a client must be one of {known}, got {', '.join(sorted(unknown))}")
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = ", ".join(client.name for client in CLIENTS)
+    parser.add_argument("client", nargs="*", help=f"one of {known}; default: all of them")
+    names = parser.parse_args(arguments).client
+    if unknown := set(names) - {client.name for client in CLIENTS}:
+        parser.error(f"a client must be one of {known}, got {', '.join(sorted(unknown))}")
     chosen = [client for client in CLIENTS if not names or client.name in names]
     console, rows, failed = Console(), _rows(TABLE.read_text()), 0
     with tempfile.TemporaryDirectory(prefix="clients-") as made, _server(Path(made)) as (url, model):
@@ -271,4 +273,4 @@ def _installed(client: Client) -> tuple[Path, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,6 @@ def test_a_table_is_what_the_code_says(name: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Write the pages of tables.").parse_args()
     for written, made in PAGES.items():
         (TABLES / written).write_text(made(), encoding="utf-8")
-    sys.exit(0)
