@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_transformers.adapter import MUTANTS
 from scripted_transformers.standalone import TransformersStandalone
+from thinned import thinned
 from typer.testing import CliRunner
 
 from scripted import api
@@ -51,7 +52,8 @@ def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [("full", "waits for ever"), ("transformers-growing-async", "mark_complete_blocks")]
+    ("target", "words"),
+    thinned([("full", "waits for ever"), ("transformers-growing-async", "mark_complete_blocks")], one_in=2),
 )
 def test_the_sweep_of_a_workload_finds_it(target: str, words: str) -> None:
     """B15: without a hint."""

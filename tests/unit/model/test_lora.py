@@ -329,7 +329,7 @@ def test_numbers_that_are_none_are_refused(
     assert "layers.0.mlp.down_proj must be finite in torch.float" in str(error)
 
 
-@pytest.mark.parametrize("damage", ["half", "torn", "empty"])
+@pytest.mark.parametrize("damage", thinned(["torn", "half", "empty"], one_in=3))
 def test_a_damaged_file_is_refused(
     damage: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:

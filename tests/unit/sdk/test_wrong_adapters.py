@@ -182,7 +182,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", thinned(ENDLESS, one_in=2))
 def test_a_step_that_does_not_end_well_is_a_finding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A06: and the search goes on, or stops; it never waits for ever, and never dies of it."""
     statement, words = ENDLESS[name]
@@ -216,7 +216,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", thinned(LOOPS, one_in=2))
 def test_a_scheduler_that_loops_outside_of_its_step_is_a_finding(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

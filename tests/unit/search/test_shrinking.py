@@ -37,7 +37,7 @@ def failing(mutant: str, *, first: int = 0, below: int = 150) -> Schedule:
         (FLUSH, 0),
         pytest.param("victim-is-the-earliest", 6, marks=pytest.mark.nightly),
         ("token-after-the-end", 0),
-        ("update-keeps-the-cache", 0),
+        pytest.param("update-keeps-the-cache", 0, marks=pytest.mark.nightly),
     ],
 )
 def test_a_shrunk_failure_is_one_minimal_and_the_same(mutant: str, first: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from scripted_lockstep.run_forks import COPIER, STATES
+from thinned import thinned
 
 from scripted.core.adapters import adapter_named
 from scripted.core.forks import Frozen
@@ -82,7 +83,7 @@ def test_a_copy_has_the_state_of_its_original_until_one_of_them_goes_on() -> Non
     assert state(other) != state(gate)
 
 
-@pytest.mark.parametrize("name", ["twins", "warm-prefix", "full-pages"])
+@pytest.mark.parametrize("name", thinned(["twins", "warm-prefix", "full-pages"], one_in=3))
 def test_a_run_that_becomes_its_target_again_ends_there_and_says_the_same(name: str) -> None:
     """B15: a refused flush and an abort of nobody leave nothing behind."""
     prefixes = Prefixes(workload_named(name))
