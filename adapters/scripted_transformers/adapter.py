@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.workloads import read_workloads
-from scripted_transformers.machine import TransformersMachine, TransformersSettings
+from scripted_transformers.machine import KnownHashes, TransformersMachine, TransformersSettings
 from scripted_transformers.server import TransformersServer
 from scripted_transformers.standalone import TransformersStandalone
 
@@ -45,5 +45,5 @@ ADAPTER: Final = SchedulerAdapter(
     standalone=TransformersStandalone(),
     server=TransformersServer(),
     mutants=MUTANTS,
-    copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
+    copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, KnownHashes, type(threading.Lock()))),
 )

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
 from transformers.generation.continuous_batching.requests import (
     TMP_TOKEN_ID,
     FutureRequestState,
@@ -19,6 +20,7 @@ from transformers.generation.continuous_batching.requests import (
 )
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
+from scripted.core.promises import CachedPrefix
 from scripted.sdk import Abort, Add, Batch, BatchResult, Refused, Share, Stepped, Tokens, Violation
 from scripted.sdk.messages import Event, Reply
 from scripted_transformers.processor import Processor
@@ -53,6 +55,21 @@ def _rid_of(request_id: str) -> str:
     return request_id.partition("#")[0]
 
 
+class KnownHashes:
+    """The tokens that each hash of the prefix cache stands for. No hash changes its tokens, so copies share them."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self.tokens: dict[int, tuple[int, ...]] = {}
+
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Note the hashes of a request's full blocks."""
+        parent = None
+        for end in range(self._size, len(token_ids) + 1, self._size):
+            parent = compute_block_hash(parent, [*token_ids[end - self._size : end]])
+            self.tokens.setdefault(parent, tuple(token_ids[:end]))
+
+
 class TransformersMachine:
     """Drives a new processor of these settings as the manager's generation loop does.
 
@@ -72,6 +89,7 @@ class TransformersMachine:
         self._stops: dict[str, tuple[int, ...]] = {}
         self._ids: dict[str, str] = {}
         self._added = 0
+        self._hashes = KnownHashes(settings.page_size)
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
         """Take events, update the oldest batch if its turn has come, and prepare one more."""
@@ -106,6 +124,34 @@ class TransformersMachine:
             "blocks_free": round(cache.compute_free_capacity() * self._settings.num_blocks) + kept,
         }
 
+    # -- for promises --
+
+    def open_rids(self) -> Collection[str]:
+        """Return the rids of all requests in the scheduler's queues."""
+        scheduler = self._processor.scheduler
+        return {_rid_of(name) for name in (*scheduler.active_requests, *scheduler.waiting_requests)}
+
+    def queries(self) -> Mapping[str, Callable[[], object]]:
+        """Return the questions about admission and the cache, and the blocks that none of them may move."""
+        scheduler, cache = self._processor.scheduler, self._processor.cache
+        (allocator,) = cache.cache_allocators.values()
+        waiting = [(one, [*one.remaining_prefill_tokens]) for one in scheduler.waiting_requests.values()]
+        return {
+            "pending": scheduler.has_pending_requests,
+            "capacity": cache.compute_free_capacity,
+            "fits": lambda: [cache.can_store_request_tokens(one, len(left), dry_run=True) for one, left in waiting],
+            "hits": lambda: [allocator.match_prefix_blocks(left) for _, left in waiting],
+            "blocks": lambda: {name: tuple(table) for name, table in allocator.block_table.items()},
+        }
+
+    def cached_prefixes(self) -> Iterator[CachedPrefix]:
+        """Yield each block of the prefix cache under its tokens, if a request has ended with them."""
+        (allocator,) = self._processor.cache.cache_allocators.values()
+        for block, known in allocator.ledger.block_to_hash.items():
+            tokens = self._hashes.tokens.get(known)
+            if tokens is not None:
+                yield CachedPrefix(tokens, (block,), first=len(tokens) // self._settings.page_size - 1)
+
     def _take(self, event: Event) -> Iterator[Reply]:
         match event:
             case Add():
@@ -136,9 +182,18 @@ class TransformersMachine:
             case _:
                 raise TypeError(f"transformers has nothing for {event}")
 
+    def _note_cancelled(self) -> None:
+        """Note the hashes of the requests that the next batch drops: their last output is not delivered."""
+        scheduler = self._processor.scheduler
+        for name in scheduler._requests_to_cancel:  # noqa: SLF001 - not public
+            state = scheduler.active_requests.get(name) or scheduler.waiting_requests.get(name)
+            if state is not None:
+                self._hashes.note([*state.initial_tokens, *state.generated_tokens])
+
     def _prepare(self) -> tuple[Batch | None, tuple[str, ...]]:
         scheduler, io = self._processor.scheduler, self._processor.inputs_and_outputs
         active = set(scheduler.active_requests)
+        self._note_cancelled()
         is_there = self._processor.prepare_next_batch()
         preempted = tuple(sorted(map(_rid_of, active & set(scheduler.waiting_requests))))
         if not is_there:
@@ -200,6 +255,7 @@ class TransformersMachine:
         reason = None
         if output.status == RequestStatus.FINISHED:
             reason = "stop" if new and new[-1] in self._stops[output.request_id] else "length"
+            self._hashes.note([*output.prompt_ids, *output.generated_tokens])
             self._forget(output.request_id)
         yield Tokens(rid=_rid_of(output.request_id), token_ids=new, finish_reason=reason)
 

@@ -145,7 +145,7 @@ class SimulatedRunner:
     def wrong_block(self, prefix: CachedPrefix) -> int | None:
         """Return the first block of a cached prefix that does not hold the KV of its tokens; None if all do."""
         links = links_of(root_of(prefix.lora), prefix.token_ids)
-        for index, block in enumerate(prefix.block_ids):
+        for index, block in enumerate(prefix.block_ids, prefix.first):
             there = links[index * self._size + 1 : (index + 1) * self._size + 1]
             if self._blocks.get(block, [])[: len(there)] != there or self._written[block] < self._flushes:
                 return block

@@ -16,12 +16,14 @@ from scripted.core.violation import Violation
 class CachedPrefix(msgspec.Struct, frozen=True):
     """The tokens of a prompt from its first on, in full blocks, and the blocks that are said to hold their KV.
 
-    ``lora`` is what computed them, as the device knows it.
+    ``lora`` is what computed them, as the device knows it. ``block_ids`` are the prefix's blocks from ``first`` on,
+    where the cache names blocks one by one, or has lost those before.
     """
 
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     lora: int = 0
+    first: int = 0
 
 
 @runtime_checkable

@@ -33,8 +33,30 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in str(failure)
 
 
+# The mutants that one promise alone finds, each with the check that it takes.
+ALONE = {
+    "a-cancel-takes-the-next-one-too": "check_told",
+    "asking-for-room-takes-it": "check_queries",
+    "a-block-is-complete-one-token-early": "check_prefixes",
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_promise_alone_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client aborts the lost request, nobody takes the blocks twice, and nothing hits the block."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    schedule = Schedule.parse(mutant.schedule, of="transformers")
+    assert execute(schedule).failure is None
+    with mutant.switched_on():
+        failure = execute(schedule).failure
+        assert failure is not None
+        assert mutant.signature in failure.text
+        monkeypatch.setattr(f"scripted.core.run.{ALONE[name]}", lambda *_: None)
+        assert execute(schedule).failure is None, "another promise is broken as well"
+
+
 def test_a_second_turn_that_reads_the_last_output_is_found() -> None:
-    (mutant,) = MUTANTS
+    mutant = next(mutant for mutant in MUTANTS if mutant.name not in ALONE)
     schedule = Schedule.parse(mutant.schedule, of="transformers")
     assert execute(schedule).failure is None
     with mutant.switched_on():
