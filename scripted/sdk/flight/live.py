@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight.recorder import ALL, FOLDER_VARIABLE, LIVE_SUFFIX, SIGNAL, SUFFIX
 
 _LOOK_S: Final = 0.05
 _LONGEST_S: Final = 20.0
+# A file's time and a process's have different clocks.
+_CLOCKS_DIFFER_S: Final = 2.0
 
 
 def flight_of(place: Path) -> Path:
     """Return the file itself, or for the folder of a recorder the ring of the server that runs there.
 
-    Without a running server it is the newest file of the folder. Raises ScriptDefinitionError where there is none.
+    Without a running server it is the newest file of the folder, as for a server that ends before it answers: its crash
+    is there. Raises ScriptDefinitionError where there is none.
     """
     if not place.is_dir():
         return place
@@ -27,39 +33,67 @@ def flight_of(place: Path) -> Path:
             f"{len(running)} servers record in {place}, with the processes {', '.join(map(str, running))}; give each a "
             f"{FOLDER_VARIABLE} of its own"
         )
-    if running:
-        return _asked(place, running[0])
-    flights = sorted(place.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    answer = _asked(place, running[0]) if running else None
+    flights = _by_age(place.glob(f"*{SUFFIX}"))
     if not flights:
         raise ScriptDefinitionError(
             f"no server records in {place}, and no flight is there; start it with {FOLDER_VARIABLE}={place}"
         )
-    return flights[-1]
+    return answer or flights[-1]
+
+
+def _by_age(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _pid_of(path: Path) -> int | None:
     """Return the process of a file that a recorder keeps while it runs; None if that process is gone."""
     try:
-        pid = int(path.read_text())
-        os.kill(pid, 0)
+        pid, written = int(path.read_text()), path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    return pid
+    return pid if _runs(pid, written) else None
 
 
-def _asked(folder: Path, pid: int) -> Path:
-    """Return the file of all steps, or the one that the process writes now."""
+def _runs(pid: int, written: float) -> bool:
+    """Whether the process that announced itself at this time can still answer: not a zombie, nor one with its number.
+
+    The signal would end a stranger.
+    """
+    try:
+        process = psutil.Process(pid)
+        begun: float = process.create_time()
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+    return not is_zombie and begun <= written + _CLOCKS_DIFFER_S
+
+
+def _asked(folder: Path, pid: int) -> Path | None:
+    """Return the file of all steps, or the one that the process writes or renews now; None if it ends meanwhile."""
     whole = next(folder.glob(f"*-{pid}-{ALL}{SUFFIX}"), None)
     if whole is not None:
         return whole
-    before = set(folder.glob(f"*-{pid}-*{SUFFIX}"))
-    os.kill(pid, SIGNAL)
+    before = _times(folder, pid)
+    asked = time.time()
+    try:
+        os.kill(pid, SIGNAL)
+    except ProcessLookupError:
+        return None
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
-        new = set(folder.glob(f"*-{pid}-*{SUFFIX}")) - before
+        new = [path for path, when in _times(folder, pid).items() if before.get(path) != when]
         if new:
-            return new.pop()
+            return _by_age(new)[-1]
+        if not _runs(pid, asked):
+            return None
         time.sleep(_LOOK_S)
+    newest = f"; the newest flight there is {_by_age(before)[-1]}" if before else ""
     raise ScriptDefinitionError(
-        f"the process {pid} has written no flight in {folder} within {_LONGEST_S:g} s; its log says why"
+        f"the process {pid} has written no flight in {folder} within {_LONGEST_S:g} s; its log says why{newest}"
     )
+
+
+def _times(folder: Path, pid: int) -> dict[Path, int]:
+    """Return when each flight of a process was written or renewed."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob(f"*-{pid}-*{SUFFIX}")}

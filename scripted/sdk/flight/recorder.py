@@ -131,6 +131,8 @@ class FlightRecorder:
         self._empty: Planned | None = None
         self._empty_times = 0
         self._has_stalled = False
+        # The file of the engine's end, until the engine does something after all.
+        self._ended: Path | None = None
         self._asked = threading.Event()
         self._closed = False
         self._writing = threading.Lock()
@@ -196,6 +198,7 @@ class FlightRecorder:
             self._moved = self._clock()
             self._has_stalled = False
         self._live = live
+        self._ended = None
         if self._empty is None:
             self._empty, self._empty_times = Planned(plan=plan, now=round(now, MICROSECONDS), shape=0), 0
         self._empty_times += 1
@@ -211,6 +214,7 @@ class FlightRecorder:
     def _append(self, data: bytes) -> None:
         if self.failure:
             return
+        self._ended = None
         if self._empty is not None:
             empty, self._empty = self._empty_ones(self._empty), None
             self._append(packed(empty))
@@ -239,16 +243,30 @@ class FlightRecorder:
     # -- in any thread --
 
     def leave(self, why: str, error: str = "") -> Path | None:
-        """Write the ring and return the file; None if the recording has ended or nothing was written."""
-        if not self.is_on or len(self.written) >= _MOST_FILES:
+        """Write the ring and return the file; None if the recording has ended or nothing was written.
+
+        The file of an engine's end stays its last one, because no later file would have the exception: it becomes the
+        newest instead.
+        """
+        if not self.is_on:
+            return None
+        ended = self._ended
+        if ended is not None:
+            with contextlib.suppress(OSError):
+                ended.touch()
+            return ended
+        if len(self.written) >= _MOST_FILES:
             return None
         if not self._writing.acquire(timeout=_LONGEST_WRITE_S):
             _log.warning("the flight recorder has not written %r: the disk has not taken an earlier file", why)
             return None
         try:
-            return self._leave(End(why=why, now=self.now, error=error))
+            path = self._leave(End(why=why, now=self.now, error=error))
         finally:
             self._writing.release()
+        if why in _ENDS:
+            self._ended = path
+        return path
 
     def _leave(self, end: End) -> Path | None:
         if self._stream is not None:

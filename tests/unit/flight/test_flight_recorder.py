@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from flights import Clock, new_recorder
 
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.flight import live
 from scripted.sdk.flight.frames import Arrived, Planned, Result, Start
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
@@ -32,6 +35,18 @@ def fill(recorder: FlightRecorder, first: int, last: int) -> None:
     for number in range(first, last + 1):
         recorder.planned(plan(number), 1)
         recorder.event(Result(plan=number, token_ids=((5,),)))
+
+
+@contextlib.contextmanager
+def answering(recorder: FlightRecorder) -> Iterator[None]:
+    """A recorder that answers the signal to this process."""
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        recorder.watch()
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        recorder.close()
 
 
 def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Path) -> None:
@@ -127,20 +142,72 @@ def test_all_steps_go_to_a_file_that_its_user_alone_can_read(tmp_path: Path) -> 
 
 
 def test_a_signal_has_the_ring_of_a_running_server_written(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGUSR2)
     recorder = new_recorder(tmp_path, start)
-    try:
-        recorder.watch()
+    with answering(recorder):
         recorder.event(ARRIVED)
         recorder.planned(plan(1), 1)
         path = flight_of(tmp_path)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-        recorder.close()
     assert read_flight(path).frames == (ARRIVED, plan(1))
     assert [one.suffix for one in tmp_path.iterdir()] == [".flight"]
     assert flight_of(tmp_path) == path
     assert f"-{os.getpid()}-" in path.name
+
+
+def test_an_engine_that_dies_leaves_its_crash_as_the_newest_flight(tmp_path: Path) -> None:
+    """A later file would not have the exception: the replay would stop before the step that dies, and nobody stands."""
+    recorder = new_recorder(tmp_path, start)
+    recorder.event(ARRIVED)
+    stalled, crashed = recorder.leave("stall"), recorder.leave("crash", "KeyError: 'a'")
+    assert stalled is not None
+    stalled.touch()
+    with answering(recorder):
+        assert flight_of(tmp_path) == crashed
+        assert recorder.leave("exit") == crashed
+        # An exception that an operator's call raised does not end the engine.
+        recorder.planned(plan(1), 1)
+        later = flight_of(tmp_path)
+    assert later != crashed
+    assert read_flight(later).plans == 1
+
+
+@pytest.mark.parametrize("ends", ["before it is asked", "while it is asked"])
+def test_a_server_that_ends_before_it_answers_has_left_its_crash(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = new_recorder(tmp_path, start)
+    recorder.event(ARRIVED)
+    crashed = recorder.leave("crash", "KeyError: 'a'")
+    (tmp_path / "fixed-1.live").write_text(str(os.getpid()))
+    ended: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        if number:
+            ended.append(pid)
+            if ends == "before it is asked":
+                raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(live.os, "kill", kill)
+    monkeypatch.setattr(live, "_runs", lambda pid, _: pid not in ended, raising=False)
+    monkeypatch.setattr(live, "_LONGEST_S", 0.2)
+    assert flight_of(tmp_path) == crashed
+    assert ended == [os.getpid()]
+
+
+def test_a_process_with_the_number_of_a_killed_server_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGUSR2 would end it."""
+    recorder = new_recorder(tmp_path, start)
+    recorder.event(ARRIVED)
+    left = recorder.leave("stall")
+    killed = tmp_path / "fixed-1.live"
+    killed.write_text(str(os.getpid()))
+    os.utime(killed, (1.0, 1.0))
+    signals: list[int] = []
+    monkeypatch.setattr(live, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(live.os, "kill", lambda _, number: signals.append(number))
+    assert flight_of(tmp_path) == left
+    assert not any(signals)
 
 
 def test_two_engines_of_a_process_write_files_of_their_own(tmp_path: Path) -> None:
