@@ -57,8 +57,10 @@ def why_not_lean(model: _Transformer) -> str | None:
 class LeanDecoder:
     """The layers of one stage, with embedding and head where the stage has them.
 
-    Weights of the same type are shared with ``model``, whose parameters become views; ``layers`` are the attentions of
-    its layers, in order. A last stage without a head returns states after the norm, with ``shows_all`` for all tokens.
+    ``layers`` are the attentions of ``model``'s layers, in order. With ``packs`` the weights of products are packed if
+    this CPU can; plain ones of the same type are shared with ``model``, whose parameters become views. With
+    ``is_mapped`` its parameters are views of files: all that is kept is copied. A last stage without a head returns
+    states after the norm, with ``shows_all`` for all tokens.
     """
 
     def __init__(
@@ -67,25 +69,23 @@ class LeanDecoder:
         layers: Sequence[PagedAttention],
         dtype: torch.dtype,
         *,
+        packs: bool = False,
+        is_mapped: bool = False,
         shows_all: bool = False,
     ) -> None:
         decoder = model.base_model
+        joins = _Joins(dtype, packs=packs)
         self._shows_all = shows_all
         self._dtype = dtype
-        self._embedding = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
+        kept = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
+        self._embedding = kept.clone() if is_mapped and kept is not None else kept
         self._angles = _RotaryAngles(decoder.rotary_emb, dtype, next(decoder.layers.parameters()).device)
-        self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
+        pairs = zip(decoder.layers, layers, strict=True)
+        self._layers = [_lean_layer(layer, paged, joins) for layer, paged in pairs]
         head = model.get_output_embeddings()
         self._norm = None if isinstance(decoder.norm, nn.Identity) else _norm(decoder.norm, dtype)
-        self._head = None if head is None else _head_product(head, self._embedding, dtype)
-
-    def pack(self) -> bool:
-        """Reorder the weights of all products for the CPU; False where it cannot. A tied head gets a copy of its own.
-
-        One product at a time, so that at most one weight exists twice.
-        """
-        products = [product for layer in self._layers for product in layer.products]
-        return all(product.pack() for product in (*products, *([] if self._head is None else [self._head])))
+        self._head = None if head is None else joins.head(head, self._embedding if head.weight is kept else None)
+        self.is_packed = joins.packs
 
     def forward(
         self,
@@ -165,7 +165,7 @@ class _Norm:
     def of(cls, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> _Norm:
         size, device = weight.shape[-1], weight.device
         shares, floor = torch.full((size, 1), 1 / size, device=device), torch.full((1,), eps, device=device)
-        return cls(weight.to(dtype), eps, shares, floor)
+        return cls(weight.to(dtype, copy=True), eps, shares, floor)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         size = self.weight.shape[-1]
@@ -192,10 +192,6 @@ class _LeanLayer:
     heads: int
     kv_heads: int
     scoring: Scoring
-
-    @property
-    def products(self) -> tuple[MatrixProduct, ...]:
-        return (self.query_key_value, self.output, self.gate_up, self.down)
 
     def __call__(
         self,
@@ -246,22 +242,65 @@ class _LeanLayer:
         return attended.reshape(tokens, -1)
 
 
-def _lean_layer(layer: _Transformer, paged: PagedAttention, dtype: torch.dtype) -> _LeanLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+class _Joins:
+    """Joins the weights of linears into products, packed or plain.
+
+    A weight is joined in a scratch tensor and packed from there. Each product reuses it: fresh memory of the system
+    costs more time than the copy.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, packs: bool) -> None:
+        self.dtype = dtype
+        self.packs = packs
+        self._scratch = torch.empty(0, dtype=dtype)
+
+    def product(self, linears: Sequence[nn.Linear]) -> MatrixProduct:
+        return self._packed(linears) or _fused(linears, self.dtype)
+
+    def head(self, head: nn.Linear, tied: torch.Tensor | None) -> MatrixProduct:
+        """Make the product from states to logits. A tied head is a view of the embedding, whose rows are contiguous."""
+        packed = self._packed([head])
+        if packed is None and tied is not None:
+            return MatrixProduct(tied.to(self.dtype).t())
+        return packed or _fused([head], self.dtype)
+
+    def _packed(self, linears: Sequence[nn.Linear]) -> MatrixProduct | None:
+        """Pack the joined weight. A CPU that cannot pack one is asked for no other."""
+        if not self.packs:
+            return None
+        product = MatrixProduct.packed(self._joined([linear.weight for linear in linears]))
+        self.packs = product is not None
+        return product
+
+    def _joined(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the weights one below the other; valid until the next call."""
+        if len(weights) == 1 and weights[0].dtype == self.dtype:
+            return weights[0]
+        rows, columns = sum(map(len, weights)), weights[0].shape[1]
+        if self._scratch.numel() < rows * columns:
+            self._scratch = torch.empty(rows * columns, dtype=self.dtype)
+        joined = self._scratch[: rows * columns].view(rows, columns)
+        for part, weight in zip(joined.split([len(weight) for weight in weights]), weights, strict=True):
+            part.copy_(weight)
+        return joined
+
+
+def _lean_layer(layer: _Transformer, paged: PagedAttention, joins: _Joins) -> _LeanLayer:
+    attention, mlp, dtype = layer.self_attn, layer.mlp, joins.dtype
     size = attention.head_dim
     heads, kv_heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     return _LeanLayer(
         attention=paged,
         input_norm=_norm(layer.input_layernorm, dtype),
-        query_key_value=_fused(projections, dtype),
+        query_key_value=joins.product(projections),
         bias=_fused_bias(projections, dtype),
         query_key_norm=_query_key_norm(attention, heads, kv_heads, dtype),
-        output=_fused([attention.o_proj], dtype),
+        output=joins.product([attention.o_proj]),
         mlp_norm=_norm(layer.post_attention_layernorm, dtype),
-        gate_up=_fused([mlp.gate_proj, mlp.up_proj], dtype),
+        gate_up=joins.product([mlp.gate_proj, mlp.up_proj]),
         activation=mlp.act_fn,
-        down=_fused([mlp.down_proj], dtype),
+        down=joins.product([mlp.down_proj]),
         heads=heads,
         kv_heads=kv_heads,
         scoring=Scoring(attention.scaling, getattr(attention, "sliding_window", None) or _window_of(attention)),
@@ -310,10 +349,3 @@ def _fused_bias(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tenso
     biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears)), "some of query, key and value have a bias and some have none"
     return torch.cat(biases).to(dtype) if biases else None
-
-
-def _head_product(head: nn.Linear, tied: torch.Tensor | None, dtype: torch.dtype) -> MatrixProduct:
-    """Make the product from states to logits. A tied head is a view of the embedding, whose rows must be contiguous."""
-    if head.weight is tied:
-        return MatrixProduct(head.weight.to(dtype).t())
-    return _fused([head], dtype)

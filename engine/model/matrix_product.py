@@ -1,7 +1,6 @@
-"""One matrix product of the fused decoder, with its weight packed for the CPU's 16-bit arithmetic where that helps.
+"""One matrix product of the fused decoder, with its weight packed for oneDNN's kernels where that helps.
 
-Owns the weight: a packed product drops the plain one. Never changes the result beyond rounding, which is tested when a
-weight is packed.
+Owns the weight, plain or packed. Never changes the result beyond rounding, which is tested when a weight is packed.
 """
 
 from __future__ import annotations
@@ -16,20 +15,40 @@ _log = logging.getLogger(__name__)
 
 # For 16 bits, where a product is summed in fp32 and rounded once.
 _TOLERANCE = 0.01
-_PROBED_ROWS = 2
+_PROBED_OUTPUTS = 64
 
 
 class MatrixProduct:
-    """``rows @ weight`` for a weight [in, out]; rows are [tokens, in].
+    """``rows @ weight`` for a plain weight [in, out], or for a packed one; rows are [tokens, in].
 
-    ``pack`` reorders the weight as oneDNN's kernels read it. Without that each product reorders it again: all products
-    of a model of 0.6 billion parameters in bf16, on two cores with AVX-512, took 67 ms for one row plain and 22 packed,
-    for 32 rows 126 and 71.
+    A packed weight is in the order of oneDNN's kernels. Otherwise each product reorders it again: all products of a
+    model of 0.6 billion parameters in bf16, on two cores with AVX-512, took 67 ms for one row plain and 22 packed, for
+    32 rows 126 and 71.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight: torch.Tensor | None = weight
-        self._packed: torch.Tensor | None = None
+    def __init__(self, weight: torch.Tensor | None, packed: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._packed = packed
+
+    @classmethod
+    def packed(cls, weight: torch.Tensor) -> MatrixProduct | None:
+        """Make the product from a reordered copy of a weight [out, in]; None if this CPU cannot.
+
+        Compares some of the outputs with the plain weight's.
+        """
+        outputs = torch.linspace(0, len(weight) - 1, min(len(weight), _PROBED_OUTPUTS)).long()
+        probe = torch.ones((1, weight.shape[1]), dtype=weight.dtype)
+        try:
+            product = cls(None, _reordered(weight))
+            found = product(probe)[:, outputs].float()
+        except (RuntimeError, AttributeError) as exc:  # another build of torch, or a CPU without these instructions
+            _log.info("weights are not packed: %s", exc)
+            return None
+        difference = relative_difference(found, probe.float() @ weight[outputs].float().t())
+        if not difference < _TOLERANCE:
+            _log.warning("weights are not packed: products would differ by %g, more than %g", difference, _TOLERANCE)
+            return None
+        return product
 
     @property
     def is_packed(self) -> bool:
@@ -47,27 +66,6 @@ class MatrixProduct:
             assert self._weight is not None, "a product has its weight plain or packed"
             return torch.addmm(states, rows, self._weight)
         return _packed_product(rows, self._packed, added_to=states)
-
-    def pack(self) -> bool:
-        """Reorder the weight and drop the plain one; False, with nothing changed, if this CPU cannot."""
-        weight = self._weight
-        if weight is None:
-            return True
-        probe = torch.ones((_PROBED_ROWS, weight.shape[0]), dtype=weight.dtype)
-        expected = self(probe)
-        try:
-            self._packed = _reordered(weight.t())
-            difference = relative_difference(self(probe).float(), expected.float())
-        except (RuntimeError, AttributeError) as exc:  # another build of torch, or a CPU without these instructions
-            self._packed = None
-            _log.info("weights are not packed: %s", exc)
-            return False
-        if not difference < _TOLERANCE:
-            self._packed = None
-            _log.warning("weights are not packed: products would differ by %g, more than %g", difference, _TOLERANCE)
-            return False
-        self._weight = None
-        return True
 
 
 def is_packing_worthwhile(dtype: torch.dtype, device: torch.device, threads: int) -> bool:

@@ -19,10 +19,11 @@ from engine.core.errors import CheckpointError, EngineError, StepFailedError
 from engine.core.limits import Limits
 from engine.core.plan import Segment
 from engine.model import attention
-from engine.model.arithmetic import compute_dtype, relative_difference, stage_devices
+from engine.model.arithmetic import LEAN_ARCHITECTURES, compute_dtype, relative_difference, stage_devices
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
 from engine.model.checkpoint import SERVED, heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
+from engine.model.file_pages import give_back_garbage
 from engine.model.fused_decoder import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.kv_pool import KVPool
 from engine.model.lora import BatchLoras, StageLoras
@@ -68,6 +69,8 @@ class StageModel:
         self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
         self._vocab_size = int(facts.model_config.vocab_size)
         attention.register()
+        # The lean forward copies its weights out of the files into its own order.
+        is_mapped = lean and self.device.type == "cpu" and facts.model_config.model_type in LEAN_ARCHITECTURES
         held = StageSlice(
             facts,
             dtype=self.dtype,
@@ -75,6 +78,7 @@ class StageModel:
             implementation=attention.IMPLEMENTATION,
             trust_remote_code=config.trust_remote_code,
             on_load=on_load,
+            is_mapped=is_mapped,
         )
         # Architectures share no type that declares their parts (layers, norm, embed_tokens).
         self._model: Any = held.model
@@ -88,9 +92,11 @@ class StageModel:
         self._graphs: DecodeGraphs | None = None
         if on_load is not None:
             on_load(told(facts, str(self.device), "trying it out"))
-        self._warm_up()
+        outputs = self._warm_up()
         if lean:
-            self._become_lean(self._paged)
+            self._become_lean(self._paged, outputs, is_mapped=is_mapped)
+        if self._lean is None:
+            held.copy_views()
         # A pooling model decodes only prompts of one token.
         self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
         if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
@@ -249,18 +255,11 @@ class StageModel:
         return reason is None
 
     @torch.inference_mode()
-    def _warm_up(self) -> None:
-        """Compute one token, so that an unsupported architecture fails at the start, not at the first request."""
-        segment = Segment("warm-up", row=0, start=0, token_ids=(0,), page_start=0, pages=(), emits=True)
-        batch = ForwardBatch([segment], self.pool, self.device)
-        hidden = (
-            None
-            if self.facts.is_first
-            else torch.zeros((1, self.facts.hidden_size), dtype=self.dtype, device=self.device)
-        )
+    def _warm_up(self) -> torch.Tensor:
+        """Compute a few tokens, so that an unsupported architecture fails at the start; return the outputs."""
         name = type(self._model).__name__
         try:
-            self.forward(batch, hidden)
+            outputs = self._compare_outputs()
             difference = 0.0 if why_not_lean(self._model) is None else self._difference_from_own_attention()
         except (EngineError, RuntimeError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"{name} cannot run through paged attention: {exc}; {SERVED}") from exc
@@ -269,6 +268,7 @@ class StageModel:
                 f"{name} cannot run through paged attention: its own attention gives other states, which differ by "
                 f"{difference:g}; {SERVED}"
             )
+        return outputs
 
     def _difference_from_own_attention(self) -> float:
         """Return the difference between the outputs with our attention and the architecture's own, which may do more.
@@ -298,18 +298,20 @@ class StageModel:
         )
 
     @torch.inference_mode()
-    def _become_lean(self, paged: Sequence[attention.PagedAttention]) -> None:
-        """Use the lean forward pass, and drop transformers' model, if both compute this model alike."""
+    def _become_lean(
+        self, paged: Sequence[attention.PagedAttention], expected: torch.Tensor, *, is_mapped: bool
+    ) -> None:
+        """Use the lean forward pass, and drop transformers' model, if it gives the ``expected`` outputs of that."""
         name = type(self._model).__name__
         reason = why_not_lean(self._model)
         if reason is not None:
             _log.info("%s is computed by transformers: %s", name, reason)
             return
         dtype = compute_dtype(self.dtype, self.device.type)
+        packs = is_packing_worthwhile(dtype, self.device, torch.get_num_threads())
         # Parameters that became views in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
-            lean = LeanDecoder(self._model, paged, dtype, shows_all=self._shows_all)
-        expected = self._compare_outputs()
+            lean = LeanDecoder(self._model, paged, dtype, packs=packs, is_mapped=is_mapped, shows_all=self._shows_all)
         self._lean = lean
         try:
             difference = relative_difference(self._compare_outputs(), expected)
@@ -326,8 +328,9 @@ class StageModel:
         if self.lora is not None:
             self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
-        if is_packing_worthwhile(dtype, self.device, torch.get_num_threads()) and lean.pack():
+        if lean.is_packed:
             _log.info("the weights of %s are packed for this CPU", name)
+            give_back_garbage()
 
     @torch.inference_mode()
     def _record_decodes(self) -> str | None:

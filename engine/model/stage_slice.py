@@ -115,8 +115,9 @@ class StageSlice:
     """The layers of one stage with their weights, as a transformers model.
 
     ``implementation`` names the attention that its layers call; ``on_load`` is called for each weight. With
-    ``matrix_dtype`` the matrices of plain layers keep that type, and the caller widens them before their use. Raises
-    CheckpointError when the checkpoint is incomplete, or its architecture cannot be cut into stages.
+    ``matrix_dtype`` the matrices of plain layers keep that type, and the caller widens them before their use. With
+    ``is_mapped`` weights on a CPU stay views of the files until ``copy_views``. Raises CheckpointError when the
+    checkpoint is incomplete, or its architecture cannot be cut into stages.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class StageSlice:
         trust_remote_code: bool,
         on_load: OnLoad | None = None,
         matrix_dtype: torch.dtype | None = None,
+        is_mapped: bool = False,
     ) -> None:
         self._facts = facts
+        self._is_mapped = is_mapped
         self._dtype = dtype
         self._matrix_dtype = matrix_dtype
         self._device = device
@@ -172,12 +175,18 @@ class StageSlice:
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
                         # A copy, because the weight is a view of the file, which may be overwritten for an update.
-                        weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
+                        copies, dtype = not self._is_mapped, self._dtype_of(module, meta)
+                        weight = weight.to(device=self._device, dtype=dtype, copy=copies)
                         self._require_finite(names[id(meta)][0], weight)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
                         self._tell_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self.model.eval()
+
+    def copy_views(self) -> None:
+        """Copy the weights that are views of the files, which may be overwritten for an update."""
+        for parameter in self.model.parameters() if self._is_mapped else ():
+            parameter.data = parameter.data.clone()
 
     def _require_finite(self, name: str, weight: torch.Tensor) -> None:
         """Raise CheckpointError for NaN or infinities, which would make every token wrong. Adds a tenth to the copy."""

@@ -18,8 +18,8 @@ PROMPT = list(range(20, 61))
 ROWS = torch.randn((5, 24), generator=torch.Generator().manual_seed(1))
 
 
-def product() -> MatrixProduct:
-    return MatrixProduct(torch.randn((24, 40), generator=torch.Generator().manual_seed(2)))
+def weight() -> torch.Tensor:
+    return torch.randn((40, 24), generator=torch.Generator().manual_seed(2))
 
 
 def logits_of(config: EngineConfig) -> torch.Tensor:
@@ -28,39 +28,38 @@ def logits_of(config: EngineConfig) -> torch.Tensor:
 
 
 def test_a_packed_product_equals_the_plain_one() -> None:
-    plain, packed = product(), product()
-    assert packed.pack()
-    assert packed.is_packed
-    assert not plain.is_packed
-    states = torch.ones((5, 40))
-    assert relative_difference(packed(ROWS), plain(ROWS)) < 1e-6
-    assert relative_difference(packed.added_to(states, ROWS), plain.added_to(states, ROWS)) < 1e-6
+    source = weight()
+    plain, packed = MatrixProduct(source.t()), MatrixProduct.packed(source)
+    assert packed is not None
+    source.zero_()  # the next weight is joined in the same memory
+    states, expected = torch.ones((5, 40)), weight().t()
+    assert relative_difference(packed(ROWS), ROWS @ expected) < 1e-6
+    assert relative_difference(packed.added_to(states, ROWS), 1 + ROWS @ expected) < 1e-6
     assert torch.equal(states, torch.ones((5, 40))), "the states that it adds to were written into"
+    assert not plain(ROWS).any(), "a plain product is a view of its weight"
 
 
-def test_packing_twice_changes_nothing() -> None:
-    packed = product()
-    assert packed.pack()
-    before = packed(ROWS)
-    assert packed.pack()
-    assert torch.equal(packed(ROWS), before)
+def test_a_cpu_that_cannot_pack_is_not_asked_again(
+    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.Tensor] = []
 
-
-def test_a_cpu_that_cannot_pack_keeps_the_plain_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(weight: torch.Tensor) -> torch.Tensor:
+        asked.append(weight)
         raise RuntimeError("bf16 path needs other instructions")
 
-    plain, kept = product(), product()
+    config = EngineConfig(model=str(checkpoint_of("qwen3_tied")), device="cpu", page_size=4)
+    plain = logits_of(config)
+    monkeypatch.setattr(stage_model, "is_packing_worthwhile", lambda *_: True)
     monkeypatch.setattr(matrix_product, "_reordered", refuse)
-    assert not kept.pack()
-    assert torch.equal(kept(ROWS), plain(ROWS))
+    assert torch.equal(logits_of(config), plain)
+    assert len(asked) == 1
 
 
-def test_packing_that_changes_the_product_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, kept, reordered = product(), product(), matrix_product._reordered
+def test_packing_that_changes_the_product_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    reordered = matrix_product._reordered
     monkeypatch.setattr(matrix_product, "_reordered", lambda weight: reordered(weight * 1.1))
-    assert not kept.pack()
-    assert torch.equal(kept(ROWS), plain(ROWS))
+    assert MatrixProduct.packed(weight()) is None
 
 
 @pytest.mark.parametrize(
@@ -83,11 +82,10 @@ def test_a_stage_with_packed_weights_gives_the_same_logits(
 ) -> None:
     config = EngineConfig(model=str(checkpoint_of(family)), device="cpu", page_size=4)
     plain = logits_of(config)
-    packs: list[bool] = []
-    right = MatrixProduct.pack
+    packs: list[torch.Tensor] = []
+    reordered = matrix_product._reordered
     monkeypatch.setattr(stage_model, "is_packing_worthwhile", lambda *_: True)
-    monkeypatch.setattr(matrix_product.MatrixProduct, "pack", lambda self: packs.append(right(self)) or packs[-1])
+    monkeypatch.setattr(matrix_product, "_reordered", lambda weight: packs.append(reordered(weight)) or packs[-1])
     packed = logits_of(config)
-    assert packs
-    assert all(packs)
+    assert len(packs) == 4 * 5 + 1
     assert relative_difference(packed, plain) < 1e-5
