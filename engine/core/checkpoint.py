@@ -54,7 +54,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     ``window`` pairs each page of the tree that has a window page with that page, in the order of eviction. ``grammars``
     are the kept grammars with their ids, and whether each is compiled; later grammars get ids above ``last_grammar``.
     ``host`` are the pages of the second tier. ``weights`` is ``Books.weights``, ``transfers`` the number of transfers
-    begun, and ``seconds_per_token`` the measurement of ``GapBound``.
+    begun, and ``seconds_per_token``, ``decode_seconds`` and ``decode_tokens`` the measurements of ``GapBound``.
     """
 
     now: float
@@ -68,6 +68,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     weights: str = ""
     transfers: int = 0
     seconds_per_token: float = 0.0
+    decode_seconds: float = 0.0
+    decode_tokens: float = 0.0
 
 
 class CheckpointParts(TypedDict, total=False):
@@ -81,3 +83,5 @@ class CheckpointParts(TypedDict, total=False):
     weights: str
     transfers: int
     seconds_per_token: float
+    decode_seconds: float
+    decode_tokens: float

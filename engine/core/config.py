@@ -125,7 +125,14 @@ class EngineConfig(BaseModel):
         le=3_600_000,
         description="about how long a running request may wait for its next token because of others' prompts, in "
         "milliseconds: fewer prompt tokens go beside decodes, by what earlier steps took; needs mixed_chunk; unset: "
-        "chunked_prefill_size alone bounds them",
+        "max_gap_steps bounds them",
+    )
+    max_gap_steps: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="the same bound, as so many times the duration of a step of the decodes alone; max_gap_ms takes "
+        "its place; without mixed_chunk it has no effect; unset: chunked_prefill_size alone bounds them",
     )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
@@ -257,6 +264,11 @@ class EngineConfig(BaseModel):
     def max_gap_s(self) -> float | None:
         """``max_gap_ms`` in seconds; None for no bound, and where prompts never join decodes or are never split."""
         return None if self.max_gap_ms is None or not self._may_bound_gaps else self.max_gap_ms / 1000
+
+    @property
+    def gap_steps(self) -> int | None:
+        """``max_gap_steps``; None where ``max_gap_ms`` takes its place or where no gap can be bounded."""
+        return self.max_gap_steps if self.max_gap_ms is None and self._may_bound_gaps else None
 
     def _check_memory(self) -> None:
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:

@@ -94,7 +94,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
     ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
     are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
-    ``waiting_timeout_s`` and ``max_gap_s`` are in seconds, None for no limit. ``embedding_size`` is 0 where text is
+    ``waiting_timeout_s`` and ``max_gap_s`` are in seconds, ``max_gap_steps`` in steps of decodes, None for no limit; at
+    most one of the two gaps is set. ``embedding_size`` is 0 where text is
     generated. With ``prefills`` the engine computes prompts for decode engines; a decode engine ``receives`` them, and
     waits up to ``prefill_timeout_s``.
     """
@@ -127,6 +128,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_chunking: bool = False
     chunk_parity_tokens: int = 1
     max_gap_s: float | None = None
+    max_gap_steps: int | None = None
     max_cached_grammars: int = 64
     max_loras: int = 0
     loras: tuple[tuple[str, str], ...] = ()
@@ -168,6 +170,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "has_draft_model": config.speculative_algorithm == "draft_model",
             "drafts_itself": config.speculative_draft_model == config.model,
             "max_gap_s": config.max_gap_s,
+            "max_gap_steps": config.gap_steps,
             "microbatch_requests": config.pp_max_micro_batch_size,
             "max_loras": config.most_loras,
             "loras": loras_of(config.lora),

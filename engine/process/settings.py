@@ -44,6 +44,14 @@ class ServerSettings(EngineConfig):
     mixed_chunk: bool = Field(
         True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
     )
+    # Set, so that streams do not stand still while others' prompts are computed. Unset in scripts, as above.
+    max_gap_steps: int | None = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="the same bound, as so many times the duration of a step of the decodes alone; max_gap_ms takes "
+        "its place; without mixed_chunk it has no effect; 1000: chunked_prefill_size alone bounds them",
+    )
     served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"

@@ -158,6 +158,7 @@ def _config_of(limits: Limits) -> EngineConfig:
         dynamic_chunking=limits.dynamic_chunking,
         chunk_parity_tokens=limits.chunk_parity_tokens,
         max_gap_ms=None if limits.max_gap_s is None else round(1000 * limits.max_gap_s),
+        max_gap_steps=limits.max_gap_steps,
         max_loras=limits.max_loras or None,
         lora=",".join(f"{name}={path}" for name, path in limits.loras),
         host_kv_tokens=limits.host_pages * limits.page_size,

@@ -169,9 +169,11 @@ _LOOKED_UP: Final = ("looked-up", "of-one-token")
 _WIDE_EVERY: Final = 3
 # One request in this many has choices.
 _CHOICES_EVERY: Final = 23
-# One engine in this many that mixes prompts and decodes bounds gaps.
+# One engine in this many that mixes prompts and decodes bounds gaps in milliseconds, one in so many in steps.
 _GAP_BOUND_EVERY: Final = 3
+_GAP_STEPS_EVERY: Final = 4
 _MAX_GAP_MS: Final = 100
+_MAX_GAP_STEPS: Final = 3
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
 _CARRIED: Final = 0.6
@@ -361,6 +363,8 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         values["kv_events"] = True
     if "mixed" in row and chunk != -1 and not drawn % _GAP_BOUND_EVERY:
         values["max_gap_ms"] = _MAX_GAP_MS
+    elif "mixed" in row and chunk != -1 and not drawn % _GAP_STEPS_EVERY:
+        values["max_gap_steps"] = _MAX_GAP_STEPS
     config = EngineConfig(**values)
     if windowed != "tight":
         return config
@@ -451,9 +455,10 @@ def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
             yield Placed(step, AdvanceClock(seconds=rng.choice((0.25, 0.5, 0.5, 1.0, 2.0))))
-    if limits.max_gap_s is not None:
+    if limits.max_gap_s is not None or limits.max_gap_steps is not None:
         for step in range(2, schedule.last_step + 4):
-            yield Placed(step, AdvanceClock(seconds=limits.max_gap_s * rng.choice((0.25, 0.5, 1, 2, 4))))
+            seconds = (limits.max_gap_s or _MAX_GAP_MS / 1000) * rng.choice((0.25, 0.5, 1, 2, 4))
+            yield Placed(step, AdvanceClock(seconds=seconds))
     if "host" in row:
         for _ in range(rng.randint(0, 2)):
             yield Placed(rng.randint(2, schedule.last_step + 1), Evict(pages=rng.choice((None, None, 1, 2))))

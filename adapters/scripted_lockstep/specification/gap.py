@@ -6,50 +6,65 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.core.limits import Limits
-from engine.core.plan import MIXED, PREFILL, ForwardMode
+from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode
 from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NEWEST_SHARE: Final = 0.25
 
 
 class SpecifiedGap:
-    """**Gap**: the average time of a token in microbatches with prompts; only those of half the allowed size count."""
+    """**Gap**: the average time of a token in microbatches with prompts; only those of half the allowed size count.
+
+    With ``max_gap_steps`` also the average time and size of microbatches of decodes.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.is_bounded = limits.max_gap_s is not None or limits.max_gap_steps is not None
         self.launches: list[float] = []  # of the microbatches in flight
         self.landed = 0.0
         self.measured: list[float] = []  # seconds per token, oldest first
+        self.decodes: list[tuple[float, int]] = []  # seconds and tokens, oldest first
 
-    @property
-    def allowed(self) -> int:
+    def allowed(self, decodes: int) -> int:
         """Tokens of a microbatch, decodes included."""
-        if self.limits.max_gap_s is None or not self.average:
-            return self.limits.prefill_budget_tokens
-        return min(self.limits.prefill_budget_tokens, int(self.limits.max_gap_s / self.average))
-
-    @property
-    def average(self) -> float:
-        average = 0.0
-        for seconds in self.measured:
-            average = _NEWEST_SHARE * seconds + (1 - _NEWEST_SHARE) * average if average else seconds
-        return average
+        limits, token_s = self.limits, _average(self.measured)
+        budget, alone_s = limits.prefill_budget_tokens, _average([seconds for seconds, _ in self.decodes])
+        if token_s and limits.max_gap_s is not None:
+            return min(budget, int(limits.max_gap_s / token_s))
+        if token_s and alone_s and limits.max_gap_steps is not None:
+            alone = alone_s / token_s + decodes - _average([tokens for _, tokens in self.decodes])
+            return min(budget, int(limits.max_gap_steps * max(decodes, alone)))
+        return budget
 
     def beside(self, decodes: int) -> int:
         """The most prompt tokens: whole pages, at least one."""
         page = self.limits.page_size
-        return max(1, (self.allowed - decodes) // page) * page
+        return max(1, (self.allowed(decodes) - decodes) // page) * page
 
     def launch(self, now: float) -> None:
         """Note a microbatch in flight."""
-        if self.limits.max_gap_s is not None:
+        if self.is_bounded:
             self.launches.append(now)
 
     def land(self, now: float, mode: ForwardMode, segments: Sequence[ExpectedSegment], *, failed: bool) -> None:
         """Take the oldest microbatch out of flight, and measure it."""
-        if self.limits.max_gap_s is None:
+        if not self.is_bounded:
             return
         since, self.landed = max(self.launches.pop(0), self.landed), now
         tokens = sum([len(segment.token_ids) for segment in segments])
-        if mode in (PREFILL, MIXED) and not failed and 2 * tokens >= self.allowed:
+        if failed:
+            return
+        if mode is DECODE and (self.decodes or now > since):
+            self.decodes.append((now - since, tokens))
+        decodes = len([one for one in segments if one.emits and len(one.token_ids) == 1])
+        if mode in (PREFILL, MIXED) and 2 * tokens >= self.allowed(decodes):
             self.measured.append((now - since) / tokens)
+
+
+def _average(values: Sequence[float]) -> float:
+    """The newest counts for a quarter, the first one whole."""
+    average = 0.0
+    for value in values:
+        average = _NEWEST_SHARE * value + (1 - _NEWEST_SHARE) * average if average else value
+    return average

@@ -57,7 +57,7 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
     most = limits.most_requests
     count = len(_choose(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
     beside = budget - count
-    if engine.running and limits.max_gap_s is not None:
+    if engine.running and engine.gap.is_bounded:
         beside = min(beside, engine.gap.beside(count))
     prompts = _prompts(engine, beside, most - count)
     taken = sum([end - start for _, start, end in prompts])

@@ -8,62 +8,88 @@ from __future__ import annotations
 from typing import Final
 
 from engine.core.checkpoint import Checkpoint, CheckpointParts
-from engine.core.plan import MIXED, PREFILL
+from engine.core.plan import DECODE, MIXED, PREFILL, Segment
 from engine.core.scheduler.books import Launched
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 
-# The weight of a new measurement in the moving average.
+# The weight of a new measurement in a moving average.
 NEWEST_SHARE: Final = 0.25
-_WITH_PROMPTS: Final = frozenset((PREFILL, MIXED))
+_MEASURED: Final = frozenset((PREFILL, MIXED, DECODE))
 
 
 class GapBound(Feature):
-    """Keeps the time of a microbatch with prompts near ``max_gap_s`` while requests run.
+    """Keeps the time of a microbatch with prompts near a bound while requests run.
 
-    ``seconds_per_token`` is the measured time per token of such a microbatch, 0 before the first measurement. Only
-    microbatches with at least half of the allowed tokens are measured: in a small one the fixed cost dominates.
+    The bound is ``max_gap_s``, or ``max_gap_steps`` times the time of the decodes alone. ``seconds_per_token`` is the
+    measured time per token of a microbatch with prompts; only those with at least half of the allowed tokens are
+    measured: in a small one the fixed cost dominates. ``decode_seconds`` and ``decode_tokens`` are averages over the
+    microbatches of decodes alone. All are 0 before the first measurement.
     """
 
     def __init__(self, core: Core) -> None:
         limits = core.limits
         self._core = core
         self._max_gap_s = limits.max_gap_s
+        self._max_gap_steps = limits.max_gap_steps
         self._page_size = limits.page_size
         self._budget = limits.prefill_budget_tokens
         # When the last microbatch came back, in seconds.
         self._landed = 0.0
-        self.seconds_per_token = 0.0
-        self.is_on = limits.max_gap_s is not None
+        self.seconds_per_token = self.decode_seconds = self.decode_tokens = 0.0
+        self.is_on = limits.max_gap_s is not None or limits.max_gap_steps is not None
 
-    @property
-    def _allowed(self) -> int:
-        """The most tokens of a microbatch, decodes included, within the longest wait of a stream."""
-        if self._max_gap_s is None or not self.seconds_per_token:
+    def _allowed(self, decodes: int) -> int:
+        """The most tokens of a microbatch, these decodes included, within the longest wait of a stream."""
+        if not self.seconds_per_token:
             return self._budget
-        return min(self._budget, int(self._max_gap_s / self.seconds_per_token))
+        if self._max_gap_s is not None:
+            return min(self._budget, int(self._max_gap_s / self.seconds_per_token))
+        if self._max_gap_steps is None or not self.decode_seconds:
+            return self._budget
+        # The tokens of a microbatch with prompts that takes as long as the decodes alone. Their number may differ from
+        # the average's.
+        alone = self.decode_seconds / self.seconds_per_token + decodes - self.decode_tokens
+        return min(self._budget, int(self._max_gap_steps * max(decodes, alone)))
 
     def bound_prompts(self, room: int, decodes: int) -> int:
         """Return what fits beside this many decodes: whole pages, and at least one, so that prompts advance."""
-        tokens = self._allowed - decodes
+        tokens = self._allowed(decodes) - decodes
         return min(room, max(self._page_size, tokens - tokens % self._page_size))
 
     def land(self, launched: Launched, *, failed: bool) -> None:
-        """Measure a microbatch with prompts: from its launch, or from the end of the microbatch before it."""
+        """Measure a microbatch: from its launch, or from the end of the microbatch before it."""
         now = self._core.now
         seconds, self._landed = now - max(launched.time, self._landed), now
-        if failed or launched.microbatch.mode not in _WITH_PROMPTS:
+        microbatch = launched.microbatch
+        if failed or microbatch.mode not in _MEASURED:
             return
-        tokens = sum([len(segment.token_ids) for segment in launched.microbatch.segments])
-        if 2 * tokens < self._allowed:
+        tokens = sum([len(segment.token_ids) for segment in microbatch.segments])
+        if microbatch.mode is DECODE:
+            self._measure_decodes(seconds, tokens)
+            return
+        if 2 * tokens < self._allowed(sum(map(_is_decode, microbatch.segments))):
             return
         measured = seconds / tokens
         if self.seconds_per_token:
             measured = NEWEST_SHARE * measured + (1 - NEWEST_SHARE) * self.seconds_per_token
         self.seconds_per_token = measured
 
+    def _measure_decodes(self, seconds: float, tokens: float) -> None:
+        if self.decode_seconds:
+            seconds = NEWEST_SHARE * seconds + (1 - NEWEST_SHARE) * self.decode_seconds
+            tokens = NEWEST_SHARE * tokens + (1 - NEWEST_SHARE) * self.decode_tokens
+        self.decode_seconds, self.decode_tokens = seconds, tokens
+
     def snapshot(self, parts: CheckpointParts) -> None:
         parts["seconds_per_token"] = self.seconds_per_token
+        parts["decode_seconds"], parts["decode_tokens"] = self.decode_seconds, self.decode_tokens
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.seconds_per_token = checkpoint.seconds_per_token
+        self.decode_seconds, self.decode_tokens = checkpoint.decode_seconds, checkpoint.decode_tokens
+
+
+def _is_decode(segment: Segment) -> bool:
+    """Whether a segment beside prompts is a decode, or the last token of a prompt, which costs as much."""
+    return segment.emits and len(segment.token_ids) == 1

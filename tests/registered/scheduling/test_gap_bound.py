@@ -1,10 +1,10 @@
 """Gaps: how long running requests wait for others' prompts is bounded in time, by what earlier steps took.
 
 Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
-faster, always at least a page; without a running request, and before anything was measured, in whole chunks. Method:
-the clock is advanced by hand while a microbatch is in flight.
+faster, always at least a page; without a running request, and before anything was measured, in whole chunks. In steps
+of decodes the bound follows their number. Method: the clock is advanced by hand while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
-gap-bound-counts-the-wait.
+gap-bound-counts-the-wait, gap-bound-forgets-the-decodes.
 """
 
 from ci.register import register_cpu_ci
@@ -19,6 +19,9 @@ BOUNDED = "a part of a prompt beside a decode is smaller than a chunk"
 PER_TOKEN_S = 0.003
 # One decode and two pages take 99 ms; three pages would take more than 100.
 PART = 32
+STEPS = 4
+IN_STEPS = EngineConfig(mixed_chunk=True, chunked_prefill_size=CHUNK, max_gap_steps=STEPS, max_total_tokens=8192)
+FIXED_S = 20 * PER_TOKEN_S
 
 
 def _parts(t, r, size):
@@ -27,12 +30,12 @@ def _parts(t, r, size):
     return [len(s.token_ids) for plan in plans for s in plan.segments if s.rid == r.rid and s.start < size]
 
 
-def _run_at(t, seconds_per_token, steps):
-    """Run steps, each microbatch taking this long for a token."""
+def _run_at(t, seconds_per_token, steps, fixed_s=0.0):
+    """Run steps, each microbatch taking this long for a token, and ``fixed_s`` once."""
     for _ in range(steps):
         plan = t.history[-1].microbatch
         if plan is not None:
-            t.clock.advance(seconds_per_token * sum(len(s.token_ids) for s in plan.segments))
+            t.clock.advance(fixed_s + seconds_per_token * sum(len(s.token_ids) for s in plan.segments))
         yield
 
 
@@ -90,3 +93,24 @@ def test_the_time_between_microbatches_is_not_measured(t):
     yield from _run_at(t, PER_TOKEN_S, 2)
     assert _parts(t, long, CHUNK)[0] == PART, "the time in which nothing was in flight counts"
     yield from t.run_until_all_finished([stream, long])
+
+
+@scripted(IN_STEPS, must_reach=[BOUNDED])
+def test_a_gap_is_some_steps_of_the_decodes_alone(t):
+    """Beside one decode a part takes as long as four steps of it; beside eight more, those steps take longer."""
+    streams = [t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)]
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 6, FIXED_S)
+    first = t.start_req(prompt_len=3 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 5, FIXED_S)
+    beside_one = _parts(t, first, 3 * CHUNK)[:3]
+    t.sometimes(BOUNDED, max(beside_one) < CHUNK)
+    alone = FIXED_S + PER_TOKEN_S
+    assert all(FIXED_S + PER_TOKEN_S * (part + 1) <= 1.1 * STEPS * alone for part in beside_one)
+    yield from _run_at(t, PER_TOKEN_S, 6, FIXED_S)
+    streams += [t.start_req(prompt_len=2, prompt_seed=n, max_new_tokens=200, ignore_eos=True) for n in range(2, 10)]
+    yield from _run_at(t, PER_TOKEN_S, 1, FIXED_S)
+    second = t.start_req(prompt_len=3 * CHUNK, prompt_seed=20, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 4, FIXED_S)
+    assert _parts(t, second, 3 * CHUNK)[0] > max(beside_one), "beside more decodes the parts are as small"
+    yield from t.run_until_all_finished([*streams, first, second])

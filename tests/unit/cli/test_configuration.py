@@ -162,7 +162,7 @@ def test_every_field_has_a_reader() -> None:
                 read.add(node.attr)
     # Read by their property.
     assert {"depth", "most_loras", "prefill_urls"} <= read
-    by_property = {"pp_async_depth", "allowed_hosts", "max_loras", "max_gap_ms", "prefill_engines"}
+    by_property = {"pp_async_depth", "allowed_hosts", "max_loras", "max_gap_ms", "max_gap_steps", "prefill_engines"}
     # The limits take those of the same name.
     unread = ServerSettings.model_fields.keys() - read - by_property - set(Limits.__struct_fields__)
     assert not unread
