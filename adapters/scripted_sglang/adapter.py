@@ -166,6 +166,16 @@ ADAPTER: Final = adapter_of(
     actions=ACTIONS,
     needed=NEEDED_BY_SETTINGS,
     undoing=(ReleaseTiers(),),
+    crowded={"max_total_tokens": (28, 32, 40), "context_length": (28,), "page_size": (1, 1, 4)},
+    # Prompts come back after they were evicted, while others wait for the pages of those that end.
+    scenes={
+        "tiers": {
+            "enable_hierarchical_cache": ("other",),
+            "requests": ("several", "many"),
+            "sharing": ("turns", "all"),
+            "arrival": ("together", "in-line"),
+        }
+    },
     mutants=MUTANTS,
     live=launch,
     standalone=SglangStandalone(),

@@ -150,6 +150,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
     seed: int = 0
 
     examples: ClassVar = ("more a tokens=5", "more a tokens=1 new=4 seed=2")
+    part_of: ClassVar = "sessions"
 
     @staticmethod
     @verb

@@ -204,6 +204,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     ``is_strict``: its verb refuses to act on nothing. ``needs_open``: has no effect once every request has ended and
     every call is answered. ``shell_words``: short words of the shell for verbs, which it also knows by their names.
     ``search_turn``: the order in which a search tries actions at one step; ties in the order of definition.
+    ``part_of``: the kind of requests, such as ``sessions``, whose lives consist of such actions: scenes of that kind
+    have them.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -218,6 +220,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     needs_open: ClassVar[bool] = False
     shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0
+    part_of: ClassVar[str] = ""
 
     @property
     def kind(self) -> str:

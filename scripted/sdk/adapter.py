@@ -122,8 +122,9 @@ class SchedulerAdapter(
     settings, and their values, without which it has nothing to act on; ``undoing`` are actions that undo them.
     ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or no
     difference without, or requests with priorities, LoRAs, grammars, sessions or images. With ``crowded`` settings,
-    with which requests meet, some generated targets have such requests and little else. ``packages`` are the
-    scheduler's: an exception that their code raises is a finding, also where the machine was only looked at.
+    with which requests meet, some generated targets have such requests and little else; ``scenes`` are further ones by
+    name, each with the features that it needs and their levels. ``packages`` are the scheduler's: an exception that
+    their code raises is a finding, also where the machine was only looked at.
     ``windows`` are situations that a search should reach, by name, besides those of every scheduler (``WINDOWS``).
     ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
     server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the
@@ -151,6 +152,7 @@ class SchedulerAdapter(
         settings: Mapping[str, Sequence[object]] | None = None,
         needed: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
         crowded: Mapping[str, Sequence[object]] | None = None,
+        scenes: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None,
         actions: Mapping[type[Action], Mapping[str, Sequence[object]]] | None = None,
         undoing: Sequence[Action] = (),
         mutants: Sequence[Mutant] = (),
@@ -173,6 +175,7 @@ class SchedulerAdapter(
             "settings": settings,
             "needed": needed,
             "crowded": crowded,
+            "scenes": scenes,
             "actions": actions,
             "undoing": undoing,
             "mutants": mutants,
@@ -203,7 +206,9 @@ class SchedulerAdapter(
         default = _default_of(name, config)
         _check_functions(name, default, limits=(limits, Limits), can=(can, Capabilities))
         self.workloads: Mapping[str, str] = {**workloads_of(limits(default), can(default)), **(workloads or {})}
-        self.space = SchedulerSpace(self, config, settings or {}, actions or {}, needed or {}, crowded or {})
+        self.space = SchedulerSpace(
+            self, config, settings or {}, actions or {}, needed or {}, crowded or {}, scenes or {}
+        )
         # All capabilities of some configuration are part of the language of schedules.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
         self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None

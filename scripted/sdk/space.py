@@ -26,6 +26,7 @@ from scripted.search.generated import (
     SCENARIO,
     Marks,
     drawn_events,
+    drawn_parts,
     drawn_requests,
     event_kinds,
 )
@@ -50,7 +51,7 @@ class SchedulerSpace(Generic[_SettingsT]):
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
     settings that the event needs; the same holds for settings and kinds of requests (priorities, loras, grammars,
     images) in ``needed``. With ``crowded`` settings, with which requests meet, some targets are scenes: these settings,
-    requests of one kind, and little else.
+    requests of one kind, and little else; so are the adapter's own ``scenes``, each with the features that it needs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         actions: Mapping[type[Action], Mapping[str, Sequence[object]]],
         needed: Mapping[str, Mapping[str, Sequence[object]]],
         crowded: Mapping[str, Sequence[object]],
+        scenes: Mapping[str, Mapping[str, tuple[str, ...]]],
     ) -> None:
         self._adapter = adapter
         self._default = config()
@@ -74,6 +76,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
         self._needed |= needed
         self._is_crowded = bool(crowded)
+        self._own_scenes = scenes
         self._needed[SCENARIO] = crowded
         self._is_possible: Callable[[_SettingsT | None], bool] = functools.lru_cache(maxsize=4096)(
             self._makes_a_machine
@@ -96,12 +99,13 @@ class SchedulerSpace(Generic[_SettingsT]):
         }
 
     @functools.cached_property
-    def scenes(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """The scenes of each kind of request, by the kind's name."""
+    def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """The scenes of each kind of request, by the kind's name, and the adapter's own."""
         declared = self._declared().items() if self._is_crowded else ()
         scenes = {name: {name: levels} for name, levels in declared}
         # Requests that continue where others said the same.
-        return scenes | {f"{name}-alike": {**scenes[name], **_ALIKE} for name in scenes if name == "sessions"}
+        alike = {f"{name}-alike": {**scenes[name], **_ALIKE} for name in scenes if name == "sessions"}
+        return {**scenes, **alike, **self._own_scenes}
 
     @property
     def triples(self) -> tuple[str, ...]:
@@ -150,7 +154,10 @@ class SchedulerSpace(Generic[_SettingsT]):
         if config is None or not self._is_possible(config):
             raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
         schedule = self.workload(config, row, rng)
-        return schedule.with_placed(list(drawn_events(row, rng, schedule)))
+        events = [*drawn_events(row, rng, schedule)]
+        if row.get(SCENARIO) in self.scenes and any(action.part_of in row for action in self._adapter.actions):
+            events += drawn_parts(row, rng, schedule)
+        return schedule.with_placed(events)
 
     def workload(self, config: _SettingsT, row: Row, rng: random.Random) -> Schedule:
         """Draw the requests of a row for this configuration, without events."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from scripted.core.action import Action
+from scripted.core.action import Action, rid_of
 from scripted.core.adapters import adapter_named
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
@@ -217,6 +217,8 @@ _MOST_EVENTS: Final = 3
 # The share of its time limit that passes after an event that expires.
 _PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
+# Steps between two parts of a request's life. An answer takes a few, so that most parts come before its end.
+_PAUSES_BETWEEN_PARTS: Final = (1, 1, 2, 3, 5, 8)
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,6 +363,21 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
                 yield Placed(step + rng.randint(1, _LATE_STEPS // 2), passed)
             if schedule.adapter.undoing and rng.random() < 0.5:
                 yield Placed(step + rng.randint(1, _LATE_STEPS), rng.choice(schedule.adapter.undoing))
+
+
+def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+    """Draw the actions of which the lives of the row's requests consist, for each request while it is computed."""
+    begun = {rid_of(placed.action): placed for placed in schedule.placed if placed.action.is_start}
+    parts: dict[str, list[Action]] = {}
+    for extra in extras_of(schedule):
+        rid = extra.target_rid
+        if rid is not None and rid in begun and extra.part_of in row:
+            parts.setdefault(rid, []).append(extra)
+    for rid, of_request in parts.items():
+        step = begun[rid].step
+        for _ in range(rng.randint(1, _MOST_EVENTS)):
+            step += rng.choice(_PAUSES_BETWEEN_PARTS)
+            yield Placed(step, rng.choice(of_request))
 
 
 def _tag(action: Action) -> str:

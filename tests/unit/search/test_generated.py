@@ -17,11 +17,13 @@ import pytest
 from scripted_lockstep.space.targets import SPACE
 
 from scripted import api
+from scripted.core.action import Action
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter
+from scripted.sdk.actions import SubmitRequest
 from scripted.search.covering import Row, covering_rows, pairs_of
 from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import (
@@ -443,3 +445,36 @@ def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
     assert {one.config.blocks for one in drawn} == {9, 10}
     assert any(getattr(placed.action, "session", 0) for one in drawn for placed in one.placed)
     assert not WINDOWED.space.scenes
+
+
+class _MoreInput(Action, frozen=True, kw_only=True, tag="more-input"):
+    """Continues a session."""
+
+    rid: str
+
+    part_of: ClassVar = "sessions"
+
+
+PARTED = SchedulerAdapter(
+    f"{__name__}:PARTED",
+    config=_Windowed,
+    machine=_example_machine,
+    limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=4, context_tokens=32),
+    can=lambda _: Capabilities(sessions=True),
+    actions={_MoreInput: {}},
+    crowded={"blocks": (9, 10)},
+    scenes={"queues": {"requests": ("several",)}},
+)
+
+
+def test_the_lives_of_requests_in_a_scene_have_their_parts() -> None:
+    assert list(PARTED.space.scenes) == ["sessions", "sessions-alike", "queues"]
+    for seed in range(10):
+        drawn = PARTED.space.draw({"sessions": "some", SCENARIO: "sessions"}, random.Random(seed))
+        begun = {one.action.rid: one.step for one in drawn.placed if isinstance(one.action, SubmitRequest)}
+        parts = [one for one in drawn.placed if isinstance(one.action, _MoreInput)]
+        assert {one.action.rid for one in parts} == set(begun), "extras name at most four requests"
+        assert all(0 < one.step - begun[one.action.rid] <= 24 for one in parts if isinstance(one.action, _MoreInput))
+    others = [{"sessions": "some"}, {"requests": "several", SCENARIO: "queues"}]
+    drawn_others = [PARTED.space.draw(row, random.Random(seed)) for row in others for seed in range(5)]
+    assert not any(isinstance(placed.action, _MoreInput) for one in drawn_others for placed in one.placed)
