@@ -181,6 +181,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.disable_chunked_mm_input and not self.is_encoder_decoder
 
     @property
+    def serves_each_decode(self) -> bool:
+        """Whether a plan with nothing in flight has each running request that decodes, as far as blocks go."""
+        return self.pipeline_parallel_size == 1 and not (self.has_transfers or self.ec_connector or self.connector_cls)
+
+    @property
     def has_connector(self) -> bool:
         """Whether there is a KV connector."""
         return self.kv_connector != "none"
