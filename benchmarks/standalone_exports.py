@@ -1,9 +1,9 @@
 """How many defects of benchmarks/tables/defects.md are exported as files of the engine's own classes, and run alone.
 
-`python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
-that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The
-engine's examples are run as well. With ``--mended FOLDER``, which holds another release and is named by its version,
-the files of the defects that it no longer has must fail with the installed release and pass with the other one.
+`python -m benchmarks.standalone_exports --adapter vllm` runs each file and the engine's examples where nothing of this
+project can be imported. With ``--mended FOLDER``, another release, the files of the defects that it has mended must
+fail with the installed one and pass with it; with ``--mutants`` a file for each mutant must fail with it and pass
+without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,8 @@ _SECTIONS: Final = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transfo
 # A schedule begins with its settings, or at once with its first step.
 _SCHEDULE: Final = re.compile(r"[^`']*\b\d+ start \w+ prompt=[^`']*")
 _LIMIT_S: Final = 300
+_SHRINK_S: Final = 10.0
+_NO_FILE: Final = "no file"
 
 
 def schedules_on(page: str, adapter: str) -> list[str]:
@@ -45,7 +47,7 @@ def schedules_on(page: str, adapter: str) -> list[str]:
 
 
 def count_mended(adapter: Any, python: str, other: Path) -> int:
-    """Print how the file of each defect that the other release has mended ends with both; 1 if one is wrong."""
+    """Print how the file of each defect that the other release has not ends with both; 1 if one is wrong."""
     from scripted.core.defects import defects_of, is_of
 
     wrong = 0
@@ -54,7 +56,7 @@ def count_mended(adapter: Any, python: str, other: Path) -> int:
             continue
         for text in (one for one in defect.schedules if is_of(one, adapter.name)):
             said = _red_then_green(adapter.standalone, text, python, other)
-            wrong += said is not None
+            wrong += said is not None and not said.startswith(_NO_FILE)
             sys.stdout.write(f"| {defect.id} | {said or f'red, green with {other.name}'} |\n")
             sys.stdout.flush()
     return int(wrong > 0)
@@ -63,18 +65,61 @@ def count_mended(adapter: Any, python: str, other: Path) -> int:
 def _red_then_green(standalone: Standalone, schedule: str, python: str, other: Path) -> str | None:
     """Say why a schedule's file is not red with the installed release and green with the other; None if it is."""
     from scripted.core.schedule import Schedule
-    from scripted.sdk.standalone import run_alone, text_of, what_is_wrong
+    from scripted.sdk.standalone import text_of
 
     file, why = text_of(standalone, Schedule.parse(schedule), "export")
+    first = f"import sys; sys.path.insert(0, {str(other.resolve())!r})"
+    red, green = standalone.prepare, f"{first}\n{standalone.prepare}"
+    return f"{_NO_FILE}: {why}" if file is None else _is_told_apart(file, why, python, red=red, green=green)
+
+
+def count_mutants(adapter: Any, python: str, names: Collection[str]) -> int:
+    """Print how the file of each mutant ends with and without it; 1 if one is wrong, not if there is none."""
+    wrong = right = 0
+    for name in [one for one in adapter.mutant_names if one in names or not names]:
+        said = _red_with_the_mutant(adapter, name, python)
+        right, wrong = right + (said is None), wrong + (said is not None and not said.startswith(_NO_FILE))
+        sys.stdout.write(f"| {name} | {said or 'red, green without it'} |\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"| {right} of {right + wrong} are red with the mutant and green without |\n")
+    return int(wrong > 0)
+
+
+def _red_with_the_mutant(adapter: Any, name: str, python: str) -> str | None:
+    """Say why a mutant's file is not red with the mutant and green without; None if it is."""
+    from scripted.core.mutant import switched_on
+    from scripted.sdk.standalone import text_of
+    from scripted.search.mutant_search import find_mutant
+    from scripted.search.shrinking import shrink
+
+    found = find_mutant(name, adapter.name)
+    if found.finding is None or found.finding.schedule is None:
+        return f"{_NO_FILE}: {found.result}"
+    with switched_on(adapter, name):
+        schedule = shrink(found.finding.schedule, found.finding.failure.signature, budget_s=_SHRINK_S).schedule
+        file, why = text_of(adapter.standalone, schedule, "export")
     if file is None:
-        return f"no file: {why}"
-    if (said := what_is_wrong(file, why, python, prepare=standalone.prepare)) is not None:
+        return f"{_NO_FILE}: {why}"
+    # Imported before the names of this project are blocked.
+    switch = [
+        "from scripted.core.adapters import adapter_named",
+        f"kept = adapter_named({adapter.name!r}).switched_on({name!r})",
+        "kept.__enter__()",
+    ]
+    prepare = adapter.standalone.prepare
+    return _is_told_apart(file, why, python, red="\n".join([prepare, *switch]), green=prepare)
+
+
+def _is_told_apart(file: str, why: str | None, python: str, *, red: str, green: str) -> str | None:
+    """Say why a file does not fail after the statements ``red`` and pass after ``green``; None if it does."""
+    from scripted.sdk.standalone import run_alone, what_is_wrong
+
+    if (said := what_is_wrong(file, why, python, prepare=red)) is not None:
         return f"NOT RED: {said}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test_standalone.py"
         path.write_text(file, encoding="utf-8")
-        first = f"import sys; sys.path.insert(0, {str(other.resolve())!r})"
-        status, said = run_alone(path, python, prepare=f"{first}\n{standalone.prepare}")
+        status, said = run_alone(path, python, prepare=green)
     return None if status == 0 and "1 passed" in said else f"NOT GREEN: {said.strip()[-400:]}"
 
 
@@ -83,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.standalone_exports", description=__doc__)
     parser.add_argument("--adapter", choices=tuple(_SECTIONS), required=True, help="whose defects")
     parser.add_argument("--python", default=sys.executable, help="runs the files (default: this one)")
-    parser.add_argument("--mended", type=Path, metavar="FOLDER", help="another release, without some of the defects")
+    parser.add_argument("--mended", type=Path, metavar="FOLDER", help="another release, named by its version")
+    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="mutants of the adapter; without a name, all")
     asked = parser.parse_args(arguments)
     from scripted.core.adapters import adapter_named
     from scripted.core.schedule import Schedule
@@ -92,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if asked.mended is not None:
         return count_mended(adapter_named(asked.adapter), asked.python, asked.mended)
+    if asked.mutants is not None:
+        return count_mutants(adapter_named(asked.adapter), asked.python, asked.mutants)
     standalone = getattr(adapter_named(asked.adapter), "standalone", None)
     failing = ran = 0
     texts = schedules_on(_PAGE.read_text(encoding="utf-8"), asked.adapter)

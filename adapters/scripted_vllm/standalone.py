@@ -49,6 +49,8 @@ class VllmStandalone(Standalone):
 
     def watched(self, machine: VllmMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
         scheduler = machine.scheduler
+        if machine.settings.connector_cls:
+            raise NotImplementedError("with a connector_cls the adapter is the worker, which a file has not")
         methods = (
             *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
             *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),
@@ -103,6 +105,9 @@ class VllmStandalone(Standalone):
             return f"not missing_in([{', '.join(plans)}])"
         if machine.settings.keeps_images_whole and encoded.cut_in([calls.results[name][0] for name in plans]):
             return f"not cut_in([{', '.join(plans)}])"
+        last: Any = calls.results[plans[-1]][0]
+        if machine.settings.serves_each_decode and not launches(last) and last.preempted_req_ids:
+            return f"launches({plans[-1]}) or not {plans[-1]}.preempted_req_ids"
         coordinator = machine.scheduler.kv_cache_manager.coordinator
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
         return "not not_cached(scheduler.kv_cache_manager.coordinator)" if is_wrong else ""

@@ -26,6 +26,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from scripted.core.adapters import adapter_named, variant_name
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
+from scripted.sdk.standalone import text_of
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
@@ -162,3 +163,11 @@ def test_a_class_that_is_not_there_is_refused() -> None:
         ScriptDefinitionError, match=r"the class 'no_such:Class' cannot be imported: .*; write MODULE:CLASS"
     ):
         named("connector", "no_such:Class")
+
+
+def test_no_file_of_vllms_own_classes_is_written_for_a_connector_of_the_users():
+    """Its worker's side is the adapter's; a file without it failed with an AttributeError of the recording."""
+    schedule = Schedule.parse(f"adapter=vllm connector_cls={OFFLOADING}; 1 start a prompt=4 new=1")
+    file, why = text_of(ADAPTER.standalone, schedule, "export")
+    assert file is None
+    assert "the adapter is the worker" in why

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import standalone_exports
-from benchmarks.standalone_exports import count_mended, schedules_on
+from benchmarks.standalone_exports import count_mended, count_mutants, schedules_on
+from scripted.sdk import standalone
 
 PAGE = """
 ## vLLM
@@ -67,3 +68,34 @@ def test_what_another_release_has_mended_is_told(
     assert "| vllm-loras-of-two-batches | red, green with 0.33.0 |" in rows
     assert "vllm-image-never-encoded" not in rows
     assert ("| vllm-image-cut-in-two | NOT GREEN |" in rows) == bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without", "said"),
+    [
+        ((1, "E   AssertionError: x\n1 failed"), (0, "1 passed"), None),
+        ((0, "1 passed"), (0, "1 passed"), "NOT RED"),
+        ((1, "E   AssertionError: x\n1 failed"), (1, "E   KeyError: 'b'\n1 failed"), "NOT GREEN"),
+    ],
+)
+def test_a_file_is_red_with_the_bug_and_green_without(
+    with_it: tuple[int, str], without: tuple[int, str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file runs after the statements that switch the bug on, and after those that do not."""
+    ends = {"on": with_it, "off": without}
+    monkeypatch.setattr(standalone, "run_alone", lambda _path, _python, *, prepare: ends[prepare])
+    found = standalone_exports._is_told_apart("", "AssertionError: ", "python", red="on", green="off")
+    assert found is None if said is None else str(found).startswith(said)
+
+
+def test_a_mutant_without_a_file_is_not_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {"shown": None, "hidden": "no file: nothing is seen in a call"}
+    monkeypatch.setattr(standalone_exports, "_red_with_the_mutant", lambda _adapter, name, _python: ends[name])
+    adapter = SimpleNamespace(mutant_names=tuple(ends))
+    assert count_mutants(adapter, "python", ()) == 0
+    assert "| 1 of 1 are red with the mutant and green without |" in capsys.readouterr().out
+    ends["hidden"] = "NOT GREEN: KeyError"
+    assert count_mutants(adapter, "python", ["hidden"]) == 1
+    assert "shown" not in capsys.readouterr().out
