@@ -105,8 +105,9 @@ class VllmStandalone(Standalone):
             return f"not missing_in([{', '.join(plans)}])"
         if machine.settings.keeps_images_whole and encoded.cut_in([calls.results[name][0] for name in plans]):
             return f"not cut_in([{', '.join(plans)}])"
-        last: Any = calls.results[plans[-1]][0]
-        if machine.settings.serves_each_decode and not launches(last) and last.preempted_req_ids:
+        last: Any = calls.results[plans[-1]][0] if plans else None
+        is_empty = last is not None and not launches(last)
+        if machine.settings.serves_each_decode and is_empty and last.preempted_req_ids:
             return f"launches({plans[-1]}) or not {plans[-1]}.preempted_req_ids"
         coordinator = machine.scheduler.kv_cache_manager.coordinator
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
