@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.process.whole_file import write_whole
+
 DEATH_FILE = "death.json"
 # Exit status of a process that could not go on; stderr has the reason.
 EXIT_FAILED = 1
@@ -44,9 +46,7 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""
-        unfinished = folder / f"{DEATH_FILE}.new"
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
-        unfinished.replace(folder / DEATH_FILE)
+        write_whole(folder / DEATH_FILE, msgspec.json.format(msgspec.json.encode(self)))
 
 
 def read_death_report(folder: Path) -> DeathReport | None:

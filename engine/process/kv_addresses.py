@@ -13,6 +13,7 @@ import msgspec
 from engine.core.errors import ConfigError
 from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.private_dir import ADDRESS_SUFFIX
+from engine.process.whole_file import write_whole
 
 _UNIX: Final = "unix"
 _TCP: Final = "tcp"
@@ -44,10 +45,7 @@ def kv_socket(private_dir: Path, stage: int) -> Path:
 
 def note_kv_address(private_dir: Path, stage: int, address: KVAddress) -> None:
     """Write a stage's address where ``kv_addresses`` finds it, whole or not at all."""
-    note = _note(private_dir, stage)
-    unfinished = note.with_suffix(f".new{ADDRESS_SUFFIX}")
-    unfinished.write_text(str(address), encoding="utf-8")
-    unfinished.replace(note)
+    write_whole(_note(private_dir, stage), str(address).encode())
 
 
 def forget_kv_address(private_dir: Path, stage: int) -> None:

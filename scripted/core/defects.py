@@ -14,6 +14,7 @@ import msgspec
 
 from scripted.core.installed import installed_adapters
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.whole_file import write_whole
 
 DEFAULT_KNOWN: Final = Path("scripted-known.toml")
 _TABLE: Final = "defects.toml"
@@ -121,7 +122,7 @@ def add_known(file: Path, defect: Defect) -> None:
     lines += [f"upstream = [{reports}]"] if reports else []
     lines += [f"because = {_quoted(defect.because)}"]
     before = file.read_text(encoding="utf-8") + "\n" if file.is_file() else ""
-    file.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(file, (before + "\n".join(lines) + "\n").encode())
 
 
 def _quoted(text: str) -> str:

@@ -21,6 +21,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from scripted.core.whole_file import write_whole
+
 _Kept = TypeVar("_Kept")
 _DIGEST_BYTES: Final = 16
 # The files whose text decides what is compiled.
@@ -56,25 +58,14 @@ def kept(source: bytes, file: str, how: str, kind: type[_Kept], make: Callable[[
     if not sys.dont_write_bytecode:
         body = msgspec.msgpack.encode(made)
         with contextlib.suppress(OSError):
-            _write(place, head + _digest_of(body) + body)
+            place.parent.mkdir(exist_ok=True)
+            write_whole(place, head + _digest_of(body) + body)
     return made
 
 
 def _digest_of(body: bytes) -> bytes:
     """Digest compiled code: damaged code could end the process that loads it."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
-
-
-def _write(place: Path, content: bytes) -> None:
-    """Write atomically: another process reads the whole file or none."""
-    place.parent.mkdir(exist_ok=True)
-    whole = place.with_suffix(f".{os.getpid()}")
-    try:
-        whole.write_bytes(content)
-        whole.replace(place)
-    except OSError:
-        whole.unlink(missing_ok=True)
-        raise
 
 
 @functools.cache

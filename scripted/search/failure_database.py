@@ -7,7 +7,6 @@ finding is kept.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from lockstep.documents import DocumentError, document
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
+from scripted.core.whole_file import write_whole
 from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 
@@ -156,11 +156,8 @@ class FailureDatabase:
         self._replace(saved)
 
     def _replace(self, saved: list[SavedFailure]) -> None:
-        """Write atomically: a killed process leaves the old file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        new.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in saved[-FAILURES_LIMIT:]))
-        new.replace(self._file)
+        write_whole(self._file, b"".join(msgspec.json.encode(one) + b"\n" for one in saved[-FAILURES_LIMIT:]))
 
 
 def _replayed(saved: SavedFailure) -> tuple[Failure | None, str]:

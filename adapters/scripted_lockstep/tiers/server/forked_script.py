@@ -17,6 +17,7 @@ import psutil
 
 from engine.core.messages import encode
 from engine.process.control import Control
+from scripted.core.whole_file import write_whole
 from scripted.script.wire import ScriptFailedReply
 from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.tiers.server.wire import decode_replies
@@ -47,9 +48,7 @@ def survive(private_dir: Path, control: Control) -> None:
 
 def leave_result(private_dir: Path, reply: ScriptSucceeded | ScriptFailedReply) -> NoReturn:
     """Write the result of the script and end this process. Nothing is closed: the original owned the descriptors."""
-    part = private_dir / f"{_RESULT}.part"
-    part.write_bytes(encode(reply))
-    part.replace(private_dir / _RESULT)
+    write_whole(private_dir / _RESULT, encode(reply))
     os._exit(0)
 
 
