@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from engine.core.messages import FAILURES, FinishReason, Generate, SamplingParams, TokenLogprob
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FAILURES, FinishReason, Generate, PromptLogprob, SamplingParams, TokenLogprob
 from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
+from engine.frontend.protocols.openai.requests import completion_order
 from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.schema.errors import ApiError
-from engine.frontend.sessions.requests import Order, rids_of, sampling_of
+from engine.frontend.sessions.requests import Order, sampling_of
 from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStart
@@ -33,6 +37,8 @@ _BYTES: Final = 256
 # A token whose text ends the reasoning and continues after it.
 _END_OF_REASONING: Final = 300
 _TEXTS: Final = {_END_OF_REASONING: f"a{END}b".encode()}
+_TIERS: Final = ("device", "host")
+_REPLACEMENT: Final = "\ufffd"
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
@@ -42,7 +48,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
     in all steps without. A client that ``leaves`` hangs up where another has an operator abort its request.
     ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops`` all
     choices but the first have stop strings that their outputs often contain; with ``least`` these count from the token
-    on that completes the first one.
+    on that completes the first one. ``usage`` are the token counts that a stream is asked for: none, at its end, or
+    also in each event.
     """
 
     protocol: Literal["completions", "chat"] = "completions"
@@ -50,6 +57,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
     n: int = 2
     prompts: int = 1
     echo: bool = False
+    logprobs: bool = True
+    usage: Literal["end", "each", "none"] = "end"
     reasoning: bool = False
     stops: bool = True
     least: bool = False
@@ -81,6 +90,9 @@ class TextDecoder:
 
 
 DECODER: Final = TextDecoder()
+_SERVED: Final[Any] = SimpleNamespace(
+    tokenizer=DECODER, model_name="m", limits=Limits.of(EngineConfig(), EMBEDDED_FACTS), sampling_defaults={}
+)
 
 
 def spelled(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
@@ -111,21 +123,38 @@ def logprob_of(token: int, place: int) -> TokenLogprob:
     return TokenLogprob(logprob=-float(token) - place / 1024)
 
 
+def prompt_logprobs_of(message: Generate) -> tuple[PromptLogprob, ...]:
+    """Return the logprobs of a prompt's tokens after the first, different for each request."""
+    last = message.rid.rpartition("-")[2]
+    own = int(last) / 64 if last.isdecimal() else 0.0
+    return tuple([PromptLogprob(-float(token) - place / 1024 - own, 1) for place, token in _scored(message)])
+
+
+def _scored(message: Generate) -> list[tuple[int, int]]:
+    return list(enumerate(message.prompt_ids))[1:] if message.prompt_logprobs_from >= 0 else []
+
+
 class _Told(NamedTuple):
-    """A client's answer for one choice."""
+    """A client's answer for one choice. ``offsets`` are the places of its logprobs in a completion's text.
+
+    ``roles`` counts the roles of a chat.
+    """
 
     ids: list[int]
     text: str
     reasoning: str
-    logprobs: list[float]
+    logprobs: list[float | None]
+    offsets: list[int]
     reason: str
     prompt: list[int] | None
+    roles: int
 
 
 class OpenAnswer:
     """One answer from its first message to its last byte. ``said`` are the tokens of each request, as they were sent.
 
-    ``ends`` are the reasons of the scheduler. A client that ``has_left`` reads no more.
+    ``scored`` are the requests whose prompt logprobs were sent, and ``ends`` the reasons of the scheduler. A client
+    that ``has_left`` reads no more.
     """
 
     def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions) -> None:
@@ -141,6 +170,7 @@ class OpenAnswer:
             outputs_a_turn=settings.turn_outputs,
         )
         self.said: dict[str, list[int]] = {}
+        self.scored: set[str] = set()
         self.ends: dict[str, FinishReason] = {}
         self.is_sending = True
         self.has_left = self.is_over = False
@@ -161,9 +191,10 @@ class OpenAnswer:
         """True when nobody reads any more, and every sent request has ended."""
         return (self.is_over or self.has_left) and len(self.ends) == len(self.said)
 
-    def cached_tokens_of(self, message: Generate) -> int:
-        """Return the cached tokens that the scheduler reports, different for each prompt."""
-        return 1 + self.order.messages.index(message) // self.order.n
+    def cached_tokens_of(self, message: Generate) -> dict[str, int]:
+        """Return the cached tokens that the scheduler reports by tier, different for each prompt."""
+        prompt = self.order.messages.index(message) // self.order.n
+        return dict(zip(_TIERS, (1 + 2 * prompt, 2 + prompt), strict=True))
 
     def send(self) -> None:
         self.is_sending = self.session.send_some()
@@ -197,16 +228,22 @@ class OpenAnswer:
             if has_failed is not is_error:
                 raise Violation(f"{self.add.rid} ended with {self.ends}, but its client was told {self._error}")
             return
-        told, usage = self._told()
+        told, usage, tiers = self._told()
         for index, message in enumerate(self.order.messages):
             expected = self._expected(index, message)
             if told.get(index) != expected:
                 raise Violation(f"choice {index} of {self.add.rid} is told {told.get(index)}, but must be {expected}")
         prompts = self.order.messages[:: self.order.n]
+        if tiers != (due := {tier: sum(self.cached_tokens_of(one)[tier] for one in prompts) for tier in _TIERS}):
+            raise Violation(f"the cached tokens of {self.add.rid} are {due}, but it says {tiers}")
+        if usage is not None:
+            self._judge_usage(usage, prompts, sum(len(one.ids) for one in told.values()))
+
+    def _judge_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], told: int) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
-            "completion_tokens": sum(len(one.ids) for one in told.values()),
-            "cached_tokens": sum(map(self.cached_tokens_of, prompts)),
+            "completion_tokens": told,
+            "cached_tokens": sum(sum(self.cached_tokens_of(one).values()) for one in prompts),
         }
         found = usage | {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
         if wrong := {name: found[name] for name, count in counts.items() if found[name] != count}:
@@ -225,18 +262,26 @@ class OpenAnswer:
         echo = DECODER.decode(message.prompt_ids) if self.order.echo else ""
         reason = "stop" if is_stopped else self.ends[message.rid].value
         prompt = list(message.prompt_ids) if self._settings.protocol != "chat" or not index else None
-        logprobs = [logprob_of(token, place).logprob for place, token in enumerate(ids)]
-        return _Told(ids, echo + text, reasoning, logprobs, reason, prompt)
+        is_chat = self._settings.protocol == "chat"
+        logprobs, offsets = self._expected_of_prompt(index)
+        if self._settings.logprobs:
+            logprobs += [logprob_of(token, place).logprob for place, token in enumerate(ids)]
+            # A token inside a character has the place of that character.
+            before = [DECODER.decode(ids[:place]).rstrip(_REPLACEMENT) for place in range(len(ids))]
+            offsets += [] if is_chat else [len(echo) + len(one) for one in before]
+        return _Told(ids, echo + text, reasoning, logprobs, offsets, reason, prompt, roles=int(is_chat))
 
-    def _told(self) -> tuple[dict[int, _Told], dict[str, Any]]:
-        """Add up the events of a stream, or read the whole answer."""
-        if self.order.stream:
-            lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
-            if lines[-1:] != [b"[DONE]"]:
-                raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
-            events = [json.loads(line) for line in lines[:-1]]
-        else:
-            events = [json.loads(self._written)]
+    def _expected_of_prompt(self, index: int) -> tuple[list[float | None], list[int]]:
+        """Return the logprobs of an echoed prompt, and their places: of the first choice's unless it is a stream."""
+        if not (self.order.echo and self._settings.logprobs):
+            return [], []
+        scorer = self.order.messages[index if self.order.stream else index - index % self.order.n]
+        scores = prompt_logprobs_of(scorer) if scorer.rid in self.scored else ()
+        return [None, *[one.logprob for one in scores]], list(range(1 + len(scores)))
+
+    def _told(self) -> tuple[dict[int, _Told], dict[str, Any] | None, dict[str, int]]:
+        """Add up the events of a stream, or read the whole answer. Returns the token counts too, if there are any."""
+        events = self._events() if self.order.stream else [json.loads(self._written)]
         parts: dict[int, list[dict[str, Any]]] = {}
         prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
         for event in events:
@@ -245,7 +290,28 @@ class OpenAnswer:
         told = {index: _added_up(choices) for index, choices in parts.items()}
         if 0 in told and prompt is not None:
             told[0] = told[0]._replace(prompt=prompt)
-        return told, events[-1]["usage"]
+        tiers = next((event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event), {})
+        return told, events[-1].get("usage"), tiers
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Read the events of a stream, whose token counts must be in the events that were asked for."""
+        lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
+        if lines[-1:] != [b"[DONE]"]:
+            raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
+        events = [json.loads(line) for line in lines[:-1]]
+        wanted, with_choices = self._settings.usage, [event for event in events if event["choices"]]
+        if wanted == "none":
+            fits = not any("usage" in event for event in events)
+        elif wanted == "end":
+            fits = all("usage" in event and event["usage"] is None for event in with_choices)
+        else:
+            counts = [event["usage"]["completion_tokens"] for event in with_choices]
+            told = list(accumulate(len(event["choices"][0].get("token_ids") or ()) for event in with_choices))
+            fits = all(map(int.__le__, told, counts)) and all(one <= after for one, after in pairwise(counts))
+        if not fits:
+            usages = [event.get("usage", "none") for event in events]
+            raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")
+        return events
 
 
 def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
@@ -253,7 +319,9 @@ def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
     ids: list[int] = []
     texts: list[str] = []
     reasoning: list[str] = []
-    logprobs: list[float] = []
+    logprobs: list[float | None] = []
+    offsets: list[int] = []
+    roles = 0
     for choice in choices:
         said = choice.get("delta") or choice.get("message") or {}
         ids += choice.get("token_ids") or ()
@@ -261,11 +329,13 @@ def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
         reasoning.append(said.get("reasoning_content") or "")
         values = choice.get("logprobs") or {}
         logprobs += values.get("token_logprobs") or [one["logprob"] for one in values.get("content") or ()]
+        offsets += values.get("text_offset") or ()
+        roles += "role" in said
     prompt = next((choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice), None)
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     if len(reasons) != 1:
         raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once")
-    return _Told(ids, "".join(texts), "".join(reasoning), logprobs, reasons[0], prompt)
+    return _Told(ids, "".join(texts), "".join(reasoning), logprobs, offsets, reasons[0], prompt, roles)
 
 
 def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
@@ -292,27 +362,30 @@ def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
 
 
 def _order_of(add: Add, settings: SessionSettings) -> Order:
-    """Return the order whose first request is ``add``; further prompts begin differently."""
-    prompts = [(*(ord("p") + number for number in range(index)), *add.prompt_ids) for index in range(settings.prompts)]
+    """Return the order whose first request is ``add``; further prompts begin differently.
+
+    Made by the front end of a completion's body; only the sampling parameters differ between the choices.
+    """
+    prompts = [[*(ord("p") + number for number in range(index)), *add.prompt_ids] for index in range(settings.prompts)]
+    body: dict[str, Any] = {
+        "rid": add.rid,
+        "prompt": prompts,
+        "n": settings.n,
+        "echo": settings.echo,
+        "logprobs": 0 if settings.logprobs else None,
+        "return_token_ids": True,
+        "return_cached_tokens_details": True,
+        "max_tokens": add.max_new_tokens,
+        "stream": settings.stream,
+    }
+    if settings.stream and settings.usage != "none":
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": settings.usage == "each"}
+    order = completion_order(json.dumps(body).encode(), _SERVED)
     messages = tuple(
-        Generate(
-            rid=rid,
-            prompt_ids=prompts[number // settings.n],
-            sampling=sampling_of(_sampling_of(add, number, settings), number % settings.n),
-            return_logprob=True,
-        )
-        for number, rid in enumerate(rids_of(add.rid, settings.prompts * settings.n))
+        msgspec.structs.replace(message, sampling=sampling_of(_sampling_of(add, number, settings), number % settings.n))
+        for number, message in enumerate(order.messages)
     )
-    return Order(
-        rid=add.rid,
-        messages=messages,
-        stream=settings.stream,
-        n=settings.n,
-        logprobs=True,
-        include_usage=True,
-        token_ids=True,
-        echo=tuple(map(DECODER.decode, prompts)) if settings.echo else (),
-    )
+    return msgspec.structs.replace(order, messages=messages)
 
 
 def model_tokens(add: Add, number: int) -> list[int]:
@@ -333,10 +406,9 @@ def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingPa
 
 
 def _shape_of(order: Order, settings: SessionSettings) -> Shape:
-    served: Any = SimpleNamespace(tokenizer=DECODER, model_name="m")
     if settings.protocol != "chat":
-        return CompletionShape(order, served)
-    return ChatShape(order, served, _reasoning_choice if settings.reasoning else SpokenChoice)
+        return CompletionShape(order, _SERVED)
+    return ChatShape(order, _SERVED, _reasoning_choice if settings.reasoning else SpokenChoice)
 
 
 def _reasoning_choice() -> SpokenChoice:

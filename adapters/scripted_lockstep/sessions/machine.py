@@ -9,17 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from engine.core.messages import Abort as AbortMessage
-from engine.core.messages import ClientMessage, FinishReason, Generate, TokenOutput
+from engine.core.messages import ClientMessage, FinishReason, Generate, PromptLogprob, TokenOutput
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.sessions.sessions import Sessions
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
 from scripted.core.violation import Violation
 from scripted.sdk import Abort, Add, Batch, BatchFailed, BatchResult, Limits, Refused, Share, Stepped, Tokens
 from scripted.sdk.messages import Event, Reply
-from scripted_lockstep.sessions.answers import OpenAnswer, SessionSettings, logprob_of, model_tokens, spelled
+from scripted_lockstep.sessions.answers import (
+    OpenAnswer,
+    SessionSettings,
+    logprob_of,
+    model_tokens,
+    prompt_logprobs_of,
+    spelled,
+)
 
 LIMITS: Final = Limits(block_size=4, blocks=24, batch_tokens=64, batch_requests=8, context_tokens=64)
 
@@ -203,6 +210,7 @@ class SessionsMachine:
         add = sent.answer.add
         sent.model += tokens
         sent.told = len(sent.model)
+        scores = self._scores(sent)
         said = sent.answer.said[sent.message.rid]
         new = spelled(sent.model, add.stop_token_ids, reasons=self._settings.reasoning)[len(said) :]
         places = range(len(said), len(said) + len(new))
@@ -212,10 +220,21 @@ class SessionsMachine:
             token_ids=tuple(new),
             logprobs=tuple([logprob_of(token, place) for token, place in zip(new, places, strict=True)]),
             finish_reason=FinishReason.LENGTH if is_last else None,
-            cached_tokens=sent.answer.cached_tokens_of(sent.message),
+            **_cached(sent),
             completion_tokens=len(said),
+            prompt_logprobs=scores,
         )
         self._hand_over(sent, output)
+
+    def _scores(self, sent: _Sent) -> tuple[PromptLogprob, ...]:
+        """Send the first half of a prompt's logprobs before the first token; return the other half, once."""
+        scored, message = sent.answer.scored, sent.message
+        if message.rid in scored or not (scores := prompt_logprobs_of(message)):
+            return ()
+        scored.add(message.rid)
+        half = len(scores) // 2
+        self._hand_over(sent, TokenOutput(rid=message.rid, prompt_logprobs=scores[:half]))
+        return scores[half:]
 
     def _end(self, sent: _Sent, reason: FinishReason, error: str | None = None) -> None:
         self._tell_end(sent, reason)
@@ -223,7 +242,7 @@ class SessionsMachine:
             rid=sent.message.rid,
             finish_reason=reason,
             error=error,
-            cached_tokens=sent.answer.cached_tokens_of(sent.message),
+            **_cached(sent),
         )
         self._hand_over(sent, output)
 
@@ -317,3 +336,9 @@ class SessionsMachine:
             return
         self._real.remove(request)
         self._free = sorted([*self._free, *request.blocks])
+
+
+def _cached(sent: _Sent) -> dict[str, Any]:
+    """Return the fields of an output that report the cached tokens of its prompt."""
+    tiers = sent.answer.cached_tokens_of(sent.message)
+    return {"cached_tokens": sum(tiers.values()), "cached_tokens_host": tiers["host"]}

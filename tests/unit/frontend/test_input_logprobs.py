@@ -104,3 +104,4 @@ def test_more_than_an_answer_can_keep_is_refused_with_the_numbers() -> None:
     assert str(MAX_PROMPT_LOGPROBS) in text
     assert str(7 * 8192 * 21) in text
     check_prompt_logprobs([message((1,) * 8192, -1, 0)] * 500, "p")
+    check_prompt_logprobs([message((1,) * 8192, 8191, 20)] * 500, "p")

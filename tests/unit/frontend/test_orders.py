@@ -252,3 +252,34 @@ def test_sampling_defaults_are_read_from_the_folder_and_judged(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"generation_config.json .*top_p must be <= 1, got 1.5; correct it, or"):
         sampling_defaults_of(settings)
     assert sampling_defaults_of(ServerSettings(model=str(folder), sampling_defaults="openai")) == {}
+
+
+def test_one_choice_asks_for_the_logprobs_of_a_shared_prompt(served: ServedModel) -> None:
+    """In a stream each choice does: none waits for another."""
+    body, whole, each = {"prompt": [[1, 2], [3]], "n": 2}, [0, -1, 0, -1], [0] * 4
+    echo = {"echo": True, "logprobs": 2}
+    for fields, starts in (({"prompt_logprobs": 1}, whole), (echo, whole), (echo | {"stream": True}, each)):
+        order = orders_of(served)[COMPLETION](json.dumps(body | fields).encode())
+        assert [message.prompt_logprobs_from for message in order.messages] == starts
+
+
+def test_a_truncated_prompt_keeps_its_end(served: ServedModel) -> None:
+    body = {"prompt": [1, 2, 3, 4], "max_tokens": 1}
+    for most, kept in ((3, (2, 3, 4)), (9, (1, 2, 3, 4)), (-1, (1, 2, 3, 4))):
+        order = orders_of(served)[COMPLETION](json.dumps(body | {"truncate_prompt_tokens": most}).encode())
+        assert order.messages[0].prompt_ids == kept
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_special_tokens_and_stop_strings_are_shown_as_asked(served: ServedModel, is_shown: bool) -> None:
+    sampling = {"skip_special_tokens": not is_shown, "no_stop_trim": is_shown, "max_new_tokens": 1}
+    fields = {"skip_special_tokens": not is_shown, "include_stop_str_in_output": is_shown}
+    chat = [{"role": "user", "content": "a"}]
+    bodies = {
+        NATIVE: {"input_ids": [1], "sampling_params": sampling},
+        COMPLETION: {"prompt": [1]} | fields,
+        CHAT: {"messages": chat} | fields,
+    }
+    for kind, body in bodies.items():
+        order = orders_of(served)[kind](json.dumps(body).encode())
+        assert (order.shows_special, order.shows_stop) == (is_shown, is_shown), kind

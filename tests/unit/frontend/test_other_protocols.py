@@ -13,6 +13,7 @@ from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
 from engine.core.messages import FinishReason, TokenOutput
+from engine.frontend.protocols.anthropic import CountTokensBody
 from engine.frontend.protocols.openai.response_bodies import ResponseBody
 from engine.frontend.protocols.openai.response_shapes import MAX_SHOWN_BYTES
 from engine.server.launch.preload import PreloadedParent
@@ -349,3 +350,14 @@ def test_items_of_an_answer_are_one_message() -> None:
     fields = ResponseBody.model_validate({"input": [text, call, call | {"call_id": "2"}, text]}).chat_fields
     roles = [(one["role"], one["content"], len(one.get("tool_calls", ()))) for one in fields["messages"]]
     assert roles == [("assistant", "a", 2), ("assistant", "a", 0)]
+
+
+def test_thoughts_go_back_into_the_prompt_and_a_last_message_of_the_assistant_is_continued() -> None:
+    """Thoughts beside text and calls, joined in their order."""
+    thoughts = [{"type": "thinking", "thinking": one, "signature": "s"} for one in ("a", "b")]
+    said = {"role": "assistant", "content": [thoughts[0], {"type": "text", "text": "c"}, thoughts[1]]}
+    user = {"role": "user", "content": "d"}
+    for messages, continues in (([user, said], True), ([user, said, user], False)):
+        fields = CountTokensBody.model_validate({"model": "m", "messages": messages}).chat_fields
+        assert (fields["messages"][1]["content"], fields["messages"][1]["reasoning_content"]) == ("c", "ab")
+        assert fields["continue_final_message"] is continues

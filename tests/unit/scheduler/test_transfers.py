@@ -390,3 +390,10 @@ def test_the_audit_finds_a_delivery_of_which_nothing_is_on_its_way() -> None:
     engine.scheduler.features.transfers.lose_pipeline()
     with pytest.raises(IntegrityError, match="delivering"):
         audit(engine.scheduler)
+
+
+def test_stages_that_are_gone_get_no_orders() -> None:
+    """The stop of a transfer that ends in the step in which the pipeline is lost."""
+    engine = Engine("decode")
+    assert engine.step(wanting("a")).transfers
+    assert not engine.step(Abort(rid="a"), PipelineFailed(process="stage-0", cause="killed")).transfers
