@@ -1,4 +1,4 @@
-"""Runs the scripts of docs/reports: red on the installed release, green with the mend that the report proposes.
+"""Runs the scripts of docs/reports: red on the installed release, green with the fix that the report proposes.
 
 `python -m benchmarks.defect_reports --adapter vllm --python PYTHON` runs each report of that engine with that Python,
 where nothing of this project can be imported, and prints one row for each.
@@ -27,7 +27,7 @@ _ADAPTERS: Final = ("vllm", "sglang", "transformers")
 _LIMIT_S: Final = 300
 # Where a project keeps its package.
 _SOURCES: Final = ("python/", "src/")
-# Imports each mended module from its new text.
+# Imports each fixed module from its new text.
 _RUN: Final = """
 import importlib.util, json, runpy, sys
 files = json.loads(sys.argv[2])
@@ -41,7 +41,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A page of docs/reports: its script, what this prints, and the mend as hunks by file."""
+    """A page of docs/reports: its script, its output, and the suggested fix as hunks by file."""
 
     name: str
     script: str
@@ -50,13 +50,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def read_report(page: Path) -> Report:
-    """Read a page. Raises ValueError for one without a script, its output or a mend."""
+    """Read a page. Raises ValueError for one without a script, its output or a fix."""
     text = page.read_text(encoding="utf-8")
     blocks = dict(re.findall(r"^```(python|text|diff)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[::-1])
     missing = [kind for kind in ("python", "text", "diff") if kind not in blocks]
     if missing:
         raise ValueError(
-            f"{page} has no block of {' and '.join(missing)}; a report has a script, its output and a mend"
+            f"{page} has no block of {' and '.join(missing)}; a report has a script, its output and a suggested fix"
         )
     return Report(page.stem, blocks["python"], blocks["text"].strip().splitlines()[-1], _hunks_of(blocks["diff"]))
 
@@ -79,9 +79,9 @@ def _side(body: Sequence[str], other: str) -> str:
 
 
 def mended(report: Report, python: str, folder: Path) -> dict[str, str]:
-    """Write the mended modules of the installed engine; returns their files by module.
+    """Write the fixed modules of the installed engine; returns their files by module.
 
-    Raises ValueError for a mend that does not fit the installed version.
+    Raises ValueError for a fix that does not fit the installed version.
     """
     files = {}
     for number, (path, hunks) in enumerate(report.hunks.items()):
@@ -91,7 +91,7 @@ def mended(report: Report, python: str, folder: Path) -> dict[str, str]:
         text = (origin.parents[1] / path).read_text(encoding="utf-8")
         for old, new in hunks:
             if text.count(old) != 1:
-                raise ValueError(f"the mend of {report.name} fits {path} {text.count(old)} times; it must fit once")
+                raise ValueError(f"the fix of {report.name} fits {path} {text.count(old)} times; it must fit once")
             text = text.replace(old, new)
         files[name] = str(folder / f"mended_{number}.py")
         Path(files[name]).write_text(text, encoding="utf-8")
@@ -106,7 +106,7 @@ def _output(command: Sequence[str], folder: Path) -> tuple[int, str]:
 
 
 def row_of(report: Report, python: str, prepare: str = "") -> str:
-    """Run a report's script without and with its mend."""
+    """Run a report's script without and with its fix."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         script = folder / "script.py"
@@ -120,7 +120,7 @@ def row_of(report: Report, python: str, prepare: str = "") -> str:
         max(len(old.splitlines()), len(new.splitlines())) for hunks in report.hunks.values() for old, new in hunks
     )
     words = "red" if shows else f"NOT RED ({red}): {said.strip()[-400:]}"
-    words += ", green with the mend" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
+    words += ", green with the fix" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
     return f"| {report.name} | {lines} | {mend} | {words} |"
 
 
