@@ -1,7 +1,7 @@
 """The adapter ``sglang``: the scheduler of an installed SGLang, on a CPU, with a simulated worker.
 
-Nothing else imports SGLang. No code of SGLang is copied here. In the process of a server whose scheduler is recorded
-nothing is set, replaced or silenced, and there is no adapter.
+Nothing else imports SGLang. No code of SGLang is copied here. In the process of a recorded server this package sets,
+replaces and silences nothing, and provides no adapter.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if not _IS_RECORDED:
             from scripted_sglang.adapter import ADAPTER
         except (ImportError, AttributeError) as exc:
             raise ScriptDefinitionError(
-                f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
-                "`make sglang` installs that one with what it needs"
+                f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; it was tested with "
+                "0.5.23; `make sglang` installs that one with what it needs"
             ) from exc
     if PORT_VARIABLE not in os.environ:
         # A search meets thousands of retractions, refused flushes and aborts; some are logged at the root.

@@ -22,7 +22,7 @@ TIERS: Final = ("host", "storage")
 class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need a host tier."""
 
-    needed: ClassVar = "enable_hierarchical_cache=True, which this configuration has not"
+    needed: ClassVar = "enable_hierarchical_cache=True, which this configuration lacks"
 
     @property
     def culprit(self) -> Culprit:
@@ -37,7 +37,7 @@ class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need a storage."""
 
     is_extra: ClassVar = True
-    needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration has not"
+    needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration lacks"
 
     @property
     def culprit(self) -> Culprit:

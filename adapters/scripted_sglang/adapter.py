@@ -47,7 +47,7 @@ from scripted_sglang.standalone import SglangStandalone
 
 check_loops()
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
-# Constant after the scheduler is made, or only counting and publishing.
+# Constant after the scheduler is made, or used only for counters and publishing.
 _SHARED: Final = (
     *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
     *(
@@ -65,9 +65,9 @@ _SHARED: Final = (
 )
 
 
-# A batch keeps its parts until the next one, and the last one for ever. The last thousand pauses are kept; the tree
-# of the policy lpm is rebuilt on demand; a chunk whose abort a pause has overtaken is forgotten in the next turn. A
-# storage keeps its pages.
+# A batch keeps its parts until the next batch replaces them, the last batch forever. The last thousand pauses are kept;
+# the tree of the policy lpm is rebuilt on demand; a chunk whose abort a pause has overtaken is forgotten in the next
+# turn. A storage keeps its pages.
 _NEVER_EMPTY: Final = (
     "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
     "storage_backend.numbers", "storage_existence_cache",
@@ -88,7 +88,7 @@ COPIER: Final = Copier(
 
 @functools.lru_cache(maxsize=256)
 def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
-    """Keep the first machine of these settings: a copy costs a hundredth of a new one."""
+    """Keep the first machine of these settings: copying it costs a hundredth of making another."""
     return Frozen(SglangMachine(settings), COPIER)
 
 
@@ -132,7 +132,7 @@ class SglangAdapter(SchedulerAdapter):
         return installed_version("sglang")
 
     def flight_machine(self, header: FlightHeader) -> SglangOfFlight:
-        """Make SGLang's scheduler of the settings of a flight."""
+        """Make SGLang's scheduler from the settings of a flight."""
         settings = self.read_config({name: str(value) for name, value in header.config.items()})
         return SglangOfFlight(settings, *self.limits_of(settings))
 
@@ -143,7 +143,7 @@ class SglangAdapter(SchedulerAdapter):
 
 
 def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
-    """Make the adapter of schedulers with these settings."""
+    """Make the adapter for schedulers with settings of this type."""
     return SglangAdapter(
         name,
         config=config,

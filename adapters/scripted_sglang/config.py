@@ -1,7 +1,7 @@
-"""The settings of the machine, and a new scheduler of them: SGLang's own, without a model.
+"""The machine's settings, and a new scheduler with them: SGLang's own, without a model.
 
-The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. The first one of a process makes
-the process groups; later ones take a fraction of a second.
+The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. The first scheduler of a process
+makes the process groups; later ones take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scripted_sglang.event_loop import MODEL
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
 Mode = Literal["null", "prefill", "decode"]
 
-# Arguments of a server without a graphics card.
+# Arguments of a server without a GPU.
 ON_CPU: Final = {
     "device": "cpu",
     "dtype": "float32",
@@ -41,9 +41,9 @@ ON_CPU: Final = {
     "watchdog_timeout": 1e9,
     "random_seed": 0,
 }
-# And without tokenizer and weights.
+# The same, without tokenizer and weights.
 _ARGUMENTS: Final = {**ON_CPU, "load_format": "dummy", "skip_tokenizer_init": True}
-# Of a scheduler with a role. Retracted KV goes to tensors of the CPU; a pool needs a graphics card.
+# Arguments of a scheduler with a role. Retracted KV goes to CPU tensors, because a pool needs a GPU.
 _TRANSFERS: Final = {
     "disaggregation_transfer_backend": "mooncake",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
@@ -71,9 +71,9 @@ class SglangSettings(msgspec.Struct, frozen=True):
     hicache_storage_backend: Literal["none", "dynamic"] = "none"
     hicache_host_memory_mode: Literal["cache", "buffer_only"] = "cache"
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
-    # Of the backend's own configuration.
+    # Part of the backend's own configuration.
     prefetch_threshold: int = 4
-    # Requests keep their clients' names, as in SGLang; without this no name is the beginning of another.
+    # Requests keep their clients' names, as in SGLang; without this no name is a prefix of another.
     client_rids: bool = True
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def kept_back(self) -> int:
-        """The tokens that must be free besides its prompt when a request begins."""
+        """The tokens that must be free, besides its prompt, when a request begins."""
         return 0
 
     @property
@@ -132,7 +132,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> int:
-        """The batches in flight: with the overlap schedule one is planned while another is computed."""
+        """The most batches in flight: with the overlap schedule one is planned while another is computed."""
         return 1 if self.disable_overlap_schedule else 2
 
 
@@ -194,8 +194,8 @@ _STORAGE: Final = {
     "interface_v1": 1,
 }
 _groups: dict[str, Any] = {}
-# Nothing reads the load that it publishes, or removes its file of shared memory. A thread that watches it never ends
-# and keeps the whole scheduler alive: after 2,700 settings a garbage collection took seconds.
+# Nothing reads the published load or removes its shared memory file. The watchdog's thread never ends and keeps the
+# whole scheduler alive: after 2,700 settings a garbage collection took seconds.
 _left_out: Final[dict[str, Any]] = dict.fromkeys(
     ("create_load_snapshot_writer", "create_scheduler_watchdog"), lambda *_, **__: None
 )
@@ -225,15 +225,15 @@ def _groups_of_the_process() -> Iterator[None]:
 
 
 def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
-    """Make SGLang's scheduler of these settings, with the context in which it must be used."""
+    """Make SGLang's scheduler with these settings, and the context in which it must be used."""
     if "disaggregation_mode" in settings.of_server:
         transfers.install()
     if "enable_hierarchical_cache" in settings.of_server:
         host.install()
     # A flush ends with a garbage collection, which costs a hundred times the rest of it.
     current_platform.empty_cache = lambda: None
-    # A collection here costs more than the rest of a scheduler and frees nothing.
-    # The first scheduler of a process waits for disk and network, on a busy machine for long.
+    # A collection here costs more than the rest of a scheduler and frees nothing. The first scheduler of a process
+    # waits for disk and network, which takes long on a busy machine.
     watched = contextlib.nullcontext() if _groups else unwatched()
     with watched, mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")

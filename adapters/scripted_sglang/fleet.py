@@ -39,7 +39,7 @@ _ACQUAINTANCES: Final = (
     *("decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table"),
     *("connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost"),
 )
-# Kept by SGLang for ever for a room that was aborted at its prefill server or whose write failed (docs/sglang.md).
+# SGLang never frees these for a room that was aborted at its prefill server or whose write failed (docs/sglang.md).
 _FORGOTTEN: Final = (
     *("_deferred_abort_ack_tracker", "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len"),
     *("_staging_outstanding", "_deferred_ack_poisoned_rooms"),
@@ -64,7 +64,7 @@ _ROLES: Final = {"p": "prefill", "d": "decode"}
 _WAKE: Final = Signal(name="transfers")
 # A room consists of the engine's number and the request's number there.
 _ROOMS: Final = 1000
-# Caches are flushed in the last turn after the end, and in the one before it where no pause had to end first.
+# Caches are flushed in the last turn after the end, and in the turn before it if no pause had to end first.
 _FLUSHES: Final = 2
 
 
@@ -110,7 +110,7 @@ class RoutedRun(MemberRun):
 
     @property
     def obstacle(self) -> Action | None:
-        """Return the obstacle. An aborting pause holds the lock that its end needs: it ends by itself, or never."""
+        """Return the obstacle. An aborting pause holds the lock that a resume needs: it ends by itself or never."""
         undo = super().obstacle
         is_stuck = self.machine._ending is not None  # noqa: SLF001 - the machine of this adapter
         return None if is_stuck and undo == self.adapter.resuming else undo
@@ -266,7 +266,7 @@ class SglangMember(SearchedMember):
         self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
-        """Let the router abort requests at the other server that ended here before they were computed."""
+        """Let the router abort, at the other server, requests that ended here before they were computed."""
         previous = self.run.previous
         ended = {
             reply.rid
@@ -326,7 +326,7 @@ class SglangMember(SearchedMember):
             )
 
     def _end_write(self, number: int) -> None:
-        """End a write, whose source must have stayed unless the write is no longer wanted. Raises Violation."""
+        """End a write, whose source must be unchanged unless the write is no longer wanted. Raises Violation."""
         transfers = self.role.transfers
         chunk = transfers.writing.pop(number, None)
         if chunk is None:
@@ -355,7 +355,7 @@ class SglangMember(SearchedMember):
 
 
 def _config_of(config: SglangSettings, name: str) -> SglangSettings:
-    # In a fleet no name is the beginning of another: the room is what matters.
+    # In a fleet no name is a prefix of another: the room identifies the request.
     return msgspec.structs.replace(config, disaggregation_mode=_ROLES[name[0]], client_rids=False)
 
 

@@ -33,7 +33,7 @@ def pages_of(slots: torch.Tensor, size: int) -> list[int]:
     there = slots.tolist()
     pages = [slot // size for slot in there[::size]]
     if there != [page * size + place for page in pages for place in range(size)]:
-        raise Violation(f"the slots {there} are carried between tiers, which are no whole pages of {size}")
+        raise Violation(f"the slots {there} copied between tiers are not whole pages of {size}")
     return pages
 
 
@@ -126,7 +126,7 @@ class HostTier(NoHost):
         self._to_host: Stream = controller.l2_transfer_engine.device_to_host_stream
         self._to_device: Stream = controller.l2_transfer_engine.host_to_device_stream
         self._held: set[str] = set()
-        # Whether all copies that ended in this step were known to have ended before.
+        # Whether the end of every copy that ended in this step was known beforehand.
         self.is_known = True
         # The last transfer that each batch in flight waited for.
         self._waited_for: dict[int, int] = {}
@@ -194,7 +194,7 @@ class HostTier(NoHost):
             storage.forget()
 
     def launch(self, batch: Any, number: int) -> None:
-        """Wait before each layer until it was loaded, as SGLang's worker does."""
+        """Wait before each layer until it is loaded, as SGLang's worker does."""
         counter = self._controller.layer_done_counter
         counter.set_consumer(batch.hicache_consumer_index)
         for layer in range(counter.num_layers):
@@ -211,7 +211,7 @@ class HostTier(NoHost):
                 shares = written[number].shares if number in written else ()
                 both = touched.intersection(page for share in shares for page in written_by(share, size))
                 if both:
-                    raise Violation(f"pages {sorted(both)} are carried while batch {number} writes them")
+                    raise Violation(f"pages {sorted(both)} are copied while batch {number} writes them")
         self._check_nothing_is_lost()
         return tuple(Stream.copies)
 
@@ -230,7 +230,7 @@ class HostTier(NoHost):
         kept = sum(len(value) for value in values if value is not None)
         used = self._pool.logical_size - self._pool.available_size()
         if used != kept:
-            raise Violation(f"{used} tokens of the host are taken, and its tree has {kept}")
+            raise Violation(f"{used} tokens of the host are in use, but its tree has {kept}")
 
 
 def written_by(share: Any, size: int) -> Sequence[int]:
@@ -262,7 +262,7 @@ def _to_device(
     **_: Any,
 ) -> None:
     """Stand in for the kernel that copies one layer back; the model has one."""
-    assert layer_id == 0, f"the model has one layer, and layer {layer_id} is loaded"
+    assert layer_id == 0, f"the model has one layer, but layer {layer_id} is loaded"
     del device_pool, io_backend
     size = pool.page_size
     _carry([HOST + page for page in pages_of(host_indices, size)], pages_of(device_indices, size))

@@ -59,12 +59,12 @@ from scripted_sglang.transfers import Launched
 _IN_PLACE: Final = PauseMode(name="in_place")
 _RETRACT: Final = PauseMode(name="retract")
 _ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
-# The modes of /pause_generation. The front end carries the last one out, by aborting everything.
+# The modes of /pause_generation. The front end carries out the last one by aborting everything.
 PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
 
-# Above every token id and every substitute of a redacted flight: these stand for tokens that a batch will choose.
+# Handles stand for tokens that a batch will choose: above every token id and every substitute of a redacted flight.
 _FIRST_HANDLE: Final = 1 << 48
-# A turn without a batch may be followed by a turn with one; after this many in a row none comes without an event.
+# A turn with a batch may follow an empty turn, but never this many consecutive ones without an event.
 _EMPTY_TURNS: Final = 3
 _MOST_ROWS: Final = 64
 _NOTHING: Final = 0
@@ -128,7 +128,7 @@ class _Sender:
 
 
 def _keep_nothing(batch: Any) -> None:
-    """Stand in for the function that keeps tensors alive for a graphics card."""
+    """Stand in for the function that keeps tensors alive for a GPU."""
 
 
 class _Dispatcher:
@@ -216,8 +216,8 @@ class SglangMachine:
         self._worker = scheduler.model_worker = _Worker(settings.page_size)
         # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()
-        # The front end's state: open requests, requests whose abort was sent, and during a pause its mode and the
-        # requests that it holds back.
+        # The front end's state: open requests, requests whose abort was sent, and, during a pause, its mode and the
+        # requests held back.
         self._alive: dict[str, Add] = {}
         self._abort_sent: set[str] = set()
         self._pause: str | None = None
@@ -238,10 +238,10 @@ class SglangMachine:
         self._empty = 0
         self._replies: list[Reply] = []
 
-    # -- what the search asks --
+    # -- the machine's interface --
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take events and run the loop up to its next launch or wait."""
+        """Apply events and run the loop up to its next launch or wait."""
         del now
         self._replies = []
         self.host.begin(self._worker.launched, events)
@@ -309,7 +309,7 @@ class SglangMachine:
     # -- a turn of the loop --
 
     def _turn(self) -> Batch | None:
-        """Run from the last wait to the next launch or wait. A turn that waits for a result goes on with it."""
+        """Run from the last wait to the next launch or wait. A turn that waits for a result continues with it."""
         scheduler = self.scheduler
         if self._waits is _AFTER_LAUNCH:
             if not self._has_result():
@@ -481,9 +481,9 @@ class SglangMachine:
         if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
             return f"{tokens} + {new} tokens are too long"
         if not self._fits(tokens, new):
-            return "its output would be cut to what fits into the pool"
+            return "its output would be cut to fit into the pool"
         if tokens + new > self.settings.room:
-            return "with what is kept back for decodes it would never fit into the pool"
+            return "with the tokens kept back for decodes it would never fit into the pool"
         return None
 
     def _fits(self, tokens: int, new: int) -> bool:
@@ -509,7 +509,7 @@ class SglangMachine:
     def _inner(self, rid: str) -> str:
         return rid if self.settings.client_rids else inner_name(rid)
 
-    # -- what clients are told --
+    # -- replies to clients --
 
     def _hear(self) -> None:
         sent, self._front.sent = self._front.sent, []
@@ -526,7 +526,7 @@ class SglangMachine:
                     raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
 
     def _give_up(self, output: AbortReq) -> None:
-        """End a request that the scheduler gave up; without computed tokens it does not begin."""
+        """End a request that the scheduler gave up; without a computed token it counts as refused."""
         rid = rid_of(output.rid)
         if output.finished_reason is not None and output.rid not in self._worker.chosen:
             self._refuse(rid, output.finished_reason["message"])
@@ -534,7 +534,7 @@ class SglangMachine:
             self._tell(rid, (), "abort")
 
     def _reason_of(self, rid: str, reason: Mapping[str, Any] | None) -> str | None:
-        """Return why a request ended: a status without an abort is an error."""
+        """Return a request's finish reason; an error status without an abort is an error."""
         if reason is None:
             return None
         is_error = reason.get("status_code") and rid not in self._abort_sent and self._ending is None

@@ -12,7 +12,7 @@ _END = "#"
 
 
 def inner_name(rid: str, number: int | None = None) -> str:
-    """Return a name that is no beginning of another one; with a number it names one request alone."""
+    """Return a name that is no prefix of another; with a number it is unique to one request."""
     return f"{rid}{_END}" if number is None else f"{rid}{_END}{number}{_END}"
 
 
@@ -31,7 +31,7 @@ def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = N
     if not len(batch.reqs) == len(rows) == len(ends) == len(counts) or not sum(counts) == len(ids) == len(written):
         raise Violation(
             f"a batch has {len(batch.reqs)} requests, {len(rows)} rows, {len(ends)} lengths, {len(counts)} counts "
-            f"of {sum(counts)} tokens together, {len(ids)} tokens and {len(written)} places to write"
+            f"of {sum(counts)} tokens together, {len(ids)} tokens and {len(written)} slots to write"
         )
     at = 0
     for req, row, end, count in zip(batch.reqs, rows, ends, counts, strict=True):
@@ -40,7 +40,7 @@ def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = N
         table = batch.req_to_token_pool.req_to_token[row, :end].tolist()
         if table[start:] != written[at : at + count]:
             raise Violation(
-                f"{req.rid} is written to the slots {written[at : at + count]}, and its table has {table[start:]}"
+                f"{req.rid} is written to the slots {written[at : at + count]}, but its table has {table[start:]}"
             )
         pages = [slot // size for slot in table[::size]]
         if any(slot != pages[place // size] * size + place % size for place, slot in enumerate(table)):

@@ -1,4 +1,4 @@
-"""SGLang's server of the adapter's settings: its command line, and what is not its default."""
+"""SGLang's server with the adapter's settings: its command line, and the changed settings."""
 
 from __future__ import annotations
 

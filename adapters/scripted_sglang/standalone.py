@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _TAKE: Final = "get_next_batch_to_run"
 _NO_STOPS: Final = "a request has stop tokens, and the turns have no model to choose them"
-# After this many more turns every request that can end has ended.
+# Within this many more turns every request that can end ends.
 _MORE_TURNS: Final = 20
 _ALL_ENDED: Final = "not front.open"
-# A failure, and the expression over the turns that shows it.
+# The text of a failure, and an assertion over the turns that fails with it.
 _PROMISES: Final = {
     r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
     r"(\w+) is launched, but it was aborted": "all({0!r} not in batch for batch in turns.batches[-1:])",
@@ -78,7 +78,7 @@ class _Turns(Standalone):
                 calls.lines += [f"turns.take({_MORE_TURNS})"] if rule is _ALL_ENDED else []
                 calls.lines.append(f"{self.runs}.run(new_scheduler(settings))")
                 return rule.format(*(calls.names[rid] for rid in found.groups()))
-        raise NotImplementedError(f"what is wrong is not seen in a turn: {said}")
+        raise NotImplementedError(f"no turn shows the failure: {said}")
 
     def remark(self, plan: Any) -> str:
         batch = plan.batch_to_run

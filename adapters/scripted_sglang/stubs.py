@@ -1,6 +1,6 @@
 """Stubs for modules that SGLang imports and its scheduler never calls.
 
-Kernels, image libraries, shells: all are large, and most cannot be installed without a graphics card.
+Kernels, image libraries, shells: all are large, and most cannot be installed without a GPU.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# Warnings of vLLM and its libraries about a machine without a graphics card do not concern its scheduler.
+# Warnings of vLLM and its libraries about a machine without a GPU do not concern the scheduler.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:

@@ -26,7 +26,7 @@ RELEASE: Final = "release-transfers"
 HOLD_GRAMMARS: Final = "hold-grammars"
 RELEASE_GRAMMARS: Final = "release-grammars"
 END_SESSION: Final = "end-session"
-# In a fleet: the transfer of a request has ended; with a value other than 0 nothing of it came.
+# In a fleet: the transfer of a request has ended; a value other than 0 means that no KV arrived.
 ENDED: Final = "transfer-ended"
 UNKNOWN: Final = -1
 
@@ -142,7 +142,7 @@ class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=
 
 
 class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"):
-    """Gives a session ``tokens`` more of a prompt, which it takes after its present answer."""
+    """Sends a session ``tokens`` more prompt tokens, which it takes after its current answer."""
 
     rid: str
     tokens: int
@@ -155,20 +155,20 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
     @staticmethod
     @verb
     def send_more(t: BaseContext, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
-        """Give a session more input; returns the handle of the answer to it, which follows the present answer."""
+        """Send a session more input; returns the handle of its answer, which follows the current one."""
         more = SendMore(rid=t.rid_of("send_more()", r), tokens=tokens, new=new, seed=seed)
         if not isinstance(tokens, int) or tokens < 1:
             raise BadCall(f"send_more() takes tokens of 1 or more, got {tokens!r}")
         message = more.message(t.run)
         if message is None:
             raise BadCall(
-                f"send_more() takes a session that has not ended, and has room for {tokens} tokens, and {more.rid!r} "
-                "is none; start it with session=1, and yield once before it gets more"
+                f"send_more() needs a live session with room for {tokens} tokens, got {more.rid!r}; start one with "
+                "session=1, and yield once before it gets more"
             )
         return t.run.start(message)
 
     def message(self, run: RunLike) -> Add | None:
-        """Return the session's next request; None if it ends, already got input in this step, or fills the context."""
+        """Return the session's next request; None if it ends, got input in this step already, or fills the context."""
         before = self._before(run)
         context = run.config.max_model_len
         if before is None:

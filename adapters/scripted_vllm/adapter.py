@@ -140,24 +140,24 @@ def _of_connector(names: str) -> dict[str, str]:
 
 
 class VllmAdapter(SchedulerAdapter):
-    """An adapter of the SDK that knows the versions of vLLM with which it was tried."""
+    """SDK adapter that knows the versions of vLLM it was tested with."""
 
     def version_check(self) -> tuple[bool, str]:
-        """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        """Return whether this adapter was tested with the installed version, and a sentence that says so."""
         installed, tried = installed_version(), ", ".join(TRIED_VERSIONS)
         if installed in TRIED_VERSIONS:
-            return True, f"vLLM {installed} is installed; this adapter was tried with it"
-        return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
+            return True, f"vLLM {installed} is installed; this adapter was tested with it"
+        return False, f"vLLM {installed} is installed; this adapter was tested with {tried} and may not fit"
 
     def version(self) -> str:
         return installed_version()
 
     def flight_machine(self, header: FlightHeader) -> VllmOfFlight:
-        """Make vLLM's scheduler of the settings of a flight. Raises ScriptDefinitionError for other layers."""
+        """Make vLLM's scheduler from a flight's settings. Raises ScriptDefinitionError for layers that it lacks."""
         others = [note for note in header.notes if note.startswith(OTHER_GROUP)]
         if others:
             raise ScriptDefinitionError(
-                f"the flight is of a model with {', '.join(others)}, of which this adapter makes no scheduler"
+                f"the flight records a model with {', '.join(others)}, which this adapter does not support"
             )
         settings = self.read_config({name: str(value) for name, value in header.config.items()})
         return VllmOfFlight(settings, *self.limits_of(settings))
@@ -174,7 +174,7 @@ class VllmAdapter(SchedulerAdapter):
         return made
 
     def may_grow_of(self, config: VllmSettings) -> tuple[str, ...]:
-        """A connector of the user's may keep what it has stored."""
+        """A user's connector may keep its stored blocks."""
         return (*super().may_grow_of(config), *(("connector",) if config.connector_cls else ()))
 
     def obstacle(self, run: Any) -> Action | None:
@@ -191,7 +191,7 @@ ADAPTER: Final = VllmAdapter(
     can=_capabilities,
     workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "vllm-")[0],
     settings={
-        # Too few for two requests that grow.
+        # Too few blocks for two growing requests.
         "num_gpu_blocks": (9, 10),
         "sliding_window": (3, 5, 6),
         "attention_chunk_size": (8, 4, 12),
@@ -240,7 +240,7 @@ ADAPTER: Final = VllmAdapter(
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
-    # Too few blocks for two requests that grow, and more than one batch in flight.
+    # Too few blocks for two growing requests, and more than one batch in flight.
     crowded={
         "num_gpu_blocks": (9, 10, 12),
         "pipeline_parallel_size": (1, 2, 2),

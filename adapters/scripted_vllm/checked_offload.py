@@ -1,6 +1,6 @@
 """The worker of vLLM's ``OffloadingConnector`` on the CPU: a transfer takes steps, and copies at its end.
 
-What a store reads must be what its blocks held when it began: whoever writes them meanwhile has to wait for it.
+A store must read what its blocks held when it began: nothing may write them before it ends.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from scripted.sdk import Violation
 
-# How often finished transfers are asked for until one is.
+# A transfer ends at this poll for finished transfers.
 _STEPS: Final = 3
 
 
 class _Job:
-    """The blocks of the device, their places on the host, and what was there when a store began."""
+    """A transfer: device blocks, their places on the host, and the blocks' content when a store began."""
 
     def __init__(self, blocks: list[int], places: list[int], before: torch.Tensor | None) -> None:
         self.blocks, self.places, self.before = blocks, places, before

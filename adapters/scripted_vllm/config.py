@@ -33,8 +33,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``decode_context_parallel_size``: the number of ranks over which a block is spread.
     - ``hisparse_host_blocks``: HiSparse keeps pages in this many blocks of host memory, 0 for none, and reads them
       through ``hisparse_hot_blocks`` of the device.
-    - ``kv_connector``: how a connector loads, if there is one. ``kv_offered_tokens`` of each prompt are outside; an
-      ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of an ended request are kept
+    - ``kv_connector``: how a connector loads, if there is one. ``kv_offered_tokens`` of each prompt are stored outside;
+      an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of an ended request are kept
       until it is saved.
     - ``structured_output``: requests may have grammars, each compiled in ``grammar_steps``.
     - ``max_loras``: three LoRAs are known, and this many may be computed together; 0 for none.
@@ -244,7 +244,7 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
             not s.disable_chunked_mm_input
             or min(s.max_num_batched_tokens, s.long_prefill_token_threshold or LARGEST_IMAGE) >= LARGEST_IMAGE
         ),
-        f"with disable_chunked_mm_input, batches and parts of prompts are those of an image, {LARGEST_IMAGE}",
+        f"with disable_chunked_mm_input, batches and parts of prompts hold the largest image, {LARGEST_IMAGE}",
     ),
     (
         lambda s: s.enable_chunked_prefill or not s.long_prefill_token_threshold,
@@ -283,7 +283,7 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         lambda s: (
             not (s.prefix_match_unit and s.circular_buffer_tokens and s.prefix_match_unit % s.circular_buffer_tokens)
         ),
-        "circular_buffer_tokens divide a prefix_match_unit: behind a hit nothing of an open group is there",
+        "circular_buffer_tokens divide a prefix_match_unit, because a hit keeps no incomplete ring",
     ),
     (
         lambda s: not s.prefix_match_unit or (s.mamba_cache_mode == "align" and not s.block_size % s.prefix_match_unit),

@@ -54,9 +54,9 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         self._saves: bool = extra["saves"]
         # States are loaded at the end of a block, but not after the last token, which is computed again.
         self._state_tokens: int = extra["state_tokens"]
-        # In a fleet: how many tokens of a prompt another engine has, and its number there, by the rid of a request that
-        # comes; then by the request, until blocks are there for them; those of which none were needed; the numbers of
-        # all whose KV is not over; and the blocks that are kept for others.
+        # In a fleet: the tokens of a prompt that another engine has, and the prompt's number there, by the rid of an
+        # arriving request; the tokens by request, until they have blocks; the numbers of prompts whose KV is still
+        # open; the requests that needed no tokens; and the blocks kept for other engines.
         self.is_remote = False
         self.coming: dict[str, tuple[int, int]] = {}
         self.promised: dict[str, int] = {}

@@ -63,7 +63,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
     if settings.mamba_cache_mode == "none":
         sizes["hash_block_size"] = settings.scheduler_block_size
-    # An engine with statistics learns of ended requests, as engines that share their load do.
+    # With statistics, an engine is told of ended requests, as behind a load balancer.
     told = settings.log_stats
     scheduler = kind(config, kv_cache, structured, include_finished_set=told, log_stats=told, **sizes)
     if settings.structured_output:
@@ -74,7 +74,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
         manager = EncoderDecoderCacheManager if settings.is_encoder_decoder else EncoderCacheManager
         scheduler.encoder_cache_manager = manager(settings.encoder_cache_size)
         scheduler.is_encoder_decoder = settings.is_encoder_decoder
-    # vLLM's own property asks the environment and the graphics card.
+    # vLLM's own property asks the environment and the GPU.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
 
@@ -199,7 +199,7 @@ def arguments_of(settings: Any) -> dict[str, Any]:
         given |= {"enable_lora": True, "max_loras": settings.max_loras}
     given |= {name: value for name, value in _documents(settings).items() if value}
     defaults = default_arguments()
-    # A server states nothing, and has both.
+    # A server has all three by default, without an argument.
     usual = {**defaults, "enable_prefix_caching": True, "enable_chunked_prefill": True, "async_scheduling": True}
     return {name: value for name, value in given.items() if value != usual[name]}
 
@@ -291,7 +291,7 @@ def _model_folder() -> str:
 
 
 class _AnyPlatform(Platform):
-    """A device that decides nothing: a configuration is that of a server on a graphics card."""
+    """A platform without preferences, so that configurations equal those of a server with a GPU."""
 
     _enum = PlatformEnum.UNSPECIFIED
     device_name = device_type = "cpu"
@@ -305,9 +305,9 @@ def _platform_modules() -> list[ModuleType]:
 
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
-    """Make the configuration of a server with these arguments. Raises what vLLM raises for those that it refuses."""
+    """Make the configuration of a server with these arguments. Raises vLLM's own error for refused arguments."""
     runner = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1)}
-    # What vLLM decides by the device and the model is stated.
+    # Settings that vLLM would derive from the device and the model are given.
     stated = {
         "async_scheduling": settings.async_scheduling,
         "enable_chunked_prefill": settings.enable_chunked_prefill,
@@ -326,9 +326,9 @@ def _config_of(settings: Any) -> VllmConfig:
     if decided != stated:
         raise ValueError(f"vLLM makes {decided} of {stated}")
     if settings.hisparse_host_blocks:
-        # vLLM takes it with a graphics card alone, and finds it by the model.
+        # vLLM accepts it only with a GPU, and derives it from the model.
         config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
-    # The profile of the model decides it otherwise.
+    # Otherwise the model's profile decides it.
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
     config.cache_config.block_size = settings.block_size
     if settings.has_mamba:

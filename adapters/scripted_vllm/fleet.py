@@ -141,7 +141,7 @@ class Proxy:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """The requests that the scheduler has not got."""
+        """The requests that the scheduler has not received."""
         return {one.rid: number for number, one in self.prompts.items() if one.message is not None}
 
     def meet(self, other: str) -> None:
@@ -392,7 +392,7 @@ class VllmFleets(FleetAdapter):
         return VllmMember(name, run, [one for one in config.names if one[0] == "p"])
 
     def version_check(self) -> tuple[bool, str]:
-        """Whether the adapter of one scheduler was tried with the installed version, in words too."""
+        """Return whether the adapter was tested with the installed version, and a sentence that says so."""
         return VLLM.version_check()
 
     def fleet_digest(self, run: FleetRun) -> bytes:

@@ -63,7 +63,7 @@ class Grammar(StructuredOutputGrammar):
 
 
 class Followed(Grammar):
-    """A grammar of a recorded engine, whose tokens it allowed."""
+    """A grammar of a recorded engine: it accepts every token, because the engine did."""
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         del request_id, tokens
@@ -73,7 +73,7 @@ class Followed(Grammar):
         return tokens
 
     def rollback(self, num_tokens: int) -> None:
-        """Nothing is counted."""
+        """Do nothing: there are no states to roll back."""
 
 
 class Compiler(StructuredOutputBackend):

@@ -98,8 +98,8 @@ class Subscriber(NullEventPublisher):
         if missing:
             groups = sorted({group for group, _ in missing})
             raise Violation(
-                f"KV events say that {len(missing)} blocks of group {', '.join(map(str, groups))} are in the prefix "
-                "cache, which are not"
+                f"KV events announce {len(missing)} blocks of group {', '.join(map(str, groups))} that are not in the "
+                "prefix cache"
             )
 
 
@@ -277,7 +277,7 @@ class VllmMachine:
             self._late.append(event)
             return
         if self._waits_for_masks and isinstance(event, Abort):
-            # It is told at once, and in turn again: what it is about may be among those that are late.
+            # It applies at once and again in its turn: its request may be among the late events.
             self._late.append(event)
         match event:
             case Add():
@@ -307,7 +307,7 @@ class VllmMachine:
         try:
             ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=event.force), ""
         except RuntimeError as exc:
-            # The answer of vLLM's engine to the call, which goes on: blocks of a transfer are not given up.
+            # vLLM's engine answers the call with this error and continues: blocks of a transfer are not released.
             ok, text = False, str(exc)
         self._flushed |= running - {request.request_id for request in self.scheduler.running}
         self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))

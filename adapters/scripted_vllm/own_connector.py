@@ -1,7 +1,7 @@
 """Connectors of the user's, with both of their sides: the worker's side copies real memory, whose content is checked.
 
 The memory of the one layer holds a fingerprint in each slot, as the simulated runner's does; the blocks of all ranks
-stand in it. What a connector loads must be what the request's tokens lead to, or be reported as failed.
+stand in it. A connector must load the fingerprints of the request's tokens, or report the load as failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 
 _LAYER: Final = "layer"
-# For vLLM's OffloadingConnector, whose own worker needs a graphics card; other connectors do not ask for it.
+# For vLLM's OffloadingConnector, whose own worker needs a GPU; other connectors do not read it.
 _OFFLOADING: Final = {
     "spec_name": "CheckedSpec",
     "spec_module_path": "scripted_vllm.checked_offload",
@@ -56,7 +56,7 @@ def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
 
 
 class _Asked:
-    """The answers of the scheduler's side, noted: what each request is to load.
+    """Notes the answers of the scheduler's side: the positions that each request is to load.
 
     Each question about a request is asked twice, because vLLM's scheduler polls.
     """
@@ -122,7 +122,7 @@ class OwnTransfers:
 
     @property
     def go_on(self) -> bool:
-        # vLLM's engine steps on for what it pushes, also without a request.
+        # vLLM's engine keeps stepping while a connector pushes, even without a request.
         return bool(self.under_way) or self._scheduler.connector.has_pending_push_work()
 
     def begin(self, step: int) -> None:
@@ -133,7 +133,7 @@ class OwnTransfers:
         """Ignore a signal: nothing from outside acts on a connector of the user's."""
 
     def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput:
-        """Do what the worker of a step does. Raises Violation for memory that is not what the connector says."""
+        """Do the worker's part of a step. Raises Violation for memory that contradicts the connector's reports."""
         context = self._context(plan)
         worker, before = self._worker, plan.has_sync_kv_loads
         worker.handle_preemptions(plan.kv_connector_metadata)

@@ -6,7 +6,7 @@ import logging
 
 
 def silence() -> None:
-    """Flushes that find a block in use and loads that fail are answered, not logged, thousands of times."""
+    """Silence refused flushes and failed loads: they are answered, and a search has thousands of them."""
     log = logging.getLogger("vllm")
     if log.level != logging.CRITICAL:
         log.setLevel(logging.CRITICAL)

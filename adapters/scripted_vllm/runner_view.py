@@ -24,7 +24,7 @@ class _Request:
     def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int, replays_from: int) -> None:
         # A table for each group of layers.
         self.blocks = [[*table] for table in blocks]
-        # Tokens that the plan said the request has when it began or was resumed; None once that is history.
+        # The number of the request's tokens in the plan that began or resumed it; None after that plan.
         self.known: int | None = known
         # The tokens of its prompt.
         self.prompt = prompt
@@ -74,7 +74,7 @@ class RunnerView:
         self.sessions: set[str] = set()
 
     def know(self, request_id: str, blocks: Sequence[Sequence[int]], prompt: int) -> None:
-        """A request runs that no plan of ours has begun."""
+        """Note a running request that no recorded plan began."""
         self._requests[request_id] = request = _Request(blocks, 0, prompt, 0)
         request.known = None
 
@@ -87,7 +87,9 @@ class RunnerView:
         shares = []
         for rid, count in plan.num_scheduled_tokens.items():
             if rid not in starts:
-                raise Violation(f"the plan computes {count} tokens of {rid_of(rid)}, but says nothing else of it")
+                raise Violation(
+                    f"the plan computes {count} tokens of {rid_of(rid)}, but names neither its blocks nor its position"
+                )
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
             unknown = rid in guessing and request.known is None
@@ -114,7 +116,7 @@ class RunnerView:
             request.known = None
         for rid in plan.scheduled_spec_decode_tokens:
             if rid not in plan.num_scheduled_tokens:
-                raise Violation(f"the plan has guesses for {rid_of(rid)}, which it computes nothing of")
+                raise Violation(f"the plan has guesses for {rid_of(rid)}, but computes none of its tokens")
         return tuple(shares)
 
     def _gap_of(self, request: _Request, start: int) -> tuple[int, int]:
@@ -134,7 +136,7 @@ class RunnerView:
         starts = {}
         for new in plan.scheduled_new_reqs:
             if self._version == 1 and new.req_id in self._requests and new.req_id not in self.sessions:
-                raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
+                raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner was not told to forget")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
             replays_from = getattr(new, "replay_start", 0)
             self._requests[new.req_id] = _Request(new.block_ids, known, len(new.prompt_token_ids), replays_from)
@@ -144,7 +146,7 @@ class RunnerView:
             request = self._requests.get(rid)
             if request is None:
                 raise Violation(
-                    f"the plan goes on with {rid_of(rid)}, which the runner has not been told of or has forgotten"
+                    f"the plan continues {rid_of(rid)}, which the runner was never told of or has forgotten"
                 )
             if rid in cached.resumed_req_ids:
                 if blocks is None or rid not in cached.all_token_ids:

@@ -1,4 +1,4 @@
-"""``vllm serve`` with the adapter's settings: its arguments, its command line, and what is not its default."""
+"""``vllm serve`` with the adapter's settings: its arguments, its command line, and the changed settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class VllmServer(ServerDescription[VllmSettings]):
 
 
 def _as_typed(value: object) -> object:
-    """Leave out of a document what only the simulation needs, and name what a user chooses."""
+    """Remove a document's parts that only the simulation needs, and put placeholders for the user's choices."""
     if not isinstance(value, Mapping):
         return value
     chosen = {"kv_connector": "CONNECTOR", "ec_connector": "CONNECTOR", "model": "DRAFT_MODEL"}

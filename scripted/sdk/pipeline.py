@@ -423,8 +423,8 @@ class SimulatedRunner:
             block = state.block_ids[place]
             if self._states.get(block) != tokens.fingerprints[share.start]:
                 raise Violation(
-                    f"{share.rid} goes on from a state that is not its own: block {block} of {list(state.block_ids)} "
-                    f"does not hold that of its first {share.start} tokens",
+                    f"{share.rid} continues from the wrong state: block {block} of {list(state.block_ids)} "
+                    f"does not hold the state after its first {share.start} tokens",
                     bounds=Bounds(share.rid, first=share.start - 1),
                 )
             if self._written[block] < self._flushes:
@@ -530,7 +530,7 @@ class SimulatedRunner:
         what = f"was written for {' or '.join(known)}" if known else "was never written for what it has now"
         position = first - place + wrong
         return Violation(
-            f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position "
+            f"{share.rid} reads the wrong KV: slot {wrong} of block {block}, its position "
             f"{position}, {what}; its blocks are {list(block_ids)}, and it computes positions "
             f"{share.start} to {share.start + share.count - 1}",
             bounds=Bounds(share.rid, first=position),

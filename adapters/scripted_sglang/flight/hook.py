@@ -1,7 +1,7 @@
 """Records SGLang's scheduler inside its own process: messages as they are dispatched, batches as they run, results.
 
-The calls are wrapped on the scheduler object; nothing of SGLang is edited. Nothing waits for a device that SGLang would
-not wait for at once.
+The calls are wrapped on the scheduler object; nothing of SGLang is edited. The hooks wait for a device only where
+SGLang is about to wait for it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from scripted_sglang.flight.plans import packed_of, samples
 from scripted_sglang.flight.settings import settings_of, version
 
 _NAME: Final = "sglang"
-# Requests that ended without a result are forgotten once in so many plans.
+# Requests that ended without a result are forgotten once in this many plans.
 _FORGET_EVERY: Final = 256
-# What a request may ask for that the adapter's scheduler does not do.
+# Fields of requests for features that the adapter's scheduler lacks.
 _REFUSED: Final = (
     *("mm_inputs", "session_params", "input_embeds", "lora_id", "custom_logit_processor", "bootstrap_room"),
     *("return_hidden_states", "return_logprob", "positional_embed_overrides"),
 )
 _REFUSED_SAMPLING: Final = ("stop_strs", "stop_regex_strs", "json_schema", "regex", "ebnf", "structural_tag")
-# Messages that change what is planned, and have no frame.
+# Messages that change plans and have no frame.
 _NOT_TAKEN: Final = frozenset({
     "BatchTokenizedEmbeddingReqInput", "TokenizedEmbeddingReqInput", "OpenSessionReqInput", "CloseSessionReqInput",
     "UpdateWeightFromDiskReqInput", "UpdateWeightsFromDistributedReqInput", "UpdateWeightsFromTensorReqInput",
@@ -45,7 +45,7 @@ _NOT_TAKEN: Final = frozenset({
 
 
 def attach(scheduler: Any) -> FlightRecorder | None:
-    """Record a scheduler as the environment asks; of several ranks, which plan alike, the first."""
+    """Record a scheduler as the environment asks; of several ranks only the first, because all plan alike."""
     words, notes = settings_of(scheduler)
     if words is None:
         return None
@@ -59,13 +59,14 @@ class _Hooks(Hooks):
         super().__init__()
         self._scheduler = scheduler
         self._ids: dict[str, int] = {}
-        # Batches whose results are not in, by the identity of their results: the number, and who gets a token.
+        # Batches without processed results, by the identity of the result: number, result, and which requests get a
+        # token.
         self._flights: dict[int, tuple[int, Any, list[bool]]] = {}
         self._samples: list[bool] = []
         self._has_died = False
 
     def wrap_calls(self) -> None:
-        """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
+        """Wrap the calls. A call's input, which it may change or die of, is noted before it, its decisions after it."""
         scheduler = self._scheduler
         dispatcher = scheduler._request_dispatcher  # noqa: SLF001 - SGLang's table of messages
         scheduler._request_dispatcher = self.wrapped(dispatcher, before=self._come, after=self._dispatched)  # noqa: SLF001
@@ -81,13 +82,13 @@ class _Hooks(Hooks):
         scheduler.run_event_loop = self._closing(self.wrapped(scheduler.run_event_loop))
 
     def leave_crash(self, exc: Exception) -> None:
-        """Write the recording in the innermost of the calls that the exception passes."""
+        """Write the recording in the innermost call that the exception passes through."""
         if not self._has_died:
             self._has_died = True
             super().leave_crash(exc)
 
     def note(self, note: Callable[..., None] | None, *args: object, **kwargs: object) -> None:
-        """Leave out keyword arguments, which are tensors between stages."""
+        """Note a call without its keyword arguments, which are tensors between stages."""
         del kwargs
         super().note(note, *args)
 
@@ -103,7 +104,7 @@ class _Hooks(Hooks):
 
         return loop
 
-    # -- what came in --
+    # -- inputs --
 
     def _come(self, message: Any) -> None:
         match message:
@@ -120,7 +121,7 @@ class _Hooks(Hooks):
                 raise NotRecordedError(f"{type(message).__name__} is not recorded")
 
     def _dispatched(self, _: Any, message: Any) -> None:
-        """A pause that retracts takes the result in flight first, which a replay needs before it."""
+        """Note a pause after its dispatch: a retracting one processes the result in flight before it."""
         if isinstance(message, PauseGenerationReqInput):
             self.recorder.event(Called(name="pause", arguments={"mode": message.mode}))
 
@@ -138,7 +139,7 @@ class _Hooks(Hooks):
             engine["min_new_tokens"] = sampling.min_new_tokens
         frame = Arrived(
             id=self._requests,
-            # The adapter has another meaning for the sign that is replaced.
+            # The adapter uses "#" in names of its own.
             rid=message.rid.replace("#", "_"),
             prompt_ids=tuple(message.input_ids),
             max_new_tokens=sampling.max_new_tokens,
@@ -172,7 +173,7 @@ class _Hooks(Hooks):
             if req.finished():
                 self._ids.pop(req.rid, None)
 
-    # -- what came out --
+    # -- outputs --
 
     def _next(self, plan: Any) -> None:
         if not plan.batch_to_run:
@@ -189,7 +190,7 @@ class _Hooks(Hooks):
 
     def _ran(self, result: Any, batch: Any) -> None:
         del batch
-        # The result is kept, so that its identity is nobody else's.
+        # Holding the result keeps its identity unique.
         self._flights[id(result)] = self._plans, result, self._samples
 
     def _forget(self, alive: Iterable[str]) -> None:
@@ -205,5 +206,5 @@ class _Hooks(Hooks):
             yield scheduler.chunked_req.rid
 
     def snapshot(self) -> Start:
-        """Say that a ring has lost its beginning: SGLang's tree of prefixes cannot be told in events."""
+        """Report that a ring has lost its beginning: SGLang's prefix tree cannot be expressed in events."""
         return Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",))

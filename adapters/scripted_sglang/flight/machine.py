@@ -1,4 +1,4 @@
-"""SGLang's scheduler as it takes the frames of a flight, without a server, a model and a graphics card."""
+"""SGLang's scheduler driven by the frames of a flight, without a server, a model or a GPU."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from scripted_sglang.event_loop import request
 from scripted_sglang.flight.plans import packed_of
 from scripted_sglang.machine import SglangMachine
 
-# What a header may ask for: a hostile one would fill the memory before the first frame.
+# Limits of a header: a hostile one would fill the memory before the first frame.
 _MOST_TOKENS: Final = 1 << 24
 _MOST_CELLS: Final = 1 << 28
-# Every recorded token is one of the vocabulary, and none of it ends a request by itself.
+# Every recorded token is in this vocabulary, and none ends a request by itself.
 _VOCABULARY: Final = 1 << 62
 
 
 class SglangOfFlight(MachineOfFlight):
-    """A new scheduler of these settings. Its requests have the recorded names."""
+    """A new scheduler with these settings, whose requests have the recorded names."""
 
     def __init__(self, settings: SglangSettings, limits: Limits, can: Capabilities) -> None:
         cells = settings.max_running_requests * settings.context_length
@@ -50,7 +50,7 @@ class SglangOfFlight(MachineOfFlight):
 
 
 class _FlownMachine(SglangMachine):
-    """The machine without a front end: the recorded one has let in, held back and refused already."""
+    """The machine without a front end: the recorded front end has already admitted, held back and refused requests."""
 
     def __init__(self, settings: SglangSettings) -> None:
         super().__init__(settings)

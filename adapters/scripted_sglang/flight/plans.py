@@ -1,4 +1,4 @@
-"""The packed plan of SGLang, in a running server and in a replay: read from requests and pools, never from a device."""
+"""Packs SGLang's plans, in a running server and in a replay, from requests and pools, never from a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from scripted.sdk.flight.packed import packed_plan
 
 
 def packed_of(scheduler: Any, batch: Any, number: int, now: float, numbers: Mapping[str, int]) -> bytes:
-    """Pack a batch that is about to run. ``numbers`` are those of requests by their names.
+    """Pack a batch that is about to run. ``numbers`` has the requests' numbers by name.
 
-    Block tables are on the device; in their place stands how much of the pools is free and how much can be evicted.
+    Block tables are on the device; the free and the evictable part of the pools stand in for them.
     """
     if batch.forward_mode.is_extend():
         starts, counts = batch.prefix_lens, batch.extend_lens
@@ -28,7 +28,7 @@ def packed_of(scheduler: Any, batch: Any, number: int, now: float, numbers: Mapp
 
 
 def samples(batch: Any) -> list[bool]:
-    """Return for each request of a batch whether it gets a token: not before the end of its prompt."""
+    """Return for each request of a batch whether it gets a token, which it does from the end of its prompt on."""
     if not batch.forward_mode.is_extend():
         return [True] * len(batch.reqs)
     return [

@@ -1,4 +1,4 @@
-"""The settings of a running SGLang's scheduler, as the adapter names them, and what these cannot say."""
+"""The settings of a running SGLang's scheduler under the adapter's names, and notes on features without a name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang.srt.runtime_context import get_parallel
 
 from scripted.sdk.flight.frames import Scalar
 
-# Of the server's arguments, by the adapter's names.
+# Server arguments that the adapter gives the same name.
 _SAME: Final = (
     *("disable_radix_cache", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness"),
     *("enable_priority_scheduling", "max_queued_requests"),
 )
-# Arguments of which the adapter's scheduler has the default, with the default's meaning for a note.
+# Arguments for which the adapter's scheduler has the default, with the feature's name for a note.
 _OFF: Final = {
     "speculative_algorithm": "speculation",
     "enable_lora": "LoRA",
@@ -32,7 +32,7 @@ def version() -> str:
 
 
 def settings_of(scheduler: Any) -> tuple[dict[str, Scalar] | None, tuple[str, ...]]:
-    """Return the words of the settings, and notes on what they leave out; no words for a rank that others lead."""
+    """Return the settings as words, and notes on features that they leave out; no words for a rank but the first."""
     args = scheduler.server_args
     if not scheduler.is_generation or get_parallel().pp_rank or get_parallel().tp_rank:
         return None, ()

@@ -67,13 +67,13 @@ class LiveSglang(LiveEngine):
     # -- events --
 
     def start(self, event: Add) -> None:
-        # Not ignore_eos, with which SGLang admits only requests that fit to their end.
+        # Without ignore_eos, with which SGLang admits a request only if its whole output fits.
         sampling = {
             "temperature": 0,
             "max_new_tokens": event.max_new_tokens,
             "stop_token_ids": list(event.stop_token_ids) or None,
         }
-        # Two seconds after the end of a stream SGLang aborts every request of its name.
+        # Names are unique because SGLang aborts every request of a stream's name two seconds after the stream ends.
         name = self._names[event.rid] = inner_name(event.rid, next(_numbers))
         body: dict[str, Any] = {"rid": name, "input_ids": event.prompt_ids, "sampling_params": sampling}
         body |= {"stream": True}
@@ -88,7 +88,7 @@ class LiveSglang(LiveEngine):
             self._refuse_if_closed(event.rid)
 
     def _refuse_if_closed(self, rid: str) -> None:
-        """Raise for a request that the front end answered without the scheduler."""
+        """Reply with a refusal for a request that the front end answered without the scheduler."""
         if self._clients[rid].closed:
             self._replies.append(Refused(rid=rid, reason=self._clients.pop(rid).text))
 
@@ -104,7 +104,7 @@ class LiveSglang(LiveEngine):
     def call(self, event: Any) -> None:
         if self._ending is not None:
             raise BadCall(
-                "a pause that aborts is not answered yet, and until then SGLang's front end takes no other call"
+                "an aborting pause is not answered yet, and SGLang's front end takes no other call until then"
             )
         match event:
             case FlushCache():
@@ -149,7 +149,7 @@ class LiveSglang(LiveEngine):
                     for rid, name in zip(rids, names, strict=True)
                 )
             ),
-            "the end of the pause, and the requests that it held back, at the engine",
+            "the resume and the requests that the pause held back, at the engine",
         )
         inbox.held.sort(
             key=lambda message: names.index(message.of.rid) + 1 if _is_start(message, message.of.rid) else 0

@@ -61,7 +61,7 @@ def hook_scheduler() -> None:
         try:
             attach(self)
         except Exception:  # noqa: BLE001 - whatever it is
-            # A vLLM that is not as expected serves as it would without us.
+            # An unexpected vLLM serves as it would without the recorder.
             _log.exception("this scheduler is not recorded")
 
     Scheduler.__init__ = recorded
@@ -81,16 +81,16 @@ class _Hooks(Hooks):
         self._scheduler = scheduler
         self._arrived: dict[str, Arrived] = {}
         self._numbers_of = Numbers()
-        # Plans whose results are not in, by identity, which holds while the engine has them.
+        # Plans without results, by identity, which is unique while the engine holds them.
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
         self._ended: set[str] = set()
-        # The packed result that the scheduler is taking, and whether it says something for a request.
+        # The packed result that the scheduler is processing, and whether it has output for a request.
         self._landing: tuple[bytes, bool] | None = None
         self._is_inside = False
 
     def wrap_calls(self) -> None:
-        """Wrap the calls. What may be changed or die in a call is noted before it, what it decides after it."""
+        """Wrap the calls. A call's input, which it may change or die of, is noted before it, its decisions after it."""
         scheduler = self._scheduler
         before: dict[str, Callable[..., None]] = {
             "add_request": self._arrive,
@@ -131,11 +131,11 @@ class _Hooks(Hooks):
         return call
 
     def leave_crash(self, exc: Exception) -> None:
-        """Write the result that was being taken too."""
+        """Also write the result that was being processed."""
         self.note(self._landed)
         super().leave_crash(exc)
 
-    # -- what came in --
+    # -- inputs --
 
     def _arrive(self, request: Any) -> None:
         if request.resumable or request.request_id in self._arrived:
@@ -152,7 +152,7 @@ class _Hooks(Hooks):
         self.recorder.event(frame)
 
     def _abort(self, returned: Sequence[Any], request_ids: Any, finished_status: Any) -> None:
-        """Note those that were ended in the order of their ends: vLLM makes a set of the names."""
+        """Note ended requests in the order of their ends: vLLM turns the names into a set."""
         del request_ids
         ids = tuple([self._arrived[one.request_id].id for one in returned if one.request_id in self._arrived])
         if ids:
@@ -178,7 +178,7 @@ class _Hooks(Hooks):
             self._landing = data, bool(names)
 
     def _landed(self, *_: Any) -> None:
-        """Write a result behind what a connector answered while it was taken: a replay needs the answers first."""
+        """Write a result after the connector's answers during its processing: a replay needs the answers first."""
         if self._landing is not None:
             (data, moves), self._landing = self._landing, None
             self.recorder.packed_event(data, moves=moves)
@@ -210,7 +210,7 @@ class _Hooks(Hooks):
         self.recorder.event(Drafted(plan=number, drafts=self._drafts_of(plan)))
 
     def _shut_down(self) -> None:
-        """The engine ends, and requests are open: it is killed, or something else than the scheduler has failed."""
+        """Note an engine that ends with open requests: it is killed, or failed outside the scheduler."""
         if self._scheduler.requests:
             raised = sys.exc_info()[1]
             is_death = isinstance(raised, Exception)
@@ -218,7 +218,7 @@ class _Hooks(Hooks):
         self.recorder.close()
 
     def _follow_connector(self, connector: Any) -> None:
-        """Note what a KV connector answers; it asks workers and other engines, which are not there in a replay."""
+        """Note a KV connector's answers: they come from workers and other engines, which a replay lacks."""
         matched, finished = connector.get_num_new_matched_tokens, connector.request_finished
         finished_all = getattr(connector, "request_finished_all_groups", None)
 
@@ -247,7 +247,7 @@ class _Hooks(Hooks):
     def _keep(self, name: str) -> None:
         self.recorder.event(Kept(id=self._arrived[name].id))
 
-    # -- what came out --
+    # -- outputs --
 
     def _plan(self, plan: Any, throttle_prefills: bool = False) -> None:
         if throttle_prefills:
@@ -258,7 +258,7 @@ class _Hooks(Hooks):
         self._plans += 1
         self._flights[id(plan)] = self._plans, plan
         self._note_plan(plan)
-        # The blocks of some are kept until a transfer is over, which later results name.
+        # Some keep their blocks until a transfer ends, and later results name them.
         self._ended |= plan.finished_req_ids
         for name in [name for name in self._ended if name not in self._scheduler.requests]:
             self._ended.discard(name)
@@ -283,7 +283,7 @@ class _Hooks(Hooks):
         return request is not None and request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
     def snapshot(self) -> Start:
-        """Describe the requests and the plans in flight; what was said is copied, because lists go on growing."""
+        """Describe the requests and the plans in flight; outputs are copied, because their lists keep growing."""
         scheduler = self._scheduler
         running = list(scheduler.running)
         known = set(map(id, running))

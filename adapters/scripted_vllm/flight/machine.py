@@ -1,4 +1,4 @@
-"""vLLM's scheduler as it takes the frames of a flight, without an engine, a model and a graphics card."""
+"""vLLM's scheduler driven by the frames of a flight, without an engine, a model or a GPU."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from scripted_vllm.grammar import Compiler, Followed
 from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
 
-# What a header may ask for: a hostile one would fill the memory before the first frame.
+# Limits of a header: a hostile one would fill the memory before the first frame.
 _MOST_BLOCKS: Final = 1 << 22
 _MOST_CONTEXT_TOKENS: Final = 1 << 24
-# Empty plans whose results may still say something of transfers.
+# Empty plans whose results may still report transfers.
 _EMPTY_PLANS: Final = 16
 # Since 0.33.
 _THROTTLES: Final = "throttle_prefills" in inspect.signature(Scheduler.schedule).parameters
@@ -58,7 +58,7 @@ _WAITS: Final = {
 
 
 class VllmOfFlight:
-    """A new scheduler of these settings. Its requests have the recorded names."""
+    """A new scheduler with these settings, whose requests have the recorded names."""
 
     def __init__(self, settings: VllmSettings, limits: Limits, can: Capabilities) -> None:
         if settings.num_gpu_blocks > _MOST_BLOCKS or settings.max_model_len > _MOST_CONTEXT_TOKENS:
@@ -71,7 +71,7 @@ class VllmOfFlight:
         self.can = can
         self.scheduler = new_scheduler(settings)
         self._settings = settings
-        # What a KV connector answered for each request, and whose blocks it keeps.
+        # A KV connector's answers for each request, and the requests whose blocks it keeps.
         self._answers: dict[str, deque[Offered]] = {}
         self._kept: set[str] = set()
         self.knows_contents = self.scheduler.connector is None
@@ -85,7 +85,7 @@ class VllmOfFlight:
         self._empty: deque[int] = deque()
         self._calls = 0
         self._throttles = False
-        # The step in which the load of a request was said to be over.
+        # The step whose result reported the end of a request's load.
         self._loaded: dict[str, int] = {}
         self._plan = 0
         self._replies: list[Any] = []
@@ -120,7 +120,7 @@ class VllmOfFlight:
             self.scheduler.set_pause_state(_STATES[start.paused])
 
     def _go_on(self, request: Any, held: Held) -> None:
-        """Give a running request the blocks of what it has computed; equal prefixes share theirs."""
+        """Give a running request blocks for its computed tokens; equal prefixes share blocks."""
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
         blocks, hit = manager.get_computed_blocks(request)[:2]
         more = manager.allocate_slots(
@@ -160,10 +160,10 @@ class VllmOfFlight:
             case Kept():
                 self._kept.add(self._names[event.id])
             case _:
-                raise TypeError(f"a result lands, it is not taken: {event}")
+                raise TypeError(f"a result arrives by land(), not as an event: {event}")
 
     def _answer_connector(self, connector: Any) -> None:
-        """Put the recorded answers in the place of a connector's own."""
+        """Replace a connector's answers by the recorded ones."""
 
         def matched(request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
             del num_computed_tokens
@@ -208,9 +208,9 @@ class VllmOfFlight:
 
     def _end(self, names: Sequence[str], status: str) -> None:
         if status not in RequestStatus.__members__:
-            raise ScriptDefinitionError(f"this vLLM ends no request with {status!r}")
+            raise ScriptDefinitionError(f"this vLLM has no request status {status!r}")
         for name in names:
-            # One by one: of a set of names vLLM takes them in the order of their hashes.
+            # One by one: vLLM iterates over a set of names in the order of their hashes.
             for request in self.scheduler.finish_requests(name, RequestStatus[status]):
                 self._replies.append(Tokens(rid=request.request_id, finish_reason="abort"))
 
@@ -227,7 +227,7 @@ class VllmOfFlight:
             case "throttle":
                 self._throttles = True
             case _:
-                raise ScriptDefinitionError(f"this adapter replays no call {event.name!r} of vLLM")
+                raise ScriptDefinitionError(f"this adapter cannot replay vLLM's call {event.name!r}")
 
     def _flush(self, event: Called) -> None:
         running = {request.request_id for request in self.scheduler.running}
@@ -255,7 +255,7 @@ class VllmOfFlight:
     # -- results and plans --
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
-        # Of many empty plans in a row a few are made.
+        # Of many consecutive empty plans only a few are made.
         plan = self._plans.pop(result.plan, None) or SchedulerOutput.make_empty()
         said = {self._names[one]: ids for one, ids in tokens.items()}
         for one in (*result.received, *result.failed):
@@ -317,9 +317,7 @@ class VllmOfFlight:
         for name, request in self.scheduler.requests.items():
             hint = _WAITS.get(request.status.name)
             if hint is not None and hint.kind == "load" and name in self._loaded:
-                hint = Hint(
-                    "nothing", f"nothing: its load is over since step {self._loaded[name]}, and nothing wakes it"
-                )
+                hint = Hint("nothing", f"nothing: its load ended in step {self._loaded[name]}, and nothing wakes it")
             if hint is not None:
                 hints[name] = hint
         return hints

@@ -1,4 +1,4 @@
-"""The packed plan of vLLM, in a running engine and in a replay."""
+"""Packs vLLM's plans, in a running engine and in a replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPETITIONS: Final = ("max_pattern_size", "min_pattern_size", "min_count")
 
 
 class Numbers:
-    """The numbers of requests by their names in the engine. One plan after the other names the same requests."""
+    """The numbers of requests by their names in the engine; keeps the last answer, because plans repeat themselves."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, int] = {}
@@ -21,7 +21,7 @@ class Numbers:
 
     def add(self, name: str, number: int) -> None:
         self.by_name[name] = number
-        # A name may come again, with another number.
+        # A name may return with another number.
         self._names, self._numbers = [], []
 
     def of(self, names: list[str]) -> list[int]:
@@ -52,7 +52,7 @@ def packed_of(plan: Any, number: int, now: float, numbers: Numbers) -> bytes:
 def _in_order(plan: Any, names: Sequence[str]) -> tuple[list[int], list[Any]]:
     """Return the first positions and the block tables in the order of the plan's shares."""
     new, cached = plan.scheduled_new_reqs, plan.scheduled_cached_reqs
-    # A resumed request is a new one to some model runners.
+    # Some model runners get a resumed request as a new one.
     starts = {one.req_id: one.num_computed_tokens for one in new}
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     tables = {one.req_id: one.block_ids for one in new}

@@ -1,4 +1,4 @@
-"""The settings of a running vLLM's scheduler, as the adapter names them, and what these cannot say."""
+"""The settings of a running vLLM's scheduler under the adapter's names, and notes on features without a name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_SCHEDULER: Final = (
 
 
 def settings_of(scheduler: Any) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """Return the words of the settings, and notes on what they leave out."""
+    """Return the settings as words, and notes on the features that they leave out."""
     config = scheduler.vllm_config
     words: dict[str, Scalar] = {
         name: getattr(config.scheduler_config, name)
@@ -48,7 +48,7 @@ def settings_of(scheduler: Any) -> tuple[dict[str, Scalar], tuple[str, ...]]:
 _Part = tuple[dict[str, Scalar], list[str]]
 
 
-# The beginning of a note on a group of layers that the adapter's settings cannot say.
+# The beginning of a note on a group of layers that the adapter's settings cannot express.
 OTHER_GROUP: Final = "the KV cache group"
 
 
@@ -74,7 +74,7 @@ def _guesses_of(config: Any) -> _Part:
     guesses = config.speculative_config
     if guesses is None:
         return {}, []
-    # Scheduling takes guesses that are not a draft model's alike; vLLM refuses some beside batches in flight.
+    # The scheduler treats all guesses without a draft model alike; vLLM refuses some with batches in flight.
     method = "eagle" if guesses.use_eagle() else "ngram_gpu"
     words: dict[str, Scalar] = {"num_speculative_tokens": guesses.num_speculative_tokens, "speculative_method": method}
     return words, []

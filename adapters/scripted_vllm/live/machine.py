@@ -112,7 +112,7 @@ class LiveVllm(LiveEngine):
             self._calls[item[1][1]] = WEIGHTS
         return post
 
-    # -- what was seen --
+    # -- outputs --
 
     def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
         batch = None
@@ -138,7 +138,7 @@ class LiveVllm(LiveEngine):
     def _tell(self, output: Any) -> None:
         reason = None if output.finish_reason is None else str(output.finish_reason)
         if reason == ABORT:
-            return  # The scheduler has said so already.
+            return  # The scheduler has reported it already.
         self.tell(_name(output.request_id), output.new_token_ids, reason)
 
     def _answer(self, call_id: str, answer: Any) -> None:

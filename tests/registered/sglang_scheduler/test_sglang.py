@@ -185,7 +185,7 @@ def _tier_of(block: int) -> str:
 def test_what_the_host_has_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leaked slot is reported."""
     monkeypatch.setattr(MHATokenToKVPoolHost, "free", lambda *_: 0)
-    assert "tokens of the host are taken, and its tree has" in failure_of(
+    assert "tokens of the host are in use, but its tree has" in failure_of(
         adapter_named("sglang").workloads["sglang-host-small"]
     )
 

@@ -162,11 +162,11 @@ def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
 @pytest.mark.parametrize(
     ("version", "first", "second", "what"),
     [
-        (2, {}, {"num_scheduled_tokens": {"a": 1}}, "says nothing else of it"),
-        (2, {}, {"scheduled_spec_decode_tokens": {"a": [1]}}, "guesses for a, which it computes nothing of"),
-        (2, {"preempted_req_ids": {"a"}}, {}, "goes on with a, which the runner .* has forgotten"),
-        (1, {"finished_req_ids": {"a"}}, {}, "goes on with a, which the runner .* has forgotten"),
-        (1, {}, {"scheduled_new_reqs": [new("a", 4)]}, "begins a, which the runner has not been told to forget"),
+        (2, {}, {"num_scheduled_tokens": {"a": 1}}, "names neither its blocks nor its position"),
+        (2, {}, {"scheduled_spec_decode_tokens": {"a": [1]}}, "guesses for a, but computes none of its tokens"),
+        (2, {"preempted_req_ids": {"a"}}, {}, "continues a, which the runner .* has forgotten"),
+        (1, {"finished_req_ids": {"a"}}, {}, "continues a, which the runner .* has forgotten"),
+        (1, {}, {"scheduled_new_reqs": [new("a", 4)]}, "begins a, which the runner was not told to forget"),
     ],
 )
 def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: dict[str, Any], what: str) -> None:
@@ -183,12 +183,12 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert (done.exit_code, done.output.strip()) == (
         0,
-        f"vLLM {installed_version()} is installed; this adapter was tried with it",
+        f"vLLM {installed_version()} is installed; this adapter was tested with it",
     )
     monkeypatch.setattr("scripted_vllm.adapter.TRIED_VERSIONS", ("0.0.1",))
     done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert done.exit_code == 1
-    assert "was tried with 0.0.1 and may not fit" in done.output
+    assert "was tested with 0.0.1 and may not fit" in done.output
 
 
 def test_events_that_say_too_much_are_found() -> None:
@@ -198,7 +198,7 @@ def test_events_that_say_too_much_are_found() -> None:
     coordinator, subscriber = scheduler.kv_cache_manager.coordinator, scheduler.kv_event_publisher
     subscriber.check(coordinator)
     subscriber.said.add((1, b"gone"))
-    with pytest.raises(Violation, match="1 blocks of group 1 are in the prefix cache, which are not"):
+    with pytest.raises(Violation, match="1 blocks of group 1 that are not in the prefix cache"):
         subscriber.check(coordinator)
 
 

@@ -108,7 +108,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
                 "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 policy=priority "
                 "long_prefill_token_threshold=4; 1 start a prompt=15 new=1; 2 start b prompt=7 new=1 seed=1 priority=1"
             ),
-            "a reads KV that is not its own",
+            "a reads the wrong KV",
         ),
         (
             f"async_scheduling=True {LOADS_NOW}; 1 start a prompt=9 new=3; 1 fail-load",
@@ -120,7 +120,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
                 "kv_cache_report_mode=full; 1 start a prompt=8 new=1; 1 start b prompt=19 new=1 seed=1; "
                 "1 start c prompt=5 new=1"
             ),
-            "KV events say that 1 blocks of group 1 are in the prefix cache, which are not",
+            "KV events announce 1 blocks of group 1 that are not in the prefix cache",
         ),
         ("kv_connector=async; 1 start a prompt=1 new=1", "a server would spin"),
         (
@@ -165,7 +165,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
                 "mamba_cache_mode=align mamba_checkpoint_alignment=2 prefix_match_unit=2; 1 start a prompt=11 new=1; "
                 "1 start b prompt=17 new=1; 1 start c prompt=13 new=1"
             ),
-            "goes on from a state that is not its own",
+            "continues from the wrong state",
         ),
         ("checks_sessions=False; 1 start a prompt=20 new=2 session=1; 8 more a tokens=16 new=2", "context of 32"),
     ],

@@ -64,7 +64,7 @@ def test_a_session_goes_on_with_what_it_has(text: str) -> None:
 def test_the_second_answer_of_a_session_computes_what_is_new(t):
     """A handle for each answer; a client that sends more too early, or after the end, gets an error."""
     first = t.start_req(rid="talk", prompt_len=9, max_new_tokens=3, session=1)
-    with pytest.raises(BadCall, match="takes a session that has not ended"):
+    with pytest.raises(BadCall, match="needs a live session"):
         t.send_more("talk", 4)
     yield from t.run_until_finished(first)
     second = t.send_more("talk", 4, new=5)
@@ -75,7 +75,7 @@ def test_the_second_answer_of_a_session_computes_what_is_new(t):
     yield from t.run_until_finished(second)
     t.end_session("talk")
     yield
-    with pytest.raises(BadCall, match="takes a session that has not ended"):
+    with pytest.raises(BadCall, match="needs a live session"):
         t.send_more("talk", 1)
 
 
@@ -126,18 +126,18 @@ def test_what_is_queued_is_answered_after_the_answer_before_it(t):
         ),
         (
             "async_scheduling=True mamba_cache_mode=align; 1 start a prompt=9 stop=36 session=1; 2 more a tokens=1",
-            "a goes on from a state that is not its own",
+            "a continues from the wrong state",
         ),
         (
             (
                 "num_gpu_blocks=16 mamba_cache_mode=align num_speculative_tokens=2; 1 start a prompt=9 new=3 "
                 "session=1; 6 more a tokens=3"
             ),
-            "a goes on from a state that is not its own",
+            "a continues from the wrong state",
         ),
         (
             "rswa_window=3; 1 start a prompt=5 new=12 session=1; 16 more a tokens=4",
-            "a reads KV that is not its own",
+            "a reads the wrong KV",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_replay_that_is_a_token_short_is_found(monkeypatch: pytest.MonkeyPatch
         return max(0, int(mark(self, *given, **named)) - 1)
 
     monkeypatch.setattr(Scheduler, "_mark_prefix_replay", late)
-    assert "reads KV that is not its own" in failure_of(WORKLOADS["vllm-windows-replayed"])
+    assert "reads the wrong KV" in failure_of(WORKLOADS["vllm-windows-replayed"])
 
 
 def test_pages_are_read_from_the_host(batches: list[Batch]) -> None:
@@ -89,7 +89,7 @@ def test_pages_are_read_from_the_host(batches: list[Batch]) -> None:
 
 def test_rows_that_are_not_mirrored_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{COORDINATOR}.build_row_mirrors", lambda *_: ())
-    assert "reads KV that is not its own" in failure_of(HOST)
+    assert "reads the wrong KV" in failure_of(HOST)
 
 
 def test_pages_that_are_lost_and_not_said_to_be_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

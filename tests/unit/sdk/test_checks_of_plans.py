@@ -217,7 +217,7 @@ def test_kv_of_another_request(run: PlannedRun) -> None:
     run.add("a", 4)
     run.add("b", 6, seed=1)
     run.launch("a", 0, 4, 0)
-    with refused("b reads KV that is not its own: slot 0 of block 0, its position 0, was written for a"):
+    with refused("b reads the wrong KV: slot 0 of block 0, its position 0, was written for a"):
         run.step(share("b", 4, 2, 0, 1))
 
 
@@ -228,7 +228,7 @@ def test_kv_of_another_lora() -> None:
     run.add("b", 6, lora=1)
     run.launch("b", 4, 2, 0, 1)
     run.add("c", 6, lora=2)
-    with refused("c reads KV that is not its own: slot 0 of block 0"):
+    with refused("c reads the wrong KV: slot 0 of block 0"):
         run.step(share("c", 4, 2, 0, 1))
 
 
@@ -253,7 +253,7 @@ def test_a_session_goes_on_when_its_request_ended_by_itself(run: PlannedRun, end
 
 def test_kv_that_was_never_written(run: PlannedRun) -> None:
     run.add("a", 6)
-    with refused("a reads KV that is not its own: slot 0 of block 6, its position 0, was never written"):
+    with refused("a reads the wrong KV: slot 0 of block 6, its position 0, was never written"):
         run.step(share("a", 4, 2, 6, 1))
 
 
@@ -262,7 +262,7 @@ def test_a_block_that_another_has_written_over(run: PlannedRun) -> None:
     run.add("b", 4, seed=1)
     run.launch("a", 0, 4, 0)
     run.launch("b", 0, 4, 0)
-    with refused("a reads KV that is not its own: slot 0 of block 0, its position 0, was written for b"):
+    with refused("a reads the wrong KV: slot 0 of block 0, its position 0, was written for b"):
         run.step(share("a", 4, 1, 0, 1))
 
 
@@ -284,7 +284,7 @@ def test_a_request_that_is_swapped_out_and_in(run: PlannedRun) -> None:
 def test_a_request_that_is_swapped_in_wrong(run: PlannedRun, copies: tuple[tuple[int, int], ...]) -> None:
     """B06: not at all, in the wrong order, in part, from blocks that never were, from those of another."""
     swap_out(run)
-    with refused("a reads KV that is not its own"):
+    with refused("a reads the wrong KV"):
         run.step(share("a", 6, 1, 2, 3), copies=copies)
 
 

@@ -31,7 +31,7 @@ def test_what_was_loaded_can_be_read() -> None:
 def test_what_was_not_loaded_cannot() -> None:
     run = PlannedRun()
     run.add("a", 6)
-    with pytest.raises(Violation, match="a reads KV that is not its own"):
+    with pytest.raises(Violation, match="a reads the wrong KV"):
         run.step(share("a", 4, 2, 1, 2))
 
 
@@ -77,7 +77,7 @@ def test_a_load_into_blocks_of_another_is_found() -> None:
     a = run.add("a", 6)
     run.add("b", 6, seed=1)
     run.launch("b", 0, 6, 1, 2)
-    with pytest.raises(Violation, match="b reads KV that is not its own"):
+    with pytest.raises(Violation, match="b reads the wrong KV"):
         run.step(share("b", 6, 1, 1, 2), loads=(load(a, 4, 1, 3),))
 
 
@@ -144,7 +144,7 @@ def test_what_is_carried_later_has_what_is_there_then() -> None:
     run.launch("a", 0, 4, 1)
     run.add("b", 4, seed=1)
     run.launch("b", 0, 4, 1)
-    with pytest.raises(Violation, match="a reads KV that is not its own"):
+    with pytest.raises(Violation, match="a reads the wrong KV"):
         run.step(share("a", 4, 1, 2, 3), carried=((1, 101), (101, 2)))
 
 

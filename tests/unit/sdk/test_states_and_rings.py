@@ -37,7 +37,7 @@ def test_a_state_behind_a_guess_that_holds_is_gone_on_from() -> None:
 def test_a_state_behind_a_guess_is_not_that_of_its_place() -> None:
     """The blocks behind the place changed theirs."""
     run = after_two_guesses(0, 5, 6, 7)
-    with pytest.raises(Violation, match=r"goes on from a state that is not its own: block 7 of \[0, 5, 7, 6\]"):
+    with pytest.raises(Violation, match=r"continues from the wrong state: block 7 of \[0, 5, 7, 6\]"):
         run.step(share("a", 7, 1, 1, 2, **states(0, 5, 7, 6)))
 
 
@@ -104,5 +104,5 @@ def test_nothing_is_read_of_the_gap() -> None:
     run.add("a", prompt=12, new=3)
     run.step(share("a", 0, 10, 1, 2, 3))
     run.take_result()
-    with pytest.raises(Violation, match="reads KV that is not its own: slot 3 of block 0, its position 7"):
+    with pytest.raises(Violation, match="reads the wrong KV: slot 3 of block 0, its position 7"):
         run.step(share("a", 10, 2, 1, 0, 3, gap=(4, 7)))

@@ -33,7 +33,7 @@ def test_a_request_goes_on_from_the_state_that_it_left() -> None:
 
 def test_a_state_in_another_block_is_not_its_own() -> None:
     run = after_a_block()
-    with pytest.raises(Violation, match=r"block 7 of \[7, 6\] does not hold that of its first 4 tokens"):
+    with pytest.raises(Violation, match=r"block 7 of \[7, 6\] does not hold the state after its first 4 tokens"):
         run.step(share("a", 4, 4, 1, 2, states=states(7, 6)))
 
 
@@ -41,7 +41,7 @@ def test_a_block_that_was_written_since_holds_no_state() -> None:
     run = after_a_block()
     run.add("b", prompt=4, seed=1)
     run.launch("b", 0, 4, 5, states=states(7))
-    with pytest.raises(Violation, match="goes on from a state that is not its own"):
+    with pytest.raises(Violation, match="continues from the wrong state"):
         run.step(share("a", 4, 4, 1, 2, states=states(5, 6)))
 
 
@@ -52,7 +52,7 @@ def test_the_state_of_an_equal_prefix_will_do_but_not_one_of_the_same_batch() ->
     run = PlannedRun()
     run.add("a", prompt=8)
     run.add("b", prompt=8)
-    with pytest.raises(Violation, match="b goes on from a state that is not its own"):
+    with pytest.raises(Violation, match="b continues from the wrong state"):
         run.step(share("a", 0, 4, 1, states=states(5)), share("b", 4, 4, 1, 3, states=states(5, 7)))
 
 

@@ -61,8 +61,8 @@ def _swap_in_at_once(scheduler: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "broken", "words"),
     [
-        ("take_copies", _copies_that_are_lost, "reads KV that is not its own"),
-        ("take_copies", _copies_in_the_wrong_order, "reads KV that is not its own"),
+        ("take_copies", _copies_that_are_lost, "reads the wrong KV"),
+        ("take_copies", _copies_in_the_wrong_order, "reads the wrong KV"),
         ("_leave_host", _host_blocks_that_are_kept, "host_free is"),
         ("_swap_in", _swap_in_at_once, "computes position 0 again"),
     ],
