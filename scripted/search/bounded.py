@@ -1,7 +1,7 @@
 """Bounded claims: a few events, placed at every step up to a bound and in every order, with no state seen twice.
 
-Walks the tree of all placements, one step at a time. If a run's whole state, its step and its remaining events equal
-those of an earlier run, the outcome is known, and the walk only counts its schedules.
+Walks the tree of all placements, one step at a time. If a run has the whole state, the step and the remaining events of
+an earlier run, its outcome is known, and the walk only counts its schedules.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_all_orders(
     together: int = DEFAULT_TOGETHER,
     seconds: float | None = None,
 ) -> Bounded:
-    """Place each action of ``events``, whose own steps do not count, at any of the first ``depth`` steps, or nowhere.
+    """Place each action of ``events``, ignoring its own step, at any of the first ``depth`` steps, or nowhere.
 
     At most ``together`` in one step, in both orders. Raises ScriptDefinitionError for a scheduler whose runs cannot be
     copied, UnreadableState for one whose states cannot be read.
@@ -151,7 +151,7 @@ class _Tree:
         try:
             outcome = finish(gate)
         except Left:
-            assert key is not None, "a run is left where it was looked at"
+            assert key is not None, "a run is left after its state was read"
             if key in self._known:
                 self._merged += 1
                 return self._known[key]

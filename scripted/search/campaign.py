@@ -21,7 +21,7 @@ from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
-# A context manager that nobody refers to exits when it is collected.
+# A context manager without a reference exits when it is collected.
 _for_life: Final = ExitStack()
 # Runs in a unit of an endless strategy: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200

@@ -105,7 +105,7 @@ def _after_its_abort(
 
 
 def _prefixes(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """Send a prompt that is a prefix of another one, or that another one is a prefix of."""
+    """Send a prompt that is a prefix or an extension of another one."""
     del schedule
     shorter = rng.randint(1, max(1, start.prompt))
     prompt = rng.choice((shorter, shorter, start.prompt + rng.choice(_RESULTS_OF_TOOLS)))

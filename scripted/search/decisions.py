@@ -225,7 +225,7 @@ def _function_of(member: object) -> FunctionType | None:
         member = member.func
     elif isinstance(member, staticmethod | classmethod):
         member = member.__func__
-    # Asked without the object's own __getattr__: vLLM has stand-ins of absent libraries that raise there.
+    # Read without the object's own __getattr__, which raises in vLLM's stand-ins for absent libraries.
     while callable(member):
         inner = inspect.getattr_static(member, "__wrapped__", None)
         if inner is None or inner is member:

@@ -30,9 +30,9 @@ from scripted.script import watchdog as watching
 from scripted.search.strategies import Drawn
 
 _SIGNATURE_LENGTH: Final = 60
-# A run takes milliseconds; a longer one is in an endless loop, or waits for ever.
+# A run takes milliseconds; a longer one is in an endless loop or waits forever.
 RUN_TIMEOUT_S: Final = 10.0
-# Events that had no effect this often are not compared again.
+# Additions that had no effect this often are not compared again.
 _LOOKS_IN_VAIN: Final = 3
 # A run with more additions hardly ever becomes its base again.
 _REJOINING_EVENTS: Final = 3
@@ -91,7 +91,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def hangs(self) -> bool:
-        """Return whether the run did not end, as others of its kind."""
+        """Return whether the failure is a run that did not end."""
         return self.type == Overdue.__name__
 
     def __str__(self) -> str:
@@ -234,12 +234,12 @@ def execute_recorded(
 class Prefixes:
     """A base schedule and copies of its run before some steps: a schedule with additions starts at the last such copy.
 
-    A copy is made where runs have walked as far as it costs. A run that rejoins the base ends: its whole state equals
-    the base's before the same step, and no addition is left; ``rejoined`` counts those runs. ``steps`` ends with the
-    first step in which the base had to be settled, because later additions would come before it. If runs cannot be
-    copied, every schedule starts at the beginning. ``is_thorough``: the base is judged by its records, and must repeat
-    its steps. Otherwise it runs when its ``outcome`` is read. ``is_restored``: the other runs are restored from a
-    checkpoint. Raises HarnessError.
+    A copy is made where runs have walked as many steps as it costs. A run that rejoins the base ends: its whole state
+    equals the base's before the same step, and no addition is left; ``rejoined`` counts these runs. ``steps`` ends with
+    the first step in which the base had to be settled, because later additions would come before it. If runs cannot be
+    copied, every schedule starts at the beginning. With ``is_thorough`` the base is judged by its records and must
+    repeat its steps; otherwise it runs when its ``outcome`` is read. With ``is_restored`` the other runs are restored
+    from a checkpoint. Raises HarnessError.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Prefixes:
         self._walked: Counter[int] = Counter()
         # Before each step: the outline of the state, and the number of the base's records.
         self._passed: list[tuple[object, int, int]] = []
-        # Runs with the base's outline before each step; and comparisons in vain, by additions.
+        # Runs with the base's outline before each step; and failed comparisons, by additions.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
@@ -338,7 +338,7 @@ class Prefixes:
         try:
             return _finish(begin, None)[0]
         except Left:
-            assert gate is not None, "a run is left where it is watched"
+            assert gate is not None, "only a watched run can be left"
             self.rejoined += 1
             return self._rejoined(gate)
 
@@ -421,7 +421,7 @@ class Prefixes:
             return
         if self._in_vain[kinds] >= _LOOKS_IN_VAIN:
             return
-        # The base's state costs a run up to there: not for the first run with its outline.
+        # The base's state costs a run up to this step, too much for the first run with its outline.
         here = gate.step + 1
         self._alike[here] += 1
         if self._alike[here] == 1 and here - self._near(here) > _WALKED_STEPS:

@@ -22,7 +22,7 @@ from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 
 DEFAULT_FAILURES: Final = Path(".scripted/failures.jsonl")
-# A replay takes milliseconds, so all take a second or two.
+# A replay takes milliseconds, so all of them take a second or two.
 FAILURES_LIMIT: Final = 200
 _TEXT_LIMIT_CHARS: Final = 2_000
 

@@ -211,7 +211,7 @@ _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27
 # Some tokens that the simulated model samples; a model of few tokens samples mostly the first ones.
 _STOPS: Final = (33, 34, 35, 36, 50, 77, 100, 120)
 _SEEDS: Final = 3
-# The shared prefix if the row names none; other prompts may have the same seed.
+# The shared prefix of a row without one; other prompts may have the same seed.
 _CONTENTS: Final = ("seed", "seed", "seed", "parts", "parts", "blocks")
 _MOST_EVENTS: Final = 3
 # The share of its time limit that passes after an event that expires.
@@ -313,7 +313,7 @@ def _content(
     if level == "all":
         return {"seed": 0}
     if level == "turns" and index:
-        # An earlier prompt again, whole or extended.
+        # Repeat an earlier prompt, whole or extended.
         earlier = rng.choice(others)
         return {name: int(earlier[name]) for name in ("seed", "shared", "tail") if name in earlier}
     if level == "blocks" and index:

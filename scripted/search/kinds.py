@@ -1,6 +1,6 @@
 """Sorts the failures of a search by their causes: kinds of failure, with the known ones among them.
 
-A failure belongs to a kind if it has the kind's settings and events, still fails with these alone, and no longer fails
+A failure belongs to a kind if it has the kind's settings and events, still fails with only these, and no longer fails
 in the same way without one of them. A failure that no kind explains is shrunk, and then shrunk further while it fails
 in any way. It belongs to the kind with the same wrong decision, or with the same simplest failure in the same code.
 """
@@ -58,7 +58,7 @@ class SchedulePart(NamedTuple):
 
 
 class Kind:
-    """The failures of one cause. ``schedule`` is the smallest that shows it; None for a target that is a script.
+    """The failures of one cause. ``schedule`` is the smallest one that shows it; None for a script.
 
     ``parts`` are the parts of ``schedule``, ``shapes`` those of all smallest schedules. ``decision`` is the scheduler's
     wrong decision. ``seen`` counts failures. ``defect`` names the known defect. ``number`` is the finding's number in
@@ -304,7 +304,7 @@ class Sorter:
 
 
 def _likeness(kind: Kind, other: Kind) -> float:
-    """Return the share of common lines among those of the shorter list.
+    """Return the share of the shorter list's lines that the other list has too.
 
     Without the lines of one of the two, return the share of common parts among all parts of both.
     """

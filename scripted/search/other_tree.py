@@ -1,7 +1,7 @@
 """Runs schedules on the scheduler of another tree: a checkout, a folder of packages, or a commit, in its own process.
 
 Owns that process and the temporary copy of a commit. Only the scheduler's packages, and an adapter that is a file of
-the project, come from the other tree; the harness and installed adapters are those of this environment.
+the project, come from the other tree; the harness and installed adapters come from this environment.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class OtherTree:
         try:
             return document(line, _Answer)
         except DocumentError as exc:
-            raise HarnessError(f"the process of {self.name} answered with no answer: {exc}") from exc
+            raise HarnessError(f"the process of {self.name} sent an invalid answer: {exc}") from exc
 
     def _gone(self) -> HarnessError:
         return HarnessError(
@@ -152,7 +152,7 @@ def _main(folder: Path, adapter: str) -> None:
 
 
 def _load(folder: Path, adapter: str) -> str:
-    """Import the adapter with the scheduler of this folder; return why it is not from there, if so."""
+    """Import the adapter with the scheduler of this folder; return an error if it comes from elsewhere."""
     before = set(sys.modules)
     os.chdir(folder)
     sys.path[:0] = [str(folder / name) for name in _SOURCE_FOLDERS if (folder / name).is_dir()]

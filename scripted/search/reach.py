@@ -104,7 +104,7 @@ def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int
     """Find the reach of a failing schedule. Raises ScriptDefinitionError for a passing one."""
     _, failure = way_to_fail(schedule, signature)
     if failure is None:
-        raise ScriptDefinitionError(f"{str(schedule)!r} does not fail, so nothing can be said of its reach")
+        raise ScriptDefinitionError(f"{str(schedule)!r} does not fail, so it has no reach to measure")
     least = _least_unusual(schedule, failure.signature)
     failed, drawn = _rate(least, failure.signature, workloads)
     return MeasuredReach(

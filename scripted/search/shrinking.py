@@ -101,7 +101,7 @@ class _Search:
         self._execute, failure = way_to_fail(schedule, signature)
         self.signature = None if failure is None else failure.signature
         if failure is not None and failure.hangs:
-            # The run hangs; a smaller one is given less time to show that.
+            # The run hangs; smaller candidates get less time to show the hang.
             self._clock = time.monotonic
             self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, self._clock() + budget_s
 
@@ -134,7 +134,7 @@ class _Search:
         return True
 
     def _drop_events(self) -> None:
-        """Drop halves first and single events last; after a success go on with the rest."""
+        """Drop halves first and single events last; after a success continue with the rest."""
         size = max(1, len(self.best.placed) // 2)
         while size:
             index = 0

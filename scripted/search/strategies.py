@@ -55,7 +55,7 @@ Meets = Callable[[Action], Cell | None]
 class Drawn:
     """Additions whose steps are drawn before a run, and whose actions are drawn in their steps.
 
-    Each then has something to act on, whatever the earlier ones did. ``placed`` are the additions so far; ``name``
+    So each has something to act on, regardless of the earlier ones. ``placed`` are the additions so far; ``name``
     identifies the run.
     """
 
@@ -91,7 +91,7 @@ class Strategy(ABC):
 class Exhaustive(Strategy):
     """Every ``events`` extra events, each at most ``window_steps`` after the one before it.
 
-    Bound: tries all such runs, so a scheduler that passes has no bug that one of them shows.
+    Bound: it tries all such runs, so a scheduler that passes has no bug that any of them shows.
     """
 
     complete = True
@@ -143,9 +143,9 @@ class _Seeded(Strategy):
 class RandomEvents(_Seeded):
     """Adds up to ``most_events`` events a run, of any kind at any step; most have something to act on.
 
-    For long campaigns, where completeness is out of reach. Bound: each run of k such events that are not fatal has at
-    least the probability (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of
-    that, and one with events after the end of the workload a third.
+    For long campaigns, where completeness is out of reach. Bound: each run of k such events, none fatal, has at least
+    the probability (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; a run with a fatal event has an eighth of
+    it, a run with events after the end of the workload a third.
     """
 
     def __init__(self, seed: int, *, most_events: int = 12) -> None:
@@ -177,9 +177,9 @@ class RandomEvents(_Seeded):
 class Swarm(RandomEvents):
     """Draws the events of each run from half of the kinds, chosen by a coin for each.
 
-    Groce et al., Swarm Testing, ISSTA 2012: what one kind hides, such as a flush that empties what an eviction would
-    meet, is absent from half of the runs. Bound: runs that need j kinds and none of i others are 1 / 2 ** (i + j) of
-    all, whatever else there is.
+    Groce et al., Swarm Testing, ISSTA 2012: a kind that hides bugs, such as a flush that leaves an eviction nothing to
+    evict, is absent from half of the runs. Bound: a share of 1 / 2 ** (i + j) of all runs has j given kinds and none of
+    i others.
     """
 
     def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Drawn:
@@ -188,7 +188,7 @@ class Swarm(RandomEvents):
 
 
 class _Actors(_Seeded):
-    """Lets one actor do its next action in each step, or the pipeline return one result."""
+    """Lets one actor act in each step, or the pipeline return one result."""
 
     def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> tuple[Placed, ...]:
         del key
@@ -204,7 +204,7 @@ class _Actors(_Seeded):
 
     @abstractmethod
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
-        """Return who acts in each step, given the remaining actions of each actor."""
+        """Return the actor of each step, given the remaining actions of each actor."""
 
 
 class Pct(_Actors):
@@ -234,10 +234,11 @@ class Pct(_Actors):
 class Surw(_Actors):
     """Makes every order of the added events and the results equally likely.
 
-    A random walk that picks the next actor uniformly favours orders in which one ends early; this one weighs each actor
-    by what it has left. Zhao et al., Selectively Uniform Concurrency Testing, ASPLOS 2025. The events that it selects
-    are the added ones and the results. Bound: once the actors are drawn, each order of k events among n steps has the
-    probability 1 / (n choose k) with one actor, and one over the multinomial coefficient of their numbers with several.
+    A random walk that picks the next actor uniformly favours orders in which one actor ends early; this one weighs each
+    actor by its remaining actions. Zhao et al., Selectively Uniform Concurrency Testing, ASPLOS 2025. The events that
+    it selects are the added ones and the results. Bound: once the actors are drawn, each order of k events among n
+    steps has the probability 1 / (n choose k) with one actor, and one over the multinomial coefficient of their numbers
+    with several.
     """
 
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:

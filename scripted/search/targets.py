@@ -61,8 +61,8 @@ class HasScriptTargets(Protocol):
 def target_named(target: str, of: str = DEFAULT_ADAPTER, *, is_copied: bool = True) -> Target:
     """Return the target that a text names: a workload, ``generated:NUMBER``, a schedule, or ``FILE::NAME``.
 
-    ``of`` is the adapter that is searched; ``is_copied``: many runs are to begin like it.
-    Raises ScriptDefinitionError for anything else.
+    ``of`` is the searched adapter; with ``is_copied`` many runs will start from copies of it. Raises
+    ScriptDefinitionError for anything else.
     """
     schedule, number = schedule_of(target, of), number_of(target)
     if schedule is None:

@@ -1,7 +1,7 @@
 """Writes a schedule as a pytest file, and runs it before it is kept: red with the bug, green without it.
 
-A test that is not both is replaced by a longer form, by one of the schedule as it was found, or by the reason why there
-is none. The adapter formats and runs its tests.
+A test that is not both is replaced by a longer form, by a test of the schedule as it was found, or by the reason why
+there is none. The adapter formats and runs its tests.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def test_writer(schedule: Schedule) -> WritesTests:
     adapter = schedule.adapter
     if not isinstance(adapter, WritesTests):
         raise ScriptDefinitionError(
-            f"the adapter {schedule.of} writes no tests; `scripted replay` does its schedule again"
+            f"the adapter {schedule.of} writes no tests; `scripted replay` repeats its schedule"
         )
     return adapter
 
 
 class Line(msgspec.Struct, frozen=True):
-    """An action as a line of a script. ``is_refused``: by the server. ``impossible``: why no script can do it."""
+    """An action as a line of a script. ``is_refused`` by the server; ``impossible``: why no script can do it."""
 
     step: int
     action: Action
@@ -101,9 +101,9 @@ def write_test(
 ) -> WrittenTest:
     """Write a test of the first of these schedules for which a correct one exists.
 
-    A schedule that fails, under ``mutant`` or as the scheduler is, becomes a test that fails there and passes without
-    the mutant. One that does not fail becomes a test that passes. No mutant may be on. A ``standalone``
-    one shows the installed scheduler as it is, by its own classes.
+    A schedule that fails, under ``mutant`` or on the unchanged scheduler, becomes a test that fails there and passes
+    without the mutant. A schedule that does not fail becomes a test that passes. No mutant may be on. A ``standalone``
+    test uses only the classes of the installed, unchanged scheduler.
     """
     if standalone:
         if mutant is not None:
@@ -129,7 +129,7 @@ def write_test(
 
 
 def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft]]:
-    """Yield the forms of a test, the shortest first, lazily: each replaces the one before."""
+    """Yield the forms of a test lazily, the shortest first: each replaces the previous one."""
     with switched_on(schedule.adapter, mutant):
         failing = execute(schedule)
     shown = mutant if failing.failure is not None else None
@@ -260,7 +260,7 @@ def _body(draft: Draft) -> Iterator[str]:
         budget = f"max_steps={2 * draft.steps}" if draft.steps > DEFAULT_BUDGET_STEPS else ""
         yield f"{_INDENT}yield from t.run_until_idle({budget})"
     else:
-        yield f"{_INDENT}# After a script nothing may wait for ever, and nothing may be left of what has ended."
+        yield f"{_INDENT}# After a script nothing may wait forever, and ended requests leave nothing behind."
 
 
 def _steps(count: int) -> Iterator[str]:
@@ -282,11 +282,11 @@ def _verb(line: Line) -> list[str]:
 
 
 def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
-    """Return why a test is not red with the bug and green without it; None if it is."""
+    """Return why a test is not red with the bug and green without it; None if it is both."""
     with_bug = _error_of(text, name, draft, draft.mutant)
     failure = draft.failure
     if failure is None:
-        return None if with_bug is None else f"it fails, and the schedule does not: {with_bug.report.headline}"
+        return None if with_bug is None else f"it fails, but the schedule does not: {with_bug.report.headline}"
     where = "on the scheduler as it is" if draft.mutant is None else f"with {draft.mutant}"
     if with_bug is None:
         return f"it passes {where}"
@@ -294,7 +294,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
     is_alike = with_bug.report.error.startswith(f"{failure.type}: {failure.text}".removesuffix(": "))
     # An adapter without audits raises the same in a script as in a schedule.
     if not is_alike and not violations_of(draft.schedule.adapter):
-        return f"it fails {where} with other words than the schedule: {seen}"
+        return f"it fails {where} with another text than the schedule: {seen}"
     if draft.mutant is not None:
         without = _error_of(text, name, draft, None)
         return None if without is None else f"it fails without {draft.mutant} too: {without.report.headline}"
@@ -319,7 +319,7 @@ def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptE
 def _remarks_on(draft: Draft, mutant: str | None) -> Iterator[str]:
     left_out = _left_out(draft.lines)
     if left_out:
-        yield f"it does without what no script can do{left_out}"
+        yield f"it omits actions that no script can do{left_out}"
     if draft.failure is None:
         also = "" if mutant is None else f", with {mutant} too"
         yield f"the schedule does not fail{also}; the test of it passes"

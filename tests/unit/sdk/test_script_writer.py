@@ -194,7 +194,7 @@ def test_the_first_schedule_that_makes_a_test_is_written() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("assert t.state.step == 99", "it fails with ended-request-is-remembered with other words than the schedule"),
+        ("assert t.state.step == 99", "it fails with ended-request-is-remembered with another text than the schedule"),
         ("return", "it passes with ended-request-is-remembered"),
     ],
 )
