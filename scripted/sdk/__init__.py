@@ -1,7 +1,7 @@
 """Adapters for schedulers of the usual shape: everything but the machine is ready-made.
 
-Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` of it; docs/your_scheduler.md
-leads through it.
+Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` for it; see
+docs/your_scheduler.md.
 """
 
 from scripted.core.action import Action, SearchBase, verb

@@ -1,6 +1,6 @@
 """Bases of the actions that every engine has: a request, an administrative call, a pause and its end, a failed batch.
 
-An adapter derives its own from them and adds fields, routes and verbs of its own.
+An adapter derives its own actions from them and adds fields, routes and verbs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     ``new`` is its ``max_new_tokens`` and ``stop`` a token that ends it. ``shared`` tokens of the prompt come from
     ``seed`` and the rest from ``tail``; with 0 all come from ``seed``.
 
-    With ``after`` it is a further turn: before these tokens its prompt has that of the request ``after`` and the first
-    ``cut`` tokens of its output, by default all that there are when this request begins. An unknown or refused request
-    has none.
+    With ``after`` it is a further turn: its prompt begins with the prompt of the request ``after`` and the first
+    ``cut`` tokens of its output, by default all tokens that exist when this request begins. An unknown or refused
+    request has none.
     """
 
     rid: str
@@ -54,7 +54,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens of its seeds: the whole prompt of a request that continues no other."""
+        """The tokens made from its seeds: the whole prompt, unless the request continues another one."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
 
     def spoken_before(self, run: RunLike) -> Spoken | None:
@@ -62,11 +62,11 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         return run.spoken(self.after)
 
     def whole_prompt(self, run: RunLike) -> tuple[int, ...]:
-        """Return the prompt, with what the request ``after`` was asked and has said by now."""
+        """Return the prompt, including the prompt and the output so far of the request ``after``."""
         before = self.spoken_before(run) if self.after else None
         if before is not None:
             return (*before.message.prompt_ids, *before.said[: self.cut], *self.prompt_ids)
-        # A turn may have no tokens of its own, a prompt has one at least.
+        # A turn may have no tokens of its own, but a prompt has at least one.
         return self.prompt_ids if self.prompt or not self.after else prompt_ids(1, self.seed)
 
     @property
@@ -107,7 +107,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         return True
 
     def smaller(self) -> Iterator[Action]:
-        """Yield simpler requests; one that continues no other has a token at least."""
+        """Yield simpler requests; one that continues no other has at least one token."""
         for smaller in smaller_requests(self):
             if isinstance(smaller, RequestStart) and not smaller.after and not smaller.prompt:
                 smaller = msgspec.structs.replace(smaller, prompt=1)
@@ -155,7 +155,7 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def as_seconds(timeout_s: float | None) -> float | None:
-    """Return a timeout as JSON has it: a script may give a whole number."""
+    """Return a timeout as the float that JSON would give; a script may give a whole number."""
     return None if timeout_s is None else float(timeout_s)
 
 
@@ -185,7 +185,7 @@ class ResumeCall(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """Makes the next batch fail; the engine goes on."""
+    """Makes the next batch fail; the engine continues."""
 
     examples: ClassVar = ("fail",)
     needs_open: ClassVar[bool] = True
@@ -202,9 +202,9 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_one_prompt(given: Mapping[str, object], *, continues: bool = False) -> str | None:
-    """Return the name of the one argument that gives the prompt. Raises BadCall for none and for several.
+    """Return the name of the argument that gives the prompt. Raises BadCall unless there is exactly one.
 
-    One that ``continues`` another needs none, and takes no text: its tokens would depend on those before it.
+    A request that ``continues`` another needs none, and takes no text: its tokens would depend on the ones before it.
     """
     if continues and given.get("text") is not None:
         raise BadCall("start_req() takes after= with prompt_len or prompt_ids, got text; give its tokens as prompt_ids")

@@ -39,7 +39,7 @@ from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Re
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# Fields of a request that a schedule and a script call by the same name, and that are 0 where nothing is asked for.
+# Fields of a request with the same name in schedules and scripts, and with 0 as the value that asks for nothing.
 _NUMBERS: Final = ("priority", "lora", "grammar", "session", "images")
 _GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that matter only to an engine with a model, each with the value that asks for nothing.
@@ -56,7 +56,7 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "return_logprob": False,
     "top_logprobs_num": 0,
 }
-# The simulated device knows no end of sequence, and every answer is a stream.
+# The simulated device has no end of sequence, and every answer is a stream.
 _WITHOUT_EFFECT: Final = ("ignore_eos", "stream", "seed")
 
 
@@ -156,7 +156,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each request, of higher priority where there are priorities; a prompt of half of the blocks.
+        """Yield a twin of each request, with a higher priority if there are any, and a prompt of half of the blocks.
 
         And a further turn of the first request.
         """
@@ -175,7 +175,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def read_back(cls, event: Add, reader: Any) -> SubmitRequest:
-        """A request as long as the recorded one became. It has no stop tokens: a schedule's text is another one."""
+        """Return a request as long as the recorded one became, without stop tokens: a schedule has other tokens."""
         recipe = reader.recipe_of(event.prompt_ids)
         return cls(
             rid=reader.new_name_of(event.rid),
@@ -198,14 +198,14 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
 
 def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more: Any) -> Add:
-    """Make the message of a request, which is the only live one of its rid."""
+    """Make the message of a request, the only live one with its rid."""
     prompt = with_images(prompt, more.get("images", ()))
     return Add(rid=rid, prompt_ids=prompt, max_new_tokens=new, arrival=run.oracle.arrive(rid), **more)
 
 
 def _content_of(start: SubmitRequest) -> Mapping[str, Any]:
     """The fields that a twin of this request has too."""
-    # A further turn may have no tokens of its own; a prompt has one at least.
+    # A further turn may have no tokens of its own; a prompt has at least one.
     fields = {**msgspec.structs.asdict(start), "prompt": max(1, start.prompt)}
     return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
 
@@ -319,7 +319,7 @@ class FailBatch(BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag
     @staticmethod
     @verb
     def fail_next_step(t: BaseContext, i: int = 0) -> None:
-        """Make the next batch fail; the scheduler goes on. The only stage is 0."""
+        """Make the next batch fail; the scheduler continues. The only stage is 0."""
         if i != 0:
             raise BadCall(f"stage must be 0, because the device of {t.run.adapter.name} has one stage, got {i!r}")
         t.run.act(FailBatch())
@@ -329,7 +329,7 @@ class FailBatch(BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag
         run.device.fail_next_batch()
 
 
-# All that an adapter of the SDK may declare.
+# All actions that an adapter of the SDK may declare.
 ACTIONS: Final = (
     FlushPrefixes,
     PauseAll,
@@ -352,7 +352,7 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
     return (*known, CancelRequest, SubmitRequest)
 
 
-# -- what start_req takes --
+# -- arguments of start_req --
 
 
 def _check_declared(t: BaseContext, asked: Mapping[str, int]) -> None:
@@ -409,7 +409,7 @@ def _prompt_of(
     *,
     continues: bool,
 ) -> tuple[int, ...]:
-    """Return the tokens that the arguments give; none if the request ``continues`` another and has none of its own."""
+    """Return the tokens that the arguments give; none if the request only ``continues`` another one."""
     name = check_one_prompt({"prompt_len": length, "prompt_ids": ids, "text": text}, continues=continues)
     if length is None and (seed or shared or tail):
         raise BadCall("start_req() takes prompt_seed, shared_len and tail_seed with prompt_len only")

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 _WIDTH: Final = 116
 # Names with another meaning in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
-# The name of a request that was never there; no schedule uses it.
+# The name of a request that never existed; no schedule uses it.
 UNKNOWN_RID: Final = "nobody-ever"
 
 
@@ -100,7 +100,7 @@ def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
 
 
 def _check_functions(name: str, default: object, **parts: tuple[Callable[..., object], type]) -> None:
-    """Raise ScriptDefinitionError for a part that is no function of a configuration to its type."""
+    """Raise ScriptDefinitionError for a part that is not a function from a configuration to its type."""
     for part, (function, made) in parts.items():
         if not callable(function) or not isinstance(function(default), made):
             raise ScriptDefinitionError(
@@ -117,7 +117,7 @@ class SchedulerAdapter(
     ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
     fields all have defaults. ``limits`` and ``can`` return the limits and capabilities of a configuration. ``copier``
     copies a machine between two steps; with None every schedule starts at its beginning. ``may_grow`` are parts of the
-    paths of containers that need not be empty in the end. ``workloads`` are further base schedules by name,
+    paths of containers that need not be empty at the end. ``workloads`` are further base schedules by name,
     ``settings`` further values of settings for generated targets. ``actions`` are further actions, each with the
     settings, and their values, without which it has nothing to act on; ``undoing`` are actions that undo them.
     ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or no
@@ -127,8 +127,8 @@ class SchedulerAdapter(
     their code raises is a finding, also where the machine was only looked at.
     ``windows`` are situations that a search should reach, by name, besides those of every scheduler (``WINDOWS``).
     ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
-    server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the
-    version of this interface that the adapter is written for.
+    server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the version
+    of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -245,7 +245,7 @@ class SchedulerAdapter(
         changed = self.read_config(defaults)
         hints = get_type_hints(self._config)
         fields = [(setting, hints[setting], getattr(changed, setting)) for setting in defaults]
-        # Another process that is sent such a configuration finds its class under this name.
+        # A process that receives such a configuration finds its class under this name.
         kind = re.sub(r"\W", "_", f"{self._config.__name__}_{name}")
         module = sys.modules[self._config.__module__]
         config = msgspec.defstruct(
@@ -315,7 +315,7 @@ class SchedulerAdapter(
         return self._fresh[config]
 
     def may_grow_of(self, config: _SettingsT) -> tuple[str, ...]:
-        """Return parts of the paths of containers that need not be empty in the end."""
+        """Return parts of the paths of containers that need not be empty at the end."""
         del config
         return self._may_grow
 
@@ -348,7 +348,7 @@ class SchedulerAdapter(
         return state, full if batches else "empty"
 
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
-        """Aborts of requests that are not alive, which change nothing; then a flush, where that is declared."""
+        """Abort requests that are not alive, which changes nothing; then flush, if the adapter declares it."""
         if turn == 0:
             ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
@@ -371,12 +371,12 @@ class SchedulerAdapter(
     # -- recordings --
 
     def flight_machine(self, header: FlightHeader) -> FlightMachine:
-        """Make a machine of the settings of a flight. Raises ScriptDefinitionError."""
+        """Make a machine from the settings of a flight. Raises ScriptDefinitionError."""
         config = self.read_config({name: str(value) for name, value in header.config.items()})
         return MachineOfFlight(self._new_machine(config), *self.limits_of(config))
 
     def version(self) -> str:
-        """Return no release: the scheduler of a file has none."""
+        """Return an empty text: a scheduler in a file has no release."""
         return ""
 
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
@@ -434,7 +434,7 @@ class SchedulerAdapter(
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
     def check_script(self, config: object, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
-        """A real server only where there is one, and all checks."""
+        """Allow the server tier only with a live server, and only all checks."""
         del config
         if not oracle:
             raise ScriptDefinitionError(
@@ -474,7 +474,7 @@ class SchedulerAdapter(
         return self.live
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """The actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""
+        """Return the actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""
         del placed
         return list(outcome.implied)
 

@@ -1,4 +1,4 @@
-"""A recording of a machine of the SDK as a schedule: the same events at the same steps, with own prompts and names."""
+"""A recording of an SDK machine as a schedule: the same events at the same steps, with new prompts and names."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that every plan must obey; base workloads are made from them.
 
-    ``blocks`` is how many blocks requests can own together. ``batch_tokens`` and ``batch_requests`` bound one batch,
-    ``context_tokens`` bounds prompt and output of a request. ``depth`` batches may be in flight.
+    ``blocks`` is the number of blocks that all requests together can own. ``batch_tokens`` and ``batch_requests`` bound
+    one batch, ``context_tokens`` bounds prompt and output of a request. ``depth`` batches may be in flight.
     """
 
     block_size: int
@@ -31,9 +31,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to pause. ``stops_running``: nothing is launched; else no request begins. ``aborts``: live ones end.
+    """One way to pause. ``stops_running``: nothing is launched; otherwise no request begins. ``aborts``: live ones end.
 
-    ``flushes``: all computed KV is given up before the answer, as by a flush.
+    ``flushes``: all computed KV is dropped before the answer, as by a flush.
     """
 
     name: str
@@ -43,7 +43,7 @@ class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The optional features: what is not declared is neither searched nor demanded.
+    """The optional features: an undeclared feature is neither searched nor required.
 
     ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: the ways
     to pause generation. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several

@@ -10,7 +10,7 @@ from scripted.sdk.messages import Batch
 
 
 class SimulatedEncoder:
-    """Images that were computed; its cache has ``room`` for this many tokens, 0 for a model without images."""
+    """Computed images; the cache has ``room`` for this many tokens, 0 for a model without images."""
 
     def __init__(self, room: int) -> None:
         self.room = room

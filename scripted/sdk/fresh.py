@@ -1,4 +1,4 @@
-"""The counts and sizes of a new machine, which a machine must have again when everything is over."""
+"""The counts and sizes of a new machine, which a machine must have again at the end of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fresh:
         self._sizes = sizes_of(*self._leaves, machine=machine)
 
     def grown(self, machine: SdkMachine) -> str | None:
-        """Say how a machine at its end differs from a new one; None if it does not."""
+        """Describe how a machine at its end differs from a new one; None if it does not."""
         counts = machine.counts()
         other = [
             f"{name} is {count} instead of {self._counts[name]}"

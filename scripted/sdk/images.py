@@ -27,8 +27,8 @@ class Image(msgspec.Struct, frozen=True):
 def images_in(prompt: int, count: int, first: int, *, behind: int = 0) -> tuple[Image, ...]:
     """Place up to ``count`` images in this many tokens, each in a part of its own.
 
-    They are numbered from ``first`` on; the first two come again, as in the turns of a conversation. The tokens are
-    those of a prompt ``behind`` its first ones.
+    They are numbered from ``first`` on; the first two repeat, as in the turns of a conversation. The tokens follow the
+    first ``behind`` tokens of a prompt.
     """
     part = prompt // count if count else 0
     numbers = [first + (at if at < _AGAIN else at - _AGAIN) for at in range(count)]

@@ -1,6 +1,6 @@
 """The messages of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
 
-Plain values that can be written down. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
+Plain values that can be serialized. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scripted.core.machine import Machine
 from scripted.core.tokens import tokens_alone
 from scripted.sdk.images import Image
 
-# -- events: what a step is given, in order --
+# -- events: a step's input, in order --
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
@@ -21,10 +21,11 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
     is the number of the LoRA that computes it; 0 is none. With ``grammar`` 1 its tokens are masked; a grammar of -1
-    does not compile, and the request ends with an error. ``session`` is the number of new tokens at the end of the
-    prompt of a session: the other tokens are those of the session's request before it, without the last one that it
-    said, and their KV is kept in between. The request may arrive while that one is alive, and then begins with what
-    that one will have said. ``images`` are in order; the tokens of ``prompt_ids`` at their positions are their content.
+    does not compile, and the request ends with an error. ``session`` is the number of new tokens at the end of a
+    session's prompt: the tokens before them are prompt and output of the session's previous request, without its last
+    output token, and their KV is kept in between. The request may arrive while the previous one is alive, and then
+    begins with the output that the previous one will have. ``images`` are in order; the tokens of ``prompt_ids`` at
+    their positions are their content.
     """
 
     rid: str
@@ -44,7 +45,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
         return 0 < self.session < len(self.prompt_ids)
 
     def alone(self, most: int) -> tuple[int, ...]:
-        """Return the first ``most`` tokens that it says where nothing disturbs it."""
+        """Return the first ``most`` tokens of its output when it runs undisturbed."""
         return tokens_alone(self.prompt_ids, most, self.stop_token_ids, self.lora, masked=self.grammar > 0)
 
 
@@ -57,7 +58,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
     """Empty the prefix cache; the answer says whether it was.
 
-    With ``force``, where the adapter declares it, running requests are preempted for it.
+    With ``force``, if the adapter declares it, running requests are preempted first.
     """
 
     call_id: str
@@ -65,14 +66,14 @@ class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
-    """Generation stops until ``Resume``. ``mode`` is the name of one of those that the adapter declares."""
+    """Generation stops until ``Resume``. ``mode`` is the name of a mode that the adapter declares."""
 
     call_id: str
     mode: str
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """Generation goes on."""
+    """Generation continues."""
 
     call_id: str
 
@@ -80,7 +81,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     """The result of a batch: the sampled tokens of each of its shares, in their order.
 
-    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at the next tokens, where the
+    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at the next tokens, if the
     adapter declares ``speculative_tokens``.
     """
 
@@ -107,14 +108,14 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
 Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | Signal
 
 
-# -- the plan: what a step launches --
+# -- the plan: a step's launch --
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that attend only to the last ``tokens`` positions, their own included.
 
-    With ``is_chunk`` they attend to the positions in the same chunk of that many, and never to those before ``first``.
-    Blocks wholly before the window may be anything.
+    With ``is_chunk`` they attend to the positions in the same chunk of ``tokens`` positions; in both cases never to
+    positions before ``first``. Blocks wholly before the window are arbitrary.
     """
 
     block_ids: tuple[int, ...]
@@ -123,7 +124,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
 
     def begins(self, position: int) -> int:
-        """Return the first position that this one attends to."""
+        """Return the first position that this position attends to."""
         start = position // self.tokens * self.tokens if self.is_chunk else position + 1 - self.tokens
         return max(self.first, start)
 
@@ -132,10 +133,10 @@ class StateTable(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that keep one state of all tokens before, such as Mamba's.
 
     The state after position ``p`` is in ``block_ids[p // tokens]``. A share begins with the state before its first
-    position and leaves the one after its last position there, and none in between. A share with guesses leaves a state
-    behind each guess, in the blocks after that place; once it is known how many hold, the device copies a state at the
-    end of a block to that block's own place. ``kept`` is a number of tokens of the share and a place, in which the
-    state after these tokens is left too; with no tokens none is.
+    position and stores the state after its last position there, and none in between. A share with guesses stores a
+    state after each guess, in the blocks after that place; once it is known how many guesses hold, the device copies a
+    state at the end of a block to that block's own place. ``kept`` is a number of tokens of the share and a place for
+    the state after these tokens; with 0 tokens there is none.
     """
 
     block_ids: tuple[int, ...]
@@ -153,7 +154,7 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
     def begins(self, position: int) -> int:
-        """Return the first position of this one's group."""
+        """Return the first position of this position's group."""
         return position // self.tokens * self.tokens
 
 
@@ -162,16 +163,16 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
     positions are guesses to verify; -1 stands for the guess of the request's last result, also of one in flight.
-    ``start`` is -1 where a scheduler with ``speculative_tokens`` cannot know it, because results that decide on guesses
-    are in flight: the share then begins where the one before it ended. ``known_tokens`` is the number of the request's
-    tokens, those in flight included, where the scheduler knows better than its results, because it dropped some of
-    them. ``token_ids`` are the tokens of these positions where the plan states them, -1 for an unknown one.
+    ``start`` is -1 if a scheduler with ``speculative_tokens`` cannot know it, because results that decide on guesses
+    are in flight: the share then begins where the previous one ended. ``known_tokens`` is the number of the request's
+    tokens, tokens in flight included, if the scheduler knows better than its results, because it dropped some of them.
+    ``token_ids`` are the tokens of these positions if the plan states them, -1 for an unknown one.
 
-    Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
-    of the same pool and size. Layers of a decoder read the encoder's output for the request's first image from the
-    blocks ``crossed``, which its first share writes; None where there are no such layers. No layer of the first group
-    reads the positions from the first of ``gap`` to before the second, whose blocks may be anything. Positions before
-    ``rebuilt`` are computed for the windows alone: the first group has them already.
+    If groups of layers attend to different positions, ``windows`` and ``states`` are the tables of the other groups, in
+    blocks of the same pool and size. Layers of a decoder read the encoder's output for the request's first image from
+    the blocks ``crossed``, which its first share writes; None without such layers. No layer of the first group reads
+    positions from ``gap[0]`` to before ``gap[1]``, whose blocks are arbitrary. Positions before ``rebuilt`` are
+    computed only for the windows: the first group has them already.
     """
 
     rid: str
@@ -217,13 +218,12 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch. All its shares are written before any of them reads.
 
-    Before that, ``copies`` are made in their order, each from its first block to its second: for requests that are
-    swapped out and in, and for prefixes that two requests continue. Host memory has block numbers of its own.
-    ``mirrored`` rows are copied after the batch has written them.
+    Before that, ``copies`` are made in order, each from its first block to its second: for requests that are swapped
+    out and in, and for prefixes that two requests continue. Host memory has block numbers of its own. ``mirrored`` rows
+    are copied after the batch has written them.
 
-    The device keeps the encoder's output for images, by their numbers, until it is told to drop it: first it drops
-    those in ``dropped``, then it computes those in ``encoded``, each a request and the place of the image among its
-    own.
+    The device keeps the encoder's output for images, by their numbers, until it is told to drop it: it first drops the
+    images in ``dropped``, then computes the images in ``encoded``, each given as a request and the image's index in it.
     """
 
     id: int
@@ -235,14 +235,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """KV that comes from outside, before the batch of the same step is computed.
+    """KV that arrives from outside, before the batch of the same step is computed.
 
-    It covers the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid`` from
-    its first one on; ``block_ids`` is its block table. Nothing arrived in the blocks ``missing``: all that is computed
-    from them is worthless, the scheduler will hear of it, and must not pass it on. ``windows``, ``states`` and
-    ``rings`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled at the
-    source: the request continues from it. A ``late`` load belongs to a request that has ended: it is written, and
-    begins no newer request of that rid.
+    It covers the positions from ``start`` to the end of ``token_ids``, the tokens of the request ``rid`` from the first
+    on; ``block_ids`` is its block table. Nothing arrived in the blocks ``missing``: results computed from them are
+    worthless, and the scheduler, which will be told, must not pass them on. If nothing is missing, ``windows``,
+    ``states`` and ``rings`` of other groups get what the next position needs. ``said`` was sampled at the source: the
+    request continues from it. A ``late`` load belongs to a request that has ended: it is written, and begins no newer
+    request of that rid.
     """
 
     rid: str
@@ -257,7 +257,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
 
 
-# -- replies: what clients are told --
+# -- replies to clients --
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
@@ -291,10 +291,10 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
 
     ``preempted`` requests lost their blocks and will compute again from the beginning. ``loads`` came from outside.
     ``copies`` are made before the batch is computed, like those of a batch; blocks with negative numbers are outside,
-    so that a flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, where
+    so that a flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, if
     that was not known at its launch. ``again``: a step without any event may do more. ``deadline``: the time at which a
-    step is due although nothing happens; with ``is_timer`` open requests wait for that time, as for the end of a
-    batching delay or the next poll, and without it the deadline only ends requests.
+    step is due even without an event; with ``is_timer`` open requests wait for that time, as for the end of a batching
+    delay or the next poll, and without it the deadline only ends requests.
     """
 
     microbatch: Batch | None = None
@@ -308,7 +308,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     is_timer: bool = False
 
 
-# -- a step written down --
+# -- a recorded step --
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -327,5 +327,5 @@ class Record(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-# The machine of such a scheduler.
+# A machine with these messages.
 SdkMachine: TypeAlias = Machine[Event, Stepped]

@@ -47,8 +47,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             context_tokens=limits.context_tokens,
             late_launches=can.late_launches,
             block_size=limits.block_size,
-            # While those that could give way are in flight; or a request that cannot grow begins again in each step,
-            # until another one needs a block.
+            # Preemptions in vain happen while the requests that could give way are in flight, or while a request that
+            # cannot grow begins again in each step until another one needs a block.
             most_in_vain=limits.depth if can.whole_leases else limits.block_size + limits.depth + 1,
         )
         self._limits = limits
@@ -59,10 +59,10 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._tables = 1
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
-        # Where pauses wait for their turn: the one that is not answered, and those behind it.
+        # If pauses wait for their turn: the unanswered pause, and the calls behind it.
         self._ending: str | None = None
         self._behind: dict[str, Pause | Resume] = {}
-        # Where a pause holds requests back, the requests that it holds: no pause aborts them.
+        # The requests that a pause holds back; no pause aborts them.
         self._held_back: set[Life] = set()
         # The counts that aborts of unknown requests must not change; None in steps without such aborts.
         self._resting: Mapping[str, int] | None = None
@@ -80,7 +80,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     @property
     def fit_together(self) -> bool:
-        """Whether all open requests fit in blocks, in one batch, and with their images; unused cache makes room."""
+        """Whether all open requests fit in the blocks, in one batch, and with their images; unused cache makes room."""
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
@@ -138,7 +138,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 if self._can.pauses_in_turn and self.paused is not None:
                     self._held_back.add(self.account.lives[-1])
                 if event.goes_on:
-                    # Its session has begun before.
+                    # Its session has begun already.
                     self.account.lives[-1].launched = True
                 if event.grammar < 0:
                     # Its grammar fails before it is computed.
@@ -293,7 +293,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             raise Violation(f"an abort of a request that is not alive changed {', '.join(changed)}")
 
     def at_end(self, machine: SdkMachine) -> None:
-        """Check the end of a run, after a flush where that is declared. Raises Violation."""
+        """Check the end of a run, after a flush if the adapter declares it. Raises Violation."""
         if not machine.is_idle:
             raise Violation(f"everything has ended, but the scheduler is not idle: {_words(machine.counts())}")
         grown = None if self._fresh is None else self._fresh.grown(machine)

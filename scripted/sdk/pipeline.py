@@ -1,7 +1,7 @@
 """The simulated runner: executes plans over the scheduler's own block tables and reports every wrong read.
 
-Each slot of a block holds a fingerprint of all tokens that lead to it. A share must find in the slots that it reads
-what its request computed, or what an equal prefix left there; the launch that reads anything else is reported.
+Each slot of a block holds a fingerprint of all tokens up to it. In the slots that it reads, a share must find the
+fingerprints that its request or an equal prefix stored; a launch that reads anything else is reported.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SimulatedRunner:
         self._speculative_tokens = can.speculative_tokens
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
         self._encoder = SimulatedEncoder(can.images)
-        # The fingerprint in each slot of every block that was ever written, 0 for a slot that was not; and how often
-        # the cache had been flushed at the block's last write.
+        # The fingerprint in each slot of every block that was ever written, 0 for an unwritten slot; and the number of
+        # flushes before the block's last write.
         self._blocks: dict[int, list[int]] = {}
         self._written: dict[int, int] = {}
         # The fingerprint of the tokens whose state a block holds.
@@ -66,7 +66,7 @@ class SimulatedRunner:
         self._flushes = 0
         self._flush_calls: set[str] = set()
         self._requests: dict[str, RequestTokens] = {}
-        # The next requests of a session, which begin when its present one has ended.
+        # The next requests of a session, which begin when its current one has ended.
         self._queued: dict[str, deque[Add]] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
         self._failing = False
@@ -113,7 +113,7 @@ class SimulatedRunner:
             self._load(load)
 
     def _go_on(self, rid: str, reason: str) -> None:
-        """Begin the next request of a session, or drop all of them where the one before did not end by itself."""
+        """Begin the next request of a session, or drop all of them if the previous one did not end by itself."""
         queued = self._queued[rid]
         if reason in OWN_ENDS:
             self.begin(queued.popleft())

@@ -1,8 +1,8 @@
 """Recordings of SDK machines, one line of JSON a step, and their replay.
 
 A machine is deterministic, so its inputs and their times are enough. Tokens may come from a real model. Lockstep's
-engine writes another format, ``engine.core.recording``, because production imports nothing of the harness and keeps
-check sums and checkpoints instead of whole outputs.
+engine writes another format, ``engine.core.recording``, because it imports nothing of the harness and keeps check sums
+and checkpoints instead of whole outputs.
 """
 
 from __future__ import annotations

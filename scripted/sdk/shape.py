@@ -18,7 +18,7 @@ _REPLIES: Final = (Tokens, Refused, Answer)
 
 
 def wrong_in_machine(machine: Any) -> str | None:
-    """Name the part that a new machine lacks, or has in a wrong form."""
+    """Name the part that a new machine lacks or has in a wrong form."""
     lacks = [part for part in _PARTS if not _has(machine, part)]
     if lacks:
         return f"has no {', '.join(lacks)}"

@@ -40,7 +40,7 @@ _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _IMAGES: Final = (0, 1, 1, 2, 3)
 _LONGEST: Final = 80
 _ALIKE: Final = {"sharing": ("all",), "prompts": ("alike",)}
-# How many values of settings are tried together before they count as refused.
+# Combinations of values that are tried before settings count as refused.
 _TRIES: Final = 8
 
 
@@ -84,7 +84,7 @@ class SchedulerSpace(Generic[_SettingsT]):
 
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
-        """Settings, requests, events. Raises ScriptDefinitionError where the default makes no machine."""
+        """Settings, kinds of requests and of events. Raises ScriptDefinitionError if the defaults make no machine."""
         close_machine(self._adapter.new_parts(self._default, record=False)[0])
         alone = Schedule(self._default, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
         return {
@@ -103,7 +103,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         """The scenes of each kind of request, by the kind's name, and the adapter's own."""
         declared = self._declared().items() if self._is_crowded else ()
         scenes = {name: {name: levels} for name, levels in declared}
-        # Requests that continue where others said the same.
+        # Requests that continue equal outputs of others.
         alike = {f"{name}-alike": {**scenes[name], **_ALIKE} for name in scenes if name == "sessions"}
         return {**scenes, **alike, **self._own_scenes}
 
@@ -132,7 +132,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         return capabilities
 
     def _kinds_needing(self) -> Iterator[str]:
-        """The kinds of events that can be added where their settings are as they need them."""
+        """The kinds of events that can be added once the settings that they need are set."""
         for kind in self._needed:
             if not kind.startswith(EVENT):
                 continue
@@ -144,12 +144,12 @@ class SchedulerSpace(Generic[_SettingsT]):
             yield from (known for known in event_kinds(alone) if known == kind)
 
     def allows(self, row: Row) -> bool:
-        """Whether some of the values of these settings make a machine; with many of them a few are tried."""
+        """Whether some combination of these settings' values makes a machine; of many combinations a few are tried."""
         rng = random.Random(0)  # noqa: S311 - the same each time
         return any(self._is_possible(self._with(self._values(row, rng))) for _ in range(_TRIES))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Raises ScriptDefinitionError for settings that do not go together."""
+        """Raises ScriptDefinitionError for settings that exclude each other."""
         config = self._with(self._values(row, rng))
         if config is None or not self._is_possible(config):
             raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
@@ -199,14 +199,14 @@ class SchedulerSpace(Generic[_SettingsT]):
         return drawn
 
     def _first_of(self, feature: str) -> dict[str, object]:
-        """The first values of its needs, and of theirs."""
+        """Return the first values of the settings that it needs, and of the settings that these need."""
         first = {name: values[0] for name, values in self._needed.get(feature, {}).items()}
         for name in [name for name, value in first.items() if value != self._defaults[name]]:
             first = {**self._first_of(name), **first}
         return first
 
     def _with(self, values: Mapping[str, object]) -> _SettingsT | None:
-        """The configuration; None where it refuses these values."""
+        """Return the configuration; None if it refuses these values."""
         try:
             return msgspec.structs.replace(self._default, **values)
         except ValueError:

@@ -65,7 +65,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
 
     launch = "schedule"
     update = "update_from_output"
-    # Statements before the imports of a file; and statements before its trial, for imports that it never uses.
+    # Statements before the imports of a file, and before its trial run (for imports that the run never uses).
     first: Sequence[str] = ()
     prepare = ""
     # The command that writes schedules that this form cannot express.
@@ -253,7 +253,7 @@ def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str
     return None, "the schedule does not fail"
 
 
-# -- what is wrong, as an assertion --
+# -- the fault as an assertion --
 
 
 def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) -> list[str]:
@@ -282,7 +282,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         empty = plans[max((at + 1 for at, is_there in enumerate(there) if is_there), default=0) :]
         if waiting and sign in helpers and len(empty) > 1:
             if len(empty) > _EMPTY_LAUNCHES:
-                # Further ones are more of the same.
+                # Further ones repeat the same fault.
                 empty = empty[:_EMPTY_LAUNCHES]
                 del calls.lines[calls.results[empty[-1]][2] :]
             return [
@@ -399,7 +399,7 @@ def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str
 
 
 def _call(called: str, given: Sequence[str]) -> str:
-    """Return a call with its arguments, over several lines where it is long."""
+    """Return a call with its arguments, over several lines if it is long."""
     line = f"{called}({', '.join(given)})"
     if len(line) <= _WIDTH - 20:
         return line
@@ -408,7 +408,7 @@ def _call(called: str, given: Sequence[str]) -> str:
 
 
 def what_is_wrong(text: str, expected: str | None, python: str = sys.executable, *, prepare: str = "") -> str | None:
-    """Say why a file does not fail as expected without this project; None if it does."""
+    """Return why a file does not fail as expected without this project; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test_standalone.py"
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Engines with threads, event loops and collectives as machines: one thing runs at a time, in an order that is fixed.
+"""Engines with threads, event loops and collectives as machines: one thread or task runs at a time, in a fixed order.
 
 An adapter makes ``Threads`` or an ``EventLoop`` in its machine; ``Collectives`` are the meeting points of ranks.
 """

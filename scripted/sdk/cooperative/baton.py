@@ -1,7 +1,7 @@
-"""The baton: of all threads of a machine only its holder runs, and it hands the baton on where it has to wait.
+"""The baton: only its holder among a machine's threads runs, and hands the baton on when it has to wait.
 
-Workers are real threads, so an engine's blocking code needs no change. The order in which they run is that of their
-start, so equal events give equal runs.
+Workers are real threads, so an engine's blocking code needs no change. They run in the order of their start, so equal
+events give equal runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Closed(BaseException):
 
 
 class Worker:
-    """One thread of the engine. ``waits_for`` is the thing that it waits for, in words; empty while it can run."""
+    """One thread of the engine. ``waits_for`` describes what it waits for; empty while it can run."""
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Worker:
         self.is_ready: Callable[[], bool] = _always
         # The time at which its wait ends without success; None for a wait without a limit.
         self.deadline: float | None = None
-        # It waits for a time so short that the next step is late enough.
+        # Its timeout is so short that it ends with the next step.
         self.is_polling = False
         self.has_ended = False
         self.error: BaseException | None = None
@@ -57,8 +57,7 @@ class Worker:
 class Baton:
     """Hands the baton from worker to worker. The harness's thread holds it between two calls of ``run``.
 
-    A wait of at most ``poll_s`` seconds is a poll and ends with the next step; a longer one ends when the clock says
-    so.
+    A wait of at most ``poll_s`` seconds is a poll and ends with the next step; a longer one ends by the clock.
     """
 
     def __init__(self, poll_s: float = 0.1) -> None:
@@ -71,7 +70,7 @@ class Baton:
         self._back.acquire()
         self._steps = 0
         self._last = -1
-        # How many waits the workers reach in this step before they stand still; None for as many as they like.
+        # The number of waits that the workers reach in this step before they stand still; None for no limit.
         self._left: int | None = None
         self._stalled: list[Worker] = []
 
@@ -93,25 +92,25 @@ class Baton:
         self._left = None
 
     def stall(self, after: int = 0) -> None:
-        """Let workers stand still in the next ``run`` once they have begun ``after`` waits, until the ``run`` after it.
+        """Stop workers in the next ``run`` once they have begun ``after`` waits, until the ``run`` after it.
 
-        What comes from outside meanwhile finds them between two of their own actions.
+        Calls from outside meanwhile meet them between two of their own actions.
         """
         self._left = after
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a worker stands still because of ``stall``, so that another step does more."""
+        """Whether a worker stands still because of ``stall``, so that another step makes progress."""
         return bool(self._stalled)
 
     @property
     def is_polling(self) -> bool:
-        """Whether a worker polls, so that it runs in the next step whatever happens."""
+        """Whether a worker polls, so that it runs in the next step in any case."""
         return any(worker.is_polling for worker in self.workers)
 
     @property
     def deadline(self) -> float | None:
-        """The earliest time at which a worker goes on by itself; None for no such time."""
+        """The earliest time at which a worker continues by itself; None if there is none."""
         times = [one.deadline for one in self.workers if one.deadline is not None and not one.is_polling]
         return min(times, default=None)
 
@@ -160,9 +159,9 @@ class Baton:
     # -- waiting --
 
     def wait(self, what: str, is_ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until ``is_ready``. Returns whether it is, or False where the timeout came first.
+        """Wait until ``is_ready``; return False if the timeout comes first.
 
-        Raises Violation where a call from outside would wait for ever.
+        Raises Violation if a call from outside would wait forever.
         """
         if self.holder is None:
             return self._wait_outside(what, is_ready, timeout)
@@ -188,7 +187,7 @@ class Baton:
         raise Violation(f"a call from outside waits for {what} for ever; the threads: {self._words()}")
 
     def _stand_still(self, worker: Worker, what: str) -> None:
-        """Wait for the next step where the workers are told to stall here."""
+        """Wait for the next step if the workers are told to stall here."""
         if self.is_closed:
             raise Closed
         if self._left is None:
@@ -214,9 +213,9 @@ class Baton:
     # -- the end --
 
     def close(self) -> None:
-        """End all threads, each at the point where it waits. Raises HarnessError for one that goes on.
+        """End all threads, each at the point where it waits. Raises HarnessError for a thread that does not end.
 
-        One that was interrupted while it ran ends at its next wait, or with the process.
+        A thread that was interrupted while it ran ends at its next wait, or with the process.
         """
         self.is_closed = True
         if self.holder is not None:

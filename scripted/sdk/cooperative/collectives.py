@@ -1,7 +1,7 @@
 """Collectives of ranks as rendezvous: each waits until all ranks have entered the same one.
 
-Ranks are threads of one ``Threads``. A rank that enters another collective than the others, or none, is a deadlock,
-which is told with the last collectives of every rank.
+Ranks are threads of one ``Threads``. A rank that enters another collective than the others, or none, is a deadlock; its
+report lists the last collectives of every rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from scripted.core.violation import Violation
 from scripted.sdk.cooperative.baton import Baton
 
-# Collectives of each rank that a deadlock is told with.
+# Collectives of each rank in the report of a deadlock.
 _SHOWN: Final = 6
 
 
@@ -25,7 +25,7 @@ class Collectives:
     def __init__(self, threads: Baton, size: int) -> None:
         self.size = size
         self._threads = threads
-        # The names of the collectives that each rank has entered, the last of them perhaps still open.
+        # The names of the collectives that each rank has entered; the last one may still be open.
         self._entered: list[tuple[str, ...]] = [()] * size
         self._given: dict[int, Any] = {}
         self._results: list[Sequence[Any] | None] = [None] * size
@@ -54,7 +54,7 @@ class Collectives:
         return self.enter(rank, name, value)
 
     def all_reduce(self, rank: int, name: str, value: Any, by: Callable[[Sequence[Any]], Any] = sum) -> Any:
-        """Return the sum of all values, or what ``by`` makes of them."""
+        """Return the sum of all values, or the result of ``by``."""
         return by(self.enter(rank, name, value))
 
     def barrier(self, rank: int, name: str = "barrier") -> None:
@@ -66,7 +66,7 @@ class Collectives:
         return bool(self._given)
 
     def check(self) -> None:
-        """Judge that no rank waits for others which will not come. Raises Violation."""
+        """Check that no rank waits for ranks that will never enter. Raises Violation."""
         if self._given:
             inside = ", ".join(f"rank {rank}" for rank in sorted(self._given))
             absent = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in self._given)

@@ -1,4 +1,4 @@
-"""An asyncio loop that a machine steps: it runs until every task waits, on the machine's time, and polls nothing."""
+"""An asyncio loop that a machine steps: it runs until every task waits, on the machine's clock, and polls no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripted.core.violation import Violation
 
 _T = TypeVar("_T")
 _Arguments = TypeVarTuple("_Arguments")
-# How far the loop's time goes on by itself in a step that only a poll asked for.
+# The advance of the loop's time in a step that only a poll asked for.
 _TICK_S: Final = 1e-6
 # Rounds of ready callbacks in one step. Healthy engines take a few dozen.
 ROUNDS_LIMIT: Final = 10_000
@@ -48,8 +48,8 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
 
     ``start`` begins the engine's main tasks, ``call`` runs a function of it inside the loop. Time is the machine's;
     ``deadline`` is when the next timer is due. An executor computes at once. An exception that ends any task is raised
-    from ``run``, unless it is of ``allowed``: a task that died unnoticed is the usual reason of an engine that hangs.
-    A timer of at most ``poll_s`` seconds is a poll and ends with the next step.
+    from ``run``, unless its type is ``allowed``: a task that died unnoticed is the usual cause of a hanging engine. A
+    timer of at most ``poll_s`` seconds is a poll and ends with the next step.
     """
 
     def __init__(self, *, allowed: tuple[type[BaseException], ...] = (), poll_s: float = 0.1) -> None:
@@ -60,7 +60,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         self._rounds = 0
         self._allowed = allowed
         self._poll_s = poll_s
-        # A poll is under way, so that the loop runs in the next step whatever happens.
+        # A poll is under way, so that the loop runs in the next step in any case.
         self.is_polling = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._errors: list[BaseException] = []
@@ -72,7 +72,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         return self._now
 
     def run(self, now: float) -> None:
-        """Run until every task waits. Raises what ended a task, or Violation where they never wait."""
+        """Run until every task waits. Raises the exception that ended a task, or Violation if tasks never wait."""
         self._now = max(now, self._now + 2 * _TICK_S if self.is_polling else self._now)
         self._rounds = 0
         self.run_forever()
@@ -124,7 +124,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         is_poll = when - self._now <= self._poll_s
         return super().call_at(self._now + _TICK_S if is_poll else when, callback, *args, context=context)
 
-    # -- what the loop tells --
+    # -- called by asyncio --
 
     def _would_wait(self, timeout: float | None) -> None:
         self._rounds += 1

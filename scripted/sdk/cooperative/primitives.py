@@ -1,6 +1,6 @@
 """Stand-ins for the parts of ``threading``, ``queue`` and ``time`` that wait: each waits by handing the baton on.
 
-They belong to the ``Threads`` that is entered when they are made. Time is the machine's.
+They belong to the ``Threads`` that is entered when they are made. Time is the machine's clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _entered: Final[list[Baton]] = []
 
 @contextmanager
 def entered(baton: Baton) -> Iterator[None]:
-    """Make what is made meanwhile belong to this baton."""
+    """Assign the primitives made meanwhile to this baton."""
     _entered.append(baton)
     try:
         yield
@@ -291,7 +291,7 @@ class CooperativePriorityQueue(CooperativeQueue):
 
 
 def _sleep(seconds: float) -> None:
-    """``time.sleep``. A thread that sleeps for no time waits for the next step: it would spin."""
+    """``time.sleep``. A sleep of 0 waits for the next step, because it would spin."""
     _baton().wait("a time", lambda: False, max(seconds, 1e-9))
 
 
@@ -367,7 +367,7 @@ def _module(real: ModuleType, parts: Mapping[str, object]) -> ModuleType:
 
 
 def _stand_ins() -> dict[int, object]:
-    """Map the identity of each real module, and of each of its parts that wait, to its stand-in."""
+    """Map the identities of each real module and of its waiting parts to their stand-ins."""
     found: dict[int, object] = {}
     for real, parts in ((threading, _THREADING), (queue, _QUEUE), (time, _TIME)):
         found[id(real)] = _module(real, parts)

@@ -11,15 +11,15 @@ from scripted.sdk.signals import SignalAction
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# How many waits deep a search stops them.
+# The numbers of waits after which a search stalls them.
 _DEPTHS: Final = 4
 
 
 class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
-    """The threads stand still in this step after ``after`` waits, locks included, and go on in the next one.
+    """The threads stand still in this step after ``after`` waits, locks included, and continue in the next one.
 
-    Its machine gives the value of the signal ``stall`` to ``Threads.stall``. A wake-up that is lost between a look and
-    a wait shows only so.
+    Its machine gives the value of the signal ``stall`` to ``Threads.stall``. Only this shows a wake-up that is lost
+    between a check and a wait.
     """
 
     after: int = 0
@@ -29,7 +29,7 @@ class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="st
     @staticmethod
     @verb
     def stall_threads(t: BaseContext, *, after: int = 0) -> None:
-        """Let the threads stand still in the next step after this many waits."""
+        """Make the threads stand still in the next step after this many waits."""
         Stall(after=after).tell(t)
 
     @classmethod

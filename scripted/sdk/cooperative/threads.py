@@ -1,4 +1,4 @@
-"""The threads of one machine: its engine's modules get the stand-ins while its code runs, and their own names back."""
+"""The threads of one machine: its engine's modules get the stand-ins while its code runs, and only then."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The frames of a flight: what a scheduler depends on, in the order in which it took effect, and a digest of each plan.
+"""The frames of a flight: a scheduler's inputs, in the order in which they took effect, and a digest of each plan.
 
-A request has a number, which other frames name; a plan has one too, counted from 1. Text of prompts is never here.
+A request has a number, which other frames name; so has a plan, counted from 1. Frames never contain text of prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 FORMAT: Final = "lockstep-flight-1"
-# The value of a setting, or of a part of a request that only its engine knows.
+# The value of a setting, or of a field of a request that only its engine knows.
 Scalar: TypeAlias = bool | int | float | str | None
 # A request's number, and a count of its tokens.
 Count: TypeAlias = tuple[int, int]
@@ -39,14 +39,14 @@ class FlightHeader(FlightFrame, frozen=True, kw_only=True, omit_defaults=False, 
     began: float = 0.0
 
 
-# -- what came in --
+# -- inputs --
 
 
 class Arrived(FlightFrame, frozen=True, kw_only=True, tag="arrived"):
     """A request, as it was handed to the scheduler.
 
     ``priority`` is the engine's own number, ``at`` its arrival time. ``images`` are start, length and name. ``engine``
-    is what only its engine reads.
+    has the fields that only its engine reads.
     """
 
     id: int
@@ -64,7 +64,7 @@ class Arrived(FlightFrame, frozen=True, kw_only=True, tag="arrived"):
 
 
 class Aborted(FlightFrame, frozen=True, kw_only=True, tag="aborted"):
-    """Requests that were ended from outside, in the engine's word for it."""
+    """Requests that were ended from outside, with the engine's word for it."""
 
     ids: tuple[int, ...]
     status: str = "abort"
@@ -79,7 +79,7 @@ class Called(FlightFrame, frozen=True, kw_only=True, tag="called"):
 
 
 class Offered(FlightFrame, frozen=True, kw_only=True, tag="offered"):
-    """A KV connector's answer for a request: how many more tokens are outside; None if it cannot say yet."""
+    """A KV connector's answer for a request: the number of further tokens outside; None if it is not known yet."""
 
     id: int
     tokens: int | None
@@ -121,14 +121,14 @@ class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
     lost: tuple[int, ...] = ()
 
 
-# -- what came out --
+# -- outputs --
 
 
 class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
     """A plan: which requests compute how many tokens, and two check sums.
 
     ``shape`` covers requests, positions, guesses and preemptions; ``blocks`` the block tables. ``now`` is in seconds
-    since the recording began. An empty plan stands for so many ``times``, one after the other.
+    since the recording began. An empty plan stands for this many consecutive ones (``times``).
     """
 
     plan: int
@@ -148,7 +148,7 @@ class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A live request: how it arrived, what it has said, where it is, and the scheduler's counters for it.
+    """A live request: its arrival, its output, its place, and the scheduler's counters for it.
 
     ``place`` is the scheduler's own word for its state.
     """
@@ -162,7 +162,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A plan whose result is not in."""
+    """A plan without a result."""
 
     plan: int
     shares: tuple[Count, ...] = ()
@@ -170,7 +170,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
-    """The scheduler before the first frame that was kept, as far as events can say it; ``lost`` names the rest.
+    """The scheduler before the first kept frame, as far as events can express it; ``lost`` names the rest.
 
     ``held`` are the running requests, then the waiting ones, both in the scheduler's order.
     """
@@ -184,7 +184,7 @@ class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
 
 
 class End(FlightFrame, frozen=True, kw_only=True, tag="end"):
-    """Why it was written: ``crash``, ``stall``, ``signal``, ``call`` or ``exit``; ``error`` is what it died of."""
+    """Why it was written: ``crash``, ``stall``, ``signal``, ``call`` or ``exit``; ``error`` is the fatal error."""
 
     why: str
     now: float

@@ -1,4 +1,4 @@
-"""The base of an engine's hooks: the calls of its scheduler are wrapped, and each is told to a recorder.
+"""The base of an engine's hooks: wraps the calls of its scheduler and reports each to a recorder.
 
 An error of a hook ends the recording and never the engine.
 """
@@ -28,7 +28,7 @@ class Hooks(ABC):
         self._plans = 0
 
     def attach(self, header: FlightHeader) -> FlightRecorder | None:
-        """Record the scheduler as the environment asks; None where it does not, or with wrong options."""
+        """Record the scheduler as the environment asks; None if it asks for none or its options are wrong."""
         recorder = recorder_of(os.environ, header, self.snapshot)
         if recorder is not None:
             self.recorder = recorder
@@ -41,7 +41,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def snapshot(self) -> Start:
-        """Describe the scheduler as it is, for a ring that has lost what came before."""
+        """Describe the scheduler's present state, for a ring that has lost earlier frames."""
 
     def wrapped(
         self,
@@ -50,7 +50,7 @@ class Hooks(ABC):
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
     ) -> Callable[P, R]:
-        """Wrap a call: ``before`` gets its arguments, ``after`` what it returned, and its arguments."""
+        """Wrap a call: ``before`` gets its arguments, ``after`` its result and its arguments."""
 
         @functools.wraps(own)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,7 +66,7 @@ class Hooks(ABC):
         return call
 
     def note(self, note: Callable[..., None] | None, *args: object, **kwargs: object) -> None:
-        """Tell the recorder of a call; an error here ends the recording and not the engine."""
+        """Report a call to the recorder; an error here ends the recording and not the engine."""
         if note is None or not self.recorder.is_on:
             return
         try:

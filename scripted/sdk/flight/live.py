@@ -1,4 +1,4 @@
-"""Asks the recorder of a running server for what its ring holds: by a signal, within a bounded time."""
+"""Asks the recorder of a running server for its ring: by a signal, within a bounded time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CLOCKS_DIFFER_S: Final = 2.0
 
 
 def flight_of(place: Path) -> Path:
-    """Return the file itself, or for the folder of a recorder the ring of the server that runs there.
+    """Return the file itself, or for a recorder's folder the ring of the server that records there.
 
-    Without a running server it is the newest file of the folder, as for a server that ends before it answers: its crash
-    is there. Raises ScriptDefinitionError where there is none.
+    Without a running server it is the newest file of the folder, also if the server dies before it answers, which leaves
+    its crash there. Raises ScriptDefinitionError if there is none.
     """
     if not place.is_dir():
         return place

@@ -1,6 +1,6 @@
-"""Records the engines that tests of other projects start, keeps the flights of failures, and says whether they replay.
+"""Records the engines that tests of other projects start, keeps the flights of failures, and reports if they replay.
 
-A failure that replays without a model is a race of the scheduler; one that does not is a time-out, numerics, the
+A failure that replays without a model is a race of the scheduler; any other comes from a time-out, numerics, the
 environment or the test. Engines of this process and of its children record, each into a file of its own.
 """
 
@@ -26,7 +26,7 @@ from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import ALL, FOLDER_VARIABLE, LIVE_SUFFIX, OPTIONS_VARIABLE, SUFFIX, write_out
 from scripted.sdk.flight.replay import ReplaysFlights, replay_flight
 
-# Every step goes to a file at once, so that nothing is lost with an engine that ends in its test.
+# Every step goes to a file at once, so that an engine that ends in its test loses nothing.
 _OPTIONS: Final = "all=true stall_s=0"
 _RUNNING: Final = "running"
 _LONGEST_REPLAY_S: Final = 120.0
@@ -34,14 +34,14 @@ _LONGEST_NAME: Final = 120
 
 
 class ReplayVerdict(msgspec.Struct, frozen=True):
-    """Whether a failure replays, and the sentence that says so; None where nothing can be replayed."""
+    """Whether a failure replays, and the sentence that says so; None if nothing can be replayed."""
 
     replays: bool | None
     text: str
 
 
 class RecordedTests:
-    """The flights of one pytest process, below ``folder``: of engines that run, and those kept of failures."""
+    """The flights of one pytest process, below ``folder``: of running engines, and of failures."""
 
     def __init__(self, folder: Path) -> None:
         self._kept = folder.absolute()
@@ -62,7 +62,7 @@ class RecordedTests:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give the environment back; what was kept stays."""
+        """Restore the environment; kept flights stay."""
         shutil.rmtree(self._running, ignore_errors=True)
         for name, value in self._before.items():
             os.environ.pop(name, None)
@@ -92,7 +92,7 @@ def _is_open(path: Path) -> bool:
 
 
 def _close(path: Path) -> None:
-    """End the copy of a flight whose engine goes on, so that a replay looks whether its requests do."""
+    """End the copy of a flight whose engine still runs, so that a replay checks whether its requests make progress."""
     flight = read_flight(path)
     if flight.end is None and not flight.damage and flight.frames:
         with path.open("ab") as file:
@@ -100,7 +100,7 @@ def _close(path: Path) -> None:
 
 
 def verdict_of(path: Path) -> ReplayVerdict:
-    """Replay a flight in a child, which sees what the test has changed in its engine's classes."""
+    """Replay a flight in a child, which inherits the test's changes of its engine's classes."""
     try:
         said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S)
         return msgspec.json.decode(said, type=ReplayVerdict)
@@ -113,7 +113,7 @@ def verdict_of(path: Path) -> ReplayVerdict:
 
 
 def _replayed(path: Path) -> ReplayVerdict:
-    # In this child nothing is recorded.
+    # This child records nothing.
     os.environ.pop(FOLDER_VARIABLE, None)
     try:
         flight = read_flight(path)

@@ -1,7 +1,7 @@
-"""Frames as a running engine keeps them: bytes that one call of an encoder makes, and that a writer unpacks.
+"""Frames as a running engine keeps them: bytes made by one call of an encoder, and unpacked by a writer.
 
-The garbage collector does not see bytes, and their size is known. Check sums and redaction are the writer's work. Plans
-and results are arrays, because their fields come from an engine's own lists; other frames are maps.
+The garbage collector does not track bytes, and their size is known. The writer adds check sums and redaction. Plans and
+results are arrays, because their fields come from an engine's own lists; other frames are maps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _PackedPlan(msgspec.Struct, frozen=True, array_like=True, tag=_PLAN, gc=Fa
     ids: list[int]
     starts: list[int]
     counts: list[int]
-    # Empty where no share has a guess.
+    # Empty if no share has a guess.
     guesses: list[int]
     tables: list[Any]
     preempted: list[int]

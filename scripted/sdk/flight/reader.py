@@ -27,7 +27,7 @@ from scripted.sdk.flight.frames import (
     Start,
 )
 
-# The part of the first line that has the format.
+# The part of the first line that holds the format.
 _FORMAT_WITHIN_BYTES: Final = 200
 _LONGEST_LINE_BYTES: Final = 1 << 26
 _LARGEST_FILE_BYTES: Final = 1 << 31
@@ -119,7 +119,7 @@ class _Known:
         self.line = 1
         self._requests: set[int] = set()
         self._shares: dict[int, int] = {}
-        # The last empty plans: their results may say something of transfers.
+        # The last empty plans: their results may report transfers.
         self._empty: deque[range] = deque(maxlen=_EMPTY_SPANS)
         self._plan = 0
         self._ended = False

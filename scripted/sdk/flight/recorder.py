@@ -1,4 +1,4 @@
-"""The recorder of a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
+"""Records a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
 
 The engine's loop only appends packed frames: check sums, redaction and files are the work of other threads, or of a
 process that is about to die. A failure in the recorder ends the recording, never the engine.

@@ -1,7 +1,8 @@
 """Redaction of a flight: token ids as substitutes that keep prefixes, lengths and the equality of block hashes.
 
 A substitute is a keyed hash of all tokens up to its own, so two texts share a prefix exactly as far as the originals
-do, and nothing can be counted. The key is drawn for each recording and never written. Tokens that end a request stay.
+do, and token frequencies are hidden. The key is drawn for each recording and never written. Tokens that end a request
+stay.
 """
 
 from __future__ import annotations

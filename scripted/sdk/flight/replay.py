@@ -62,10 +62,10 @@ _SHOWN_DIFFERENCES: Final = 4
 
 
 class FlightMachine(Protocol):
-    """A scheduler that takes the frames of a flight. Requests have their numbers in frames, and names in ``stepped``.
+    """A scheduler driven by the frames of a flight. Requests have numbers in frames, and names in ``stepped``.
 
-    ``limits`` and ``can`` are those of its configuration. ``knows_contents``: plans computed all that blocks hold, so
-    that reads can be checked.
+    ``limits`` and ``can`` belong to its configuration. ``knows_contents``: plans computed everything that blocks hold,
+    so reads can be checked.
     """
 
     limits: Limits
@@ -272,11 +272,11 @@ class _Run:
         self._opening: list[Add] = []
         self._events: list[SdkEvent] = []
         self._calls = 0
-        # The plans of the replay whose results are not in, each with its requests; those of a ring's beginning were
-        # never launched here.
+        # The replay's plans without results, each with its requests; plans from a ring's beginning were never launched
+        # here.
         self._in_flight: dict[int, tuple[str, ...]] = {}
         self._before: set[int] = set()
-        # What the runner sampled for plans that are in flight.
+        # The runner's results for plans in flight.
         self._done: dict[int, BatchResult] = {}
         self._plan = 0
         self._differs: PlanDifference | None = None
@@ -321,7 +321,7 @@ class _Run:
                 return
             self._take(frame)
         if end is not None and end.error and until is None:
-            # It died before it could say what it planned.
+            # It died before its last plan was recorded.
             self._make_plan(Planned(plan=self._plan + 1, now=end.now, shape=0), is_recorded=False)
 
     def _stand(self) -> tuple[Stand, ...]:
@@ -502,10 +502,10 @@ class _Run:
         step = Step(tuple(self._events), self._records[-1].step.now if self._records else 0.0)
         self._records.append(Record(step, None, {}, self._error))
 
-    # -- behind the end --
+    # -- after the end --
 
     def _run_on(self) -> tuple[str, ...]:
-        """Run on until every open request has moved; return those that never do, though nothing outside holds them."""
+        """Run until every open request has moved; return the requests that never do and that nothing outside holds."""
         ended, idle, now = self._plan, 0, self._records[-1].step.now if self._records else 0.0
         self._runner.is_as_recorded = False
         open_ones = list(self._watch.lives)
@@ -530,5 +530,5 @@ def name_of(request: Arrived) -> str:
 
 
 def call_id(number: int) -> str:
-    """Return the id of a call, which are counted from 1 in the order of flushes, pauses and ends of pauses."""
+    """Return the id of a call; flushes, pauses and resumes are counted together from 1."""
     return f"call-{number}"

@@ -1,4 +1,4 @@
-"""A replayed flight as it is shown: its steps in words, its verdict, and the steps that become a schedule."""
+"""A replayed flight as the user sees it: its steps in words, its verdict, and the steps that become a schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripted.sdk.messages import Record, Step
 
 
 def steps_of(outcome: FlightOutcome) -> Sequence[Record]:
-    """Return the replayed steps. The requests of a ring's beginning arrive in the first, with what they had said."""
+    """Return the replayed steps. The requests of a ring's beginning arrive in the first, with their earlier output."""
     if not outcome.opening or not outcome.records:
         return outcome.records
     first, *rest = outcome.records
@@ -24,7 +24,7 @@ def steps_of(outcome: FlightOutcome) -> Sequence[Record]:
 
 
 def rerun_of(adapter: Any, flight: Flight, outcome: FlightOutcome) -> Rerun:
-    """Return what ``scripted replay`` shows of a flight."""
+    """Return the report of ``scripted replay`` on a flight."""
     config = adapter.read_config({name: str(value) for name, value in flight.header.config.items()})
     found = outcome.differs
     differs = None
@@ -48,7 +48,7 @@ def rerun_of(adapter: Any, flight: Flight, outcome: FlightOutcome) -> Rerun:
 
 
 def _notes(flight: Flight) -> tuple[str, ...]:
-    """Return what the reader of a replay has to know of the file."""
+    """Return notes on the file for the reader of a replay."""
     notes = list(flight.header.notes)
     if flight.start is not None:
         notes += [f"the ring begins with step {flight.start.plan}; it has lost {one}" for one in flight.start.lost]

@@ -1,7 +1,7 @@
 """Reports which requests are stuck, since when, what each waits for, who holds it, and where the chain ends.
 
-The words are the same for every engine. ``Watch`` follows the steps of one scheduler from outside; a hint names what
-only the scheduler knows, such as a grammar that is not compiled.
+The words are the same for every engine. ``Watch`` follows the steps of one scheduler from outside; a hint names a cause
+that only the scheduler knows, such as a grammar that is not compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import Add, Event, Pause, Resume, Stepped, Tokens
 
 Kind: TypeAlias = Literal["blocks", "budget", "load", "grammar", "seat", "result", "peer", "pause", "turn", "nothing"]
-# Resources from outside the scheduler, which is not to blame for them.
+# Resources from outside the scheduler, for which it is not to blame.
 OUTSIDE: Final[frozenset[Kind]] = frozenset({"load", "grammar", "result", "peer", "pause"})
 _SHOWN: Final = 4
 _LONGEST_CHAIN: Final = 16
@@ -53,12 +53,12 @@ class TellsWhoStands(Protocol):
     """An adapter that reads recordings of its scheduler and reports the requests stuck at their end."""
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
-        """Raises what a bad file raises."""
+        """Raises the reader's error for a bad file."""
         ...
 
 
 class _Life:
-    """``computed`` is the position that comes next, None when it has to begin; ``since`` the step it moved in last."""
+    """``computed`` is the next position, None before its beginning; ``since`` is the step of its last progress."""
 
     __slots__ = ("blocks", "computed", "flights", "launched", "most", "prompt", "said", "since")
 
@@ -150,7 +150,7 @@ class Watch:
                 life.computed, life.launched, life.since = max(0, share.start) + share.count, True, step
                 life.blocks = len(share.block_ids)
 
-    # -- who stands --
+    # -- stuck requests --
 
     def stands(self, step: int, after: int, hints: Mapping[str, Hint], free: int | None = None) -> tuple[Stand, ...]:
         """Return the requests that have not moved for this many steps, the longest first; ``free`` counts blocks."""

@@ -17,7 +17,7 @@ _DATA: Final = b"data: "
 
 
 class HttpCall:
-    """A POST. ``status`` is None until it is there; ``closed`` turns true when nothing more can come.
+    """A POST. ``status`` is None until it arrives; ``closed`` becomes true when nothing more can arrive.
 
     ``token_ids`` are the received tokens of a streamed completion, which ``read`` finds in a chunk; ``text`` is the
     body of any other answer.

@@ -89,7 +89,7 @@ def _write_plugin(folder: Path, plugin: Plugin) -> None:
     (metadata / "entry_points.txt").write_text(f"[{plugin.group}]\nscripted_live = {plugin.hook}\n")
 
 
-# -- what the gate says of a script --
+# -- the gate's answer to a script --
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

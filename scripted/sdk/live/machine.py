@@ -31,11 +31,11 @@ from scripted.sdk.messages import (
 )
 
 ABORT: Final = "abort"
-# Calls of no script. Work done alone has ended with its answer, or continues after it.
+# Calls outside of scripts. Their work ends with the answer, or continues after it.
 _ALONE: Final = "alone"
 _GOES_ON: Final = "goes-on"
 _MOST_STEPS: Final = 4000
-# A loop plans again after an empty plan, for ever. After this many empty plans in a row it stays so.
+# A loop plans again after an empty plan, forever. After this many consecutive empty plans the rest are empty too.
 _EMPTY_PLANS: Final = 3
 
 
@@ -50,7 +50,7 @@ class LiveEngine(ABC):
         self._stops = stops
         self._gate = stops.gate
         self._port = port
-        # The connection of each live request, and what it was told.
+        # The connection of each live request, and the tokens that it was told.
         self._clients: dict[str, HttpCall] = {}
         self._told: dict[str, list[int]] = {}
         self._posts: dict[str, HttpCall] = {}
@@ -79,7 +79,7 @@ class LiveEngine(ABC):
     @property
     @abstractmethod
     def may_go_on(self) -> bool:
-        """Whether the loop would plan again if it were let go on."""
+        """Whether the loop would plan again if it continued."""
 
     def call(self, event: Any) -> None:
         """Send an administrative call. Raises TypeError for one that the engine does not have."""
@@ -108,7 +108,7 @@ class LiveEngine(ABC):
     # -- for the run --
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """No obstacle: a live engine holds nothing that a script does not."""
+        """Return no obstacle: a live engine holds nothing that a script does not."""
         del run
         return None
 
@@ -156,7 +156,7 @@ class LiveEngine(ABC):
             client.hang_up()
 
     def _alone(self, events: list[Event], changes: Mapping[int, int] | None = None) -> tuple[int, ...]:
-        """Do this alone, until it ends. ``changes`` are versions of weights by positions."""
+        """Run these events alone until their end. ``changes`` are versions of weights by position."""
         said: list[int] = []
         for _ in range(_MOST_STEPS):
             stepped = self.step(events, 0.0)
@@ -204,10 +204,10 @@ class LiveEngine(ABC):
         )
         return inbox.let_in()
 
-    # -- what was seen --
+    # -- outputs --
 
     def tell(self, rid: str, token_ids: Sequence[int], reason: str | None) -> None:
-        """Note what the engine tells a request."""
+        """Note the engine's reply to a request."""
         self._told[rid] += token_ids
         self._replies.append(Tokens(rid=rid, token_ids=tuple(token_ids), finish_reason=reason))
 

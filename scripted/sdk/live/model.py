@@ -24,7 +24,7 @@ def write_model(folder: Path, seed: int, vocabulary: int = _VOCABULARY, context:
     """Write a Llama of two layers with random weights of the seed, and a tokenizer with a word for each id."""
     # The end of sequence: its logit is 0, so another one is always greater, and it is never chosen.
     end = vocabulary - 1
-    # transformers makes names on demand; a server needs the others, its adapter does not.
+    # Imported here because only a live server needs them; transformers makes names on demand.
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     tokenizers: Any = importlib.import_module("tokenizers")

@@ -1,4 +1,4 @@
-"""A live server in the test's process: starts it, gives it scripts, and leaves nothing of it behind."""
+"""A live server, from the test's process: starts it, gives it scripts, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Br
 # An engine with all its imports, on two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0
 _END_TIMEOUT_S: Final = 5.0
-# The gate's own timeouts come first and say more. Requests alone are computed after the script's own time.
+# Longer than the gate's own timeouts, whose errors say more. Requests are computed alone after the script's time.
 _PATIENCE_S: Final = 30.0
 _POLL_MS: Final = 500
 _LOG_TAIL: Final = 3000
@@ -70,7 +70,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
     def _run(
         self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptOutcome:
-        """Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
+        """Raises ScriptFailed, ScriptTimeout, or HarnessError with the output of the engine's process."""
         if not self.usable:
             raise HarnessError("this live server is shut down or not usable any more; start another one")
         command = command_to_run(script, args, kwargs, options, self.mutant)
@@ -87,7 +87,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
 
     @property
     def pid(self) -> int:
-        """The process that was started; those of the engine descend from it."""
+        """The started process; the engine's processes descend from it."""
         return self._process.pid
 
     @property
@@ -112,7 +112,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
         return self._log.read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace")
 
     def _end(self) -> None:
-        """Kill the session, which has everything."""
+        """Kill the process session, which contains every process."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -131,7 +131,7 @@ class LiveServers:
     def lend(
         self, config: object, *, mutant: str | None = None, placement: str = "local", device: str | None = None
     ) -> Iterator[LiveServer]:
-        """A server of this configuration. Its command says where it computes, so there is no other device."""
+        """Lend a server of this configuration. Its command determines the device, so no other can be asked for."""
         del placement, device
         if self._server is None or not self._server.usable or self._server.config != config:
             self.close()

@@ -1,4 +1,4 @@
-"""The device and the oracle of a live run, in place of a search's: here an engine really computes."""
+"""The device and the oracle of a live run, whose engine really computes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LiveDevice:
         return 0
 
     def holds(self, rid: str, block_ids: Sequence[int], first: int, end: int) -> bool:
-        """Return True: the KV of a real engine is judged by the tokens that come of it."""
+        """Return True: a real engine's KV is judged by the tokens computed from it."""
         del rid, block_ids, first, end
         return True
 
@@ -64,7 +64,7 @@ class LiveDevice:
 
 
 class LiveOracle(SdkOracle):
-    """Checks all promises that need no simulated runner; tokens are compared with those of the request alone."""
+    """Checks all promises that need no simulated runner; compares tokens with the tokens of the request alone."""
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         super().__init__(limits, can, None)

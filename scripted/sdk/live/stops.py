@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S: Final = 30.0
 
 
 class LoopGate:
-    """``where`` says what the loop waits for, and is empty while it runs. Events from outside notify ``news``.
+    """``where`` names what the loop waits for, and is empty while it runs. Events from outside notify ``news``.
 
     An open gate stops nobody: the engine starts, or its process ends.
     """
@@ -131,7 +131,7 @@ class LoopStops:
         self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
 
     def wake(self) -> None:
-        """Bring a loop that sleeps until the next message to the gate."""
+        """Wake a loop that sleeps until the next message, and bring it to the gate."""
 
     def begin_step(self) -> None:
         """Forget the observations of the last step."""

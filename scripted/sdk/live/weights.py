@@ -52,7 +52,7 @@ class WeightsOfRequests:
         self._account = account
         self._version = VERSIONS[0]
         self._histories: dict[Life, list[tuple[int, int]]] = {}
-        # The length of the outputs of requests that cannot do the same alone from then on.
+        # By request: the length of its output after which it cannot be compared with a run alone.
         self._comparable: dict[Life, int] = {}
 
     def follow(self, event: Event) -> None:
@@ -64,7 +64,7 @@ class WeightsOfRequests:
                 self._version = event.value
                 for life in self._account.live.values():
                     position = life.computed or 0
-                    # A request alone comes to every position of its output, but not to those of its prompt.
+                    # A request alone computes its output position by position, but not its prompt.
                     if (life.said and not position) or 0 < position < len(life.message.prompt_ids):
                         self._comparable.setdefault(life, len(life.said))
                     self._histories[life].append((position, event.value))
@@ -81,5 +81,5 @@ class WeightsOfRequests:
         return tuple(dict(self._histories[life]).items())
 
     def comparable(self, life: Life) -> int | None:
-        """Return how many of its tokens it says alone too; None for all."""
+        """Return how many of its tokens a run alone must repeat; None for all."""
         return self._comparable.get(life)

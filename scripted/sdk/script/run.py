@@ -56,7 +56,7 @@ def _context_of(actions: tuple[type[Action], ...]) -> type[SdkContext]:
 
 
 class SdkRun(ScriptedRun):
-    """Runs one script on a new machine, and winds it up as a schedule is wound up.
+    """Runs one script on a new machine, and winds it up like a schedule.
 
     ``plans`` are the batches by the step that launched them, as the device understood them.
     """
@@ -79,7 +79,7 @@ class SdkRun(ScriptedRun):
         own = [action for action in self.adapter.actions if action not in ACTIONS]
         return _context_of((*actions_of(self._can), *own, *more))
 
-    # -- looking --
+    # -- observations --
 
     def take_state(self) -> State:
         live = self.oracle.account.live
@@ -181,7 +181,7 @@ class SdkRun(ScriptedRun):
     # -- for the verbs --
 
     def start(self, message: Add) -> SdkRequest:
-        """A request arrives."""
+        """Let a request arrive."""
         handle = SdkRequest(message, ClientView(message.rid), self.oracle.account, len(self.handles.all))
         self.device.begin(message, is_queued=message.rid in self.oracle.account.live)
         self.give(message)
@@ -189,7 +189,7 @@ class SdkRun(ScriptedRun):
         return handle
 
     def call(self, action: AdministrativeCall) -> Call:
-        """An administrative call arrives."""
+        """Let an administrative call arrive."""
         call = Call(action.path)
         call.call_id, call.arrived = f"call-{self._calls + 1}", True
         self.act(action)
@@ -243,7 +243,7 @@ class SdkRun(ScriptedRun):
                 handles[share.rid].note_share(share)
 
     def _told(self) -> dict[str, SdkRequest]:
-        """The handles that get the next replies, by rid: the oldest whose client has not heard of its end."""
+        """Return the handles that get the next replies, by rid: the oldest whose client has not been told its end."""
         return {handle.rid: handle for handle in reversed(self.handles.all) if not handle.client.closed}
 
 

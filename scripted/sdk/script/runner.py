@@ -1,7 +1,7 @@
 """Runs one script on one adapter of the SDK, and reports how it ended.
 
 A script fails by its own exception, by a broken promise, or by an exception of the scheduler in a step. Any other
-exception is a defect of the adapter or of the harness, and is raised as that.
+exception is a defect of the adapter or of the harness, and is raised as a HarnessError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _SdkExecution(ScriptExecution[SdkRun]):
     def report(
         self, run: SdkRun, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any
     ) -> FailureReport:
-        """Report a failure. Raises HarnessError where neither the script nor the scheduler is to blame."""
+        """Report a failure. Raises HarnessError if neither the script nor the scheduler is to blame."""
         _check_blame(run, exc)
         more |= {
             "when": _when(run, self, exc),
@@ -105,7 +105,7 @@ def run_script(
 
 
 def _check_blame(run: SdkRun, exc: BaseException) -> None:
-    """Raise HarnessError where neither the script nor the scheduler is to blame."""
+    """Raise HarnessError if neither the script nor the scheduler is to blame."""
     meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *violations_of(run.adapter)))
     if not meant and run.phase is not Phase.ADAPTER and not is_raised_in(exc, run.adapter.packages):
         raise HarnessError(
@@ -126,6 +126,6 @@ def _when(run: SdkRun, script: ScriptExecution, exc: BaseException) -> str:
 
 
 def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
-    """The lines of the adapter, below those of the harness."""
+    """Return the traceback lines of the adapter, without the harness's."""
     frames = [one for one in extract_tb(exc.__traceback__) if not is_in_harness(one.filename)]
     return tuple(Frame(one.filename, one.lineno or 0, one.name, one.line or "") for one in frames)
