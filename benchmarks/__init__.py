@@ -1,1 +1,1 @@
-"""Benchmarks: what the engine and its harness cost, measured on the machine at hand. ``python -m benchmarks``."""
+"""Benchmarks: the cost of the engine and its harness, measured on this machine. ``python -m benchmarks``."""

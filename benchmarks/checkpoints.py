@@ -1,6 +1,6 @@
 """The two checkpoints that benchmarks run on, with random weights: S, tiny, and M, in the shape of Qwen3-0.6B.
 
-Owns their shapes and a tokenizer with a token for each word, so that all servers count alike.
+Owns their shapes and a tokenizer with one token a word, so that all servers count alike.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": True,
     },
 }
-# With experts, two of eight: each has half the dense intermediate size, so that a token needs as many weights as there,
-# of four times as many.
+# With experts, two of eight active: each has half the dense intermediate size, so that a token needs as many weights as
+# in the dense model, out of four times as many.
 _EXPERT_COUNT: Final = 8
 _EXPERTS_A_TOKEN: Final = 2
 EXPERTS: Final = ("qwen3_moe", "mixtral")
@@ -62,14 +62,14 @@ def vocabulary_of(shape: str) -> int:
 
 @contextmanager
 def checkpoint(dtype: str, shape: str = "S") -> Iterator[Path]:
-    """Yield a checkpoint's folder, which lasts as long as the block."""
+    """Yield a checkpoint's folder, which exists as long as the block."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         make_checkpoint(Path(name), dtype, shape)
         yield Path(name)
 
 
 def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | None = None) -> None:
-    """Make a Qwen3 of one of the shapes, or a model with experts; its random weights are the same in every run."""
+    """Make a Qwen3 of one of the shapes, or a model with experts, with the same random weights in every run."""
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     values = _COMMON | SHAPES[shape] | {"eos_token_id": vocabulary_of(shape) - 1}
@@ -93,7 +93,7 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
 
 
 def _save_tokenizer(folder: Path, shape: str) -> None:
-    """Save a tokenizer in which a word is a token; ids without a word of the workload have words of their own."""
+    """Save a tokenizer with one token a word; ids without a word of the workload get words of their own."""
     unknown, end = "<unk>", "<eos>"
     others = vocabulary_of(shape) - len(WORDS) - 2
     words = [*WORDS, *[f"w{number}" for number in range(others)], unknown, end]

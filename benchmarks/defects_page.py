@@ -1,6 +1,6 @@
 """Writes benchmarks/tables/defects.md: ``python -m benchmarks.defects_page``.
 
-Each adapter's table of defects is a section of the page, between sections that are written by hand and stay.
+Each adapter's table of defects is a section of the page, between hand-written sections, which stay.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _HEADS: Final = ("defect", "versions", "found by", "who causes it", "how often",
 
 
 def tables() -> list[DefectTable]:
-    """The tables of all adapters."""
+    """Return the tables of all adapters."""
     return [read_defects(_ROOT / f"adapters/scripted_{name}/defects.toml") for name in _ADAPTERS]
 
 
 def page_of(before: str) -> str:
-    """The page with the sections of the tables written again."""
+    """Return the page with the tables' sections rewritten."""
     for table in tables():
         section = "\n\n".join(_section(table)) + "\n"
         old = re.search(rf"(?ms)^## {re.escape(table.title)}\n.*?(?=^## |\Z)", before)

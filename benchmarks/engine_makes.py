@@ -1,4 +1,4 @@
-"""How soon the search finds the planted bugs of ``examples/engines``, one engine of each make.
+"""Measures how soon the search finds the planted bugs of ``examples/engines``, one engine of each make.
 
 ``python -m benchmarks.engine_makes [--page benchmarks/tables/engine_makes.md]``. The searches draw targets and events
 from three seeds; the first finding is shrunk.

@@ -1,6 +1,6 @@
-"""``python -m benchmarks``: everything, as a table and as out/bench.json.
+"""``python -m benchmarks``: runs all benchmarks, and prints a table and writes out/bench.json.
 
-One after the other, never two at once: they share the machine's cores with the servers that they start.
+They run sequentially, because they share the machine's cores with the servers that they start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLAIN_WIDTH_COLUMNS: Final = 140
 
 
 def main() -> None:
-    """Run the named benchmarks. A missed target is shown, and is no error: the machine may be busy."""
+    """Run the named benchmarks. A missed target is shown but is no error, because the machine may be busy."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", type=output_file, default=RESULTS, help="where the numbers go")

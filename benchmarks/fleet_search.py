@@ -1,7 +1,8 @@
 """An hour of search over fleets: ``python -m benchmarks.fleet_search --page FILE [--minutes N]``.
 
 Generated targets of one prefill and one decode engine, and of two and two, with random events and with swarm, in slices
-that take turns. A slice is kept as soon as it is done, so the command goes on where it was stopped. By process time.
+that take turns. A slice is kept as soon as it is done, so the command resumes where it was stopped. Time is process
+time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Search, and write the page."""
+    """Search and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, required=True, help="its table is written again; what is above it stays")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of process time, over all runs of the command")
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def _search(engines: str, strategy: StrategyName, first: int, seconds: float) -> Slice:
-    """Run targets of this shape until the time is over, at least one."""
+    """Run targets of this shape, at least one, until the time is over."""
     plan = SearchPlan(adapter=ADAPTER, strategy=strategy)
     targets, schedules, cpu_s, findings = 0, 0, 0.0, list[str]()
     for number in itertools.count(first):

@@ -1,8 +1,8 @@
 """The cost of vLLM's flight recorder: microseconds of a step and of each running request, bytes in memory and on disk.
 
 `.venv-vllm/bin/python -m benchmarks.flight_cost [RUNNING ...]` prints a row for each number of running requests. The
-calls of a load are noted once and made again without the scheduler's own work, with a recorder's wrappers and without,
-so that a difference is the recorder's alone. `--steps` prints the time of whole steps instead.
+calls of a load are noted once and repeated without the scheduler's own work, with and without a recorder's wrappers, so
+that the difference is only the recorder's. `--steps` prints the time of whole steps instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scripted.sdk.flight.recorder import FlightRecorder
 _RUNNING: Final = (16, 64, 128)
 _STEPS: Final = 600
 _ROUNDS: Final = 15
-# Answers of the usual length: a request is a new one once in some hundred steps.
+# Answers of the usual length: a new request begins once in some hundred steps.
 _MOST_NEW: Final = 300
 _MILLION: Final = 1_000_000
 _MIB: Final = 1 << 20
@@ -40,7 +40,7 @@ def load_of(engine: Engine, running: int, seed: int = 0) -> Load:
 
 
 class _Noted:
-    """The calls of a load from outside the scheduler, with what they returned. Calling makes them again, on nothing."""
+    """A load's calls from outside the scheduler, with their results. Calling this repeats them without a scheduler."""
 
     def __init__(self, running: int) -> None:
         self.load = load_of(vllm(), running)
@@ -63,14 +63,14 @@ class _Noted:
             self._is_inside = True
             returned = own(*args, **kwargs)
             self._is_inside = False
-            # Of an abort the names are a generator's, and of a result the scheduler cuts what it does not need.
+            # An abort's names come as a generator, and the scheduler trims a result.
             self._calls.append((name, args, kwargs, returned))
             return returned
 
         return call
 
     def __call__(self) -> float:
-        """Make all calls; return the seconds of process time that they took."""
+        """Make all calls; return their seconds of process time."""
         self._answers = iter([returned for *_, returned in self._calls])
         calls = [(getattr(self.scheduler, name), args, kwargs) for name, args, kwargs, _ in self._calls]
         begun = time.process_time()
@@ -84,7 +84,7 @@ class _Noted:
 
 
 def row_of(running: int, folder: Path) -> str:
-    """Return the row of a load with so many clients."""
+    """Return the row of a load with this many clients."""
     noted = _Noted(running)
     bare = min([noted() for _ in range(_ROUNDS)])
     with_it = []
@@ -116,7 +116,7 @@ def _sizes(recorder: FlightRecorder) -> tuple[int, int]:
 
 
 def whole_steps(running: int, folder: Path) -> str:
-    """Return the time of whole steps with a recorder over that without: the median of pairs that take turns."""
+    """Return the ratio of whole steps' times with and without a recorder: the median over alternating pairs."""
     ratios, times = [], []
     for seed in range(_ROUNDS):
         pair = []

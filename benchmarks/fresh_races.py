@@ -1,8 +1,8 @@
-"""Which races of 2026 are shown here, and how soon: ``python -m benchmarks.fresh_races [--page FILE] [NAME ...]``.
+"""Measures how soon the search shows races of 2026: ``python -m benchmarks.fresh_races [--page FILE] [NAME ...]``.
 
 Each row of ``fresh_races.toml`` names a mutant of some adapter, a defect of a release, or the reason for neither. Rows
-of engines that are not installed keep what the page says, and with names of adapters, mutants and defects so do all
-others.
+of engines that are not installed keep their text on the page; with names of adapters, mutants or defects, so do all
+other rows.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NOT_SHOWN: Final = "-"
 class Race(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A report and its race in one sentence.
 
-    A ``mutant`` of ``adapter`` shows it, with a ``workload`` by a sweep of that one; or a ``defect`` of the adapter's
-    table does, on the release; or ``because`` says why nothing does.
+    A ``mutant`` of ``adapter`` shows it, with a ``workload`` by a sweep of that workload; or a ``defect`` of the
+    adapter's table shows it on the release; or ``because`` is the reason why nothing does.
     """
 
     report: str
@@ -58,7 +58,7 @@ class Race(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shown_as(self) -> str:
-        """The mutant or the defect, with its adapter, or the reason for neither."""
+        """Return the mutant or the defect, with its adapter, or the reason for neither."""
         if self.because:
             return self.because
         adapter, _, settings = self.adapter.partition("+")
@@ -77,7 +77,7 @@ def read_races() -> list[Race]:
 def how_shown(race: Race) -> str:
     """Search for a race; return how it was found, or ``-``.
 
-    Raises ScriptDefinitionError or ImportError where the adapter or its engine is not installed.
+    Raises ScriptDefinitionError or ImportError if the adapter or its engine is not installed.
     """
     if race.because:
         return _NOT_SHOWN
@@ -127,7 +127,7 @@ def _search(race: Race, plan: SearchPlan) -> SearchReport:
 
 
 def _first_target(race: Race) -> int | None:
-    """Return how many generated targets show a mutant, the last one included; None if none of the first ones does."""
+    """Return the number of generated targets up to the first that shows a mutant; None if no tried one does."""
     target_adapter = adapter_of(race.mutant, race.adapter)
     for number in range(_TARGETS):
         target = generated_schedule(number, target_adapter)
@@ -163,7 +163,7 @@ def page_of(races: list[Race], shown: Mapping[tuple[str, str], str]) -> str:
 
 
 def _searched(races: list[Race], names: list[str]) -> Iterator[tuple[Race, str]]:
-    """Yield the rows that can be searched for here, each with how it was found."""
+    """Yield the rows that can be searched for here, each with its result."""
     for race in races:
         if names and not {race.adapter, race.mutant, race.defect}.intersection(names):
             continue

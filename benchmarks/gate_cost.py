@@ -1,8 +1,8 @@
 """Cost of the gate in production: the live loop against the same loop written by hand, without a gate.
 
-Both run the same scheduler over the same sockets in alternating blocks, so that other work of the machine slows both
-down. Time is the CPU time of the thread, which never blocks here. The median difference of neighbouring blocks has
-a 95 % interval from resampling the pairs.
+Both run the same scheduler over the same sockets in alternating blocks, so that other load slows both down. Time is the
+CPU time of the thread, which never blocks here. The median difference of neighbouring blocks has a 95 % interval from
+resampling the pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REQUESTS: Final = "inproc://requests"
 
 
 def measure() -> Iterator[Measurement]:
-    """Measure over a simulated pipeline, where the difference shows, and over the embedded model, where it counts."""
+    """Measure over a simulated pipeline, where the difference shows, and over the embedded model, where it matters."""
     with BareServer(ServerSettings()) as server:
         simulated = _pairs(server, SimulatedPipeline(server.limits), SIMULATED_PAIRS, SIMULATED_STEPS)
     with BareServer(ServerSettings()) as server:
@@ -74,8 +74,6 @@ def _spread(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 class DiscardingOutbox:
-    """An outbox that forgets."""
-
     def send(self, replies: Sequence[Reply]) -> None:
         pass
 
@@ -102,7 +100,7 @@ class BareServer(ExitStack):
         self.control = Control(theirs)
 
     def gate(self, pipeline: Pipeline) -> LiveGate:
-        """A live gate over this server's sockets and that pipeline."""
+        """Make a live gate over this server's sockets and that pipeline."""
         return LiveGate(
             GateContext(
                 settings=self.settings,
@@ -129,7 +127,7 @@ class _BlockEnd(Exception):
 
 
 class _Stopwatch:
-    """An outbox that takes the time of a block of steps, each of which has a reply, and ends the block."""
+    """An outbox that times a block of steps, each with a reply, and ends the block."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -150,7 +148,7 @@ class _Stopwatch:
 
 
 def _pairs(server: BareServer, pipeline: Pipeline, count: int, steps: int) -> list[tuple[float, float]]:
-    """Seconds of CPU a step with the gate and without it, of pairs of blocks, every other one in the opposite order."""
+    """Return the CPU seconds a step with and without the gate, in pairs of blocks, alternating their order."""
     tokens = 2 * (WARM_UP_STEPS + 2) + count * 2 * (steps + 2)
     sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
     server.send(Generate(rid="decodes", prompt_ids=(65,) * 8, sampling=sampling))
@@ -164,7 +162,7 @@ def _pairs(server: BareServer, pipeline: Pipeline, count: int, steps: int) -> li
 
 
 def _with_gate(server: BareServer, pipeline: Pipeline, steps: int) -> float:
-    """The engine's own loop."""
+    """Run the engine's own loop."""
     return _timed(steps, lambda outbox: run_loop(server.gate(pipeline), server.scheduler, pipeline, outbox))
 
 

@@ -1,7 +1,7 @@
 """Time to a prompt's first token: computed, loaded from the host, or hit in the prefix cache, on a CPU.
 
-Scheduler and model in one process; the three take turns, each with a prompt of its own. Shows CPU time: on a busy
-machine wall time measures the others. Run: ``python -m benchmarks.host_tier``.
+Scheduler and model run in one process; the three cases take turns, each with its own prompt. Time is CPU time, which
+other load disturbs less. Run: ``python -m benchmarks.host_tier``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HostTierBench:
         self._vocabulary = vocabulary
 
     def first_token(self, seed: int) -> tuple[float, int]:
-        """Milliseconds of CPU until a prompt's first token, and how many of its tokens were cached."""
+        """Return the CPU milliseconds until a prompt's first token, and the number of its cached tokens."""
         prompts = prompts_of(1, self._tokens, self._vocabulary, seed)
         cached, start = self._engine.scheduler.counters.cached_tokens, time.process_time()
         self._engine.run(prompts, 1)
@@ -52,7 +52,7 @@ class HostTierBench:
         return spent * 1e3, self._engine.scheduler.counters.cached_tokens - cached
 
     def turn(self, number: int) -> dict[str, float]:
-        """Each case once, with prompts that no other turn has."""
+        """Run each case once, with prompts of this turn alone."""
         times: dict[str, float] = {}
         prompt, filler = 2 * number, 2 * number + 1
         times[CASES[0]], none = self.first_token(prompt)
@@ -66,7 +66,7 @@ class HostTierBench:
 
 
 def main() -> None:
-    """Print each case's median and minimum, and how many times faster than computing it is."""
+    """Print each case's median and minimum, and its speed-up over computing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of a prompt")

@@ -1,9 +1,9 @@
-"""A live vLLM or SGLang under load, recorded: what the recorder costs, and whether every plan of the replay is equal.
+"""A live vLLM or SGLang under load, recorded: the recorder's cost, and whether every plan of the replay is equal.
 
 `.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20] [--turns 6]` starts two
-servers of checkpoint S on this machine's CPU, one of them with a recorder. They are loaded in turns by clients that ask
-again when they are answered and sometimes hang up. Then the flight is replayed in this process. With `--turns 0` there
-is one server, with a recorder, and one load.
+servers of checkpoint S on this machine's CPU, one of them with a recorder. Clients load them in turns: they send a
+request after each answer, and sometimes hang up. Then the flight is replayed in this process. With `--turns 0` there is
+one server, with a recorder, and one load.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _ENVIRONMENT: Final = {
 
 
 class Turn(msgspec.Struct):
-    """What one turn of one server did."""
+    """The measurements of one turn of one server."""
 
     seconds: float
     tokens: int = 0
     requests: int = 0
     aborts: int = 0
-    # Of the server and its processes; it says more than wall time on a machine that does other things.
+    # CPU time of the server and its processes, which other load disturbs less than wall time.
     cpu_s: float = 0.0
     gaps: list[float] = []
 
@@ -74,7 +74,7 @@ class Turn(msgspec.Struct):
 
 
 class Server:
-    """A server in a process group of its own; ``folder`` is where its recorder writes, None without one."""
+    """A server in its own process group; ``folder`` receives its recorder's files, None without a recorder."""
 
     def __init__(self, engine: str, model: Path, port: int, folder: Path | None) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def in_turns(servers: list[Server], clients: int, seconds: float, count: int) -> list[list[Turn]]:
-    """Load the servers in turns; return the turns of each. The first of each is thrown away, if there are others."""
+    """Load the servers in turns; return the turns of each, without the first one if there are others."""
     turns: list[list[Turn]] = [[] for _ in servers]
     for number in range(count + 1):
         long = seconds if number or not count else 3.0
@@ -210,7 +210,7 @@ def in_turns(servers: list[Server], clients: int, seconds: float, count: int) ->
 
 
 def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
-    """Return throughputs and gaps with a recorder beside those without."""
+    """Return throughputs and gaps with and without a recorder."""
     pairs = list(zip(without, with_it, strict=True))
     return {
         "tokens a second without": [round(turn.tokens_a_second) for turn in without],
@@ -228,7 +228,7 @@ def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
 
 
 def report(options: argparse.Namespace, turns: list[list[Turn]], path: Path) -> None:
-    """Print what the turns did, and what the replay says."""
+    """Print the turns' measurements and the replay's verdict."""
     flight = read_flight(path)
     shares = [len(frame.shares) for frame in flight.frames if getattr(frame, "shares", ())]
     began = time.process_time()

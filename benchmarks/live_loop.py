@@ -1,7 +1,7 @@
 """Cost of waiting in the real scheduler process: CPU while a device computes elsewhere, added latency, idleness.
 
-Everything is a process of its own: the scheduler with its gate, sockets and staged pipeline, and a device that sleeps
-10 ms a step in place of the stages, so that a step takes real time and no CPU. Also a whole server left alone.
+Scheduler (with its gate, sockets and staged pipeline) and device are separate processes. In place of the stages the
+device sleeps 10 ms a step, so that a step takes real time and no CPU. Also measures an idle whole server.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ IDLE_CPU_TARGET_PERCENT: Final = 0.5
 
 
 def measure() -> Iterator[Measurement]:
-    """CPU and added latency beside a step of 10 ms, wake latency, idle CPU; the bare transport for comparison."""
+    """Measure CPU and latency beside a step of 10 ms, wake latency and idle CPU; the bare transport to compare."""
     with tempfile.TemporaryDirectory() as folder:
         private_dir = Path(folder)
         bare = _bare_round_trips(private_dir)
@@ -122,7 +122,7 @@ def _latencies(bare: Sequence[float], added: Sequence[float], wakes: Sequence[fl
 
 
 class TimedGate(LiveGate):
-    """The live gate, which tells a socket when it woke for a call; the clock is the same in all processes."""
+    """A live gate that reports to a socket when it woke for a call; all processes share the clock."""
 
     def __init__(self, context: GateContext) -> None:
         super().__init__(context)
@@ -131,7 +131,7 @@ class TimedGate(LiveGate):
         self._times.connect(context.settings.gate_options)
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Wait; when it was for a call, say when the wait was over."""
+        """Wait; after a wait for a call, report when it was over."""
         step = super().next_step(previous)
         if step is None:
             self._times.close(linger=0)
@@ -142,14 +142,14 @@ class TimedGate(LiveGate):
 
 
 class DeviceStep(msgspec.Struct, frozen=True, array_like=True):
-    """When a plan reached the device and when its result left, in seconds of the monotonic clock."""
+    """The times at which a plan reached the device and its result left, in seconds of the monotonic clock."""
 
     began: float
     ended: float
 
 
 def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
-    """Be all stages: take the plans of each, sleep for a step, answer for the last."""
+    """Play all stages: take the plans of each, sleep for a step, answer for the last."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channels = [StageChannel(stage_address(private_dir, stage)) for stage in range(STAGES)]
     times = context.socket(zmq.PUSH)
@@ -171,7 +171,7 @@ def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
 
 
 def run_echo(private_dir: Path) -> None:
-    """Send back what comes: the price of the transport alone."""
+    """Echo messages, for the cost of the transport alone."""
     channel = StageChannel(private_dir / "echo")
     while (frame := channel.receive()) is not None:
         channel.send(frame)
@@ -190,7 +190,7 @@ class LiveLoopBench:
         self._sent = 0
 
     def busy(self, scheduler: psutil.Process, tokens: int) -> tuple[float, list[float]]:
-        """CPU share while one stream of ``tokens`` tokens is computed, and the seconds that each token added."""
+        """Measure the CPU share during one stream of ``tokens`` tokens, and the seconds added to each token."""
         sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
         cpu_before, started = process_cpu_s(scheduler), time.monotonic()
         self._requests.send(encode(Generate(rid=f"r{self._sent}", prompt_ids=(1, 2, 3), sampling=sampling)))
@@ -203,7 +203,7 @@ class LiveLoopBench:
         return cpu_s / seconds, added
 
     def wakes(self, count: int) -> list[float]:
-        """Seconds from a send to the step that takes it, each time out of idleness."""
+        """Measure the seconds from a send to the step that takes it, each time from an idle state."""
         self._drain_gate_times()
         wakes = []
         for _ in range(count):
@@ -231,7 +231,7 @@ class LiveLoopBench:
 
 @contextmanager
 def _engine(private_dir: Path) -> Iterator[psutil.Process]:
-    """The scheduler process and its device; both are gone afterwards."""
+    """Run the scheduler process and its device, and end both."""
     own = os.getpid()
     settings = ServerSettings(
         pp_size=STAGES, gate=f"{TimedGate.__module__}:TimedGate", gate_options=f"ipc://{private_dir}/gate-times"
@@ -253,7 +253,7 @@ def _engine(private_dir: Path) -> Iterator[psutil.Process]:
 
 
 def _bare_round_trips(private_dir: Path) -> list[float]:
-    """Seconds there and back between two waiting processes, after a step's pause, as a token's way is."""
+    """Measure round trips between two waiting processes, each after a step's pause, like a token's way."""
     channels = StageChannels([private_dir / "echo"])
     echo = fork_child("echo", lambda _: run_echo(private_dir))
     trips = []
@@ -272,7 +272,7 @@ def _bare_round_trips(private_dir: Path) -> list[float]:
 
 
 def _idle_server() -> dict[str, tuple[float, int]]:
-    """CPU share and wake-ups of each process of a whole server without requests."""
+    """Measure CPU share and wake-ups of each process of a whole server without requests."""
     with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as folder:
         process = parent.serve(ServerSettings(port=0), Path(folder), Path(folder) / "log")
         pids = process.wait_ready(START_BOUND_S).pids
@@ -284,7 +284,7 @@ def _idle_server() -> dict[str, tuple[float, int]]:
 
 
 def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
-    """CPU share and number of wake-ups of each while nothing happens."""
+    """Measure the CPU share and the number of wake-ups of each process while idle."""
     before = {process.pid: (process_cpu_s(process), _wakeups(process)) for process in processes}
     time.sleep(IDLE_S)
     after = {process.pid: (process_cpu_s(process), _wakeups(process)) for process in processes}
@@ -294,7 +294,7 @@ def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
 
 
 def _wakeups(process: psutil.Process) -> int:
-    """How often any thread stopped waiting."""
+    """Return how often any thread stopped waiting."""
     statuses = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
     lines = [line for status in statuses for line in status.splitlines() if line.startswith("voluntary_ctxt")]
     return sum(int(line.split()[1]) for line in lines)

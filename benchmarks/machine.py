@@ -1,6 +1,6 @@
 """The machine that a benchmark runs on: its processor's features and the class that its numbers belong to.
 
-Numbers of two classes are never compared. Reads what the system says; measures nothing.
+Numbers of two classes are never compared. Reads system information; measures nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Machine", "print_with_machine"]
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _GIB: Final = 2**30
-# The features that decide how fast a model is on a processor, as Linux names them: x86, then ARM.
+# The features that decide a model's speed on a processor, under Linux's names: x86, then ARM.
 _FEATURES: Final = (
     "avx2",
     "avx512f",
@@ -34,7 +34,7 @@ _FEATURES: Final = (
     "bf16",
     "i8mm",
 )
-# A class and what a processor of it has, the best one first.
+# The classes with the features that they require, the best one first.
 _CLASSES: Final = (
     ("AVX-512 with AMX", ("avx512f", "amx_bf16")),
     ("AVX-512 with bf16", ("avx512f", "avx512_bf16")),
@@ -46,7 +46,7 @@ _CLASSES: Final = (
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor and what it had to do at the moment. ``load`` is the load average of the last minute."""
+    """A processor and its load: ``load`` is the load average of the last minute."""
 
     model: str
     cores: int
@@ -57,7 +57,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls) -> Machine:
-        """This machine, now."""
+        """Return this machine, now."""
         lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
         described = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         flags = set(described.get("flags", described.get("Features", "")).split())
@@ -73,7 +73,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processor_class(self) -> str:
-        """The class of the processor; its architecture where the features are not known."""
+        """Return the processor's class; its architecture if its features are unknown."""
         for name, needed in _CLASSES:
             if set(needed) <= set(self.features):
                 return name
@@ -85,7 +85,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_with_machine(table: RenderableType) -> None:
-    """Print a table, and below it what it was measured on."""
+    """Print a table, and below it the machine."""
     console = Console(width=120)
     console.print(table)
     console.print(f"{Machine.here().processor_class}: {Machine.here()}")

@@ -1,6 +1,6 @@
-"""One measured number with its target, and how a list of them is shown and stored.
+"""One measured number with its target; lists of them as a table and as a file.
 
-Owns table and file format. Never measures anything, never hides a target that was missed.
+Owns table and file format. Measures nothing, and never hides a missed target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "write_report",
 ]
 
-# How often a median is taken of values drawn again.
+# The number of resampled medians.
 _RESAMPLES = 2000
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """A number. ``target`` is in the same unit; ``at_least`` says on which side of it the number should be.
+    """A number. ``target`` has the same unit; with ``at_least`` the number should not be below it, otherwise not above.
 
-    ``spread`` says in words how far the number can be trusted: best of how many, a percentile, an interval.
+    ``spread`` describes its reliability: the best of how many, a percentile, an interval.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasurementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was measured in one run, and on what."""
+    """All measurements of one run, and the machine."""
 
     python: str
     machine: str
@@ -73,12 +73,12 @@ class MeasurementReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> bool:
-        """Whether other processes wanted more than half of the machine."""
+        """Whether other processes used more than half of the machine."""
         return self.load_before > self.cores / 2
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement], load_before: float) -> MeasurementReport:
-        """The report of this machine. ``load_before`` is its load average before the first measurement."""
+        """Make the report of this machine. ``load_before`` is its load average before the first measurement."""
         return cls(
             python=platform.python_version(),
             machine=f"{platform.system()} {platform.machine()}",
@@ -90,7 +90,7 @@ class MeasurementReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_table(report: MeasurementReport) -> Table:
-    """The report as a table for a terminal."""
+    """Format the report as a table for a terminal."""
     table = Table(
         title=f"{report.cores} cores, {report.machine}, Python {report.python}, load before: {report.load_before:.1f}"
     )
@@ -109,7 +109,7 @@ def write_report(path: Path, report: MeasurementReport) -> None:
 
 
 def output_file(text: str) -> Path:
-    """The type of an option that names the file of results: refused before the measurements, not after them."""
+    """Parse an option that names the file of results, so that a bad one is refused before the measurements."""
     path = Path(text)
     try:
         require_writable("it", path)
@@ -119,7 +119,7 @@ def output_file(text: str) -> Path:
 
 
 def output_folder(text: str) -> Path:
-    """The same for a folder of results, which need not be there yet."""
+    """Parse an option that names a folder of results, which may not exist yet."""
     return output_file(str(Path(text) / "results")).parent
 
 
@@ -138,17 +138,17 @@ def _number(value: float) -> str:
 
 
 def in_turn(things: Sequence[T], number: int) -> Sequence[T]:
-    """The order of a round: every other one goes the other way round, so that it helps nobody to be first."""
+    """Return the order of a round: every second one is reversed, so that being first helps nobody."""
     return things[:: -1 if number % 2 else 1]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that ``percent`` of at least two values are not above, interpolated."""
+    """Return the interpolated percentile of at least two values."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, by drawing values again and again; the same ones give the same."""
+    """Return the 95 % interval of the median by resampling, deterministically."""
     draw = random.Random(0)  # noqa: S311 - resampling, not secrets
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     cut = int(0.025 * _RESAMPLES)

@@ -1,8 +1,8 @@
 """Streams beside a long prompt, by ``mixed_chunk`` and ``max_gap_ms``: the engine in one process, in its CPU time.
 
-Time is the CPU time that each stage takes for each microbatch, so that a busy machine changes little: a stage begins
-with a microbatch when it is launched, the stage before is done with it, and its own last one is done. Run:
-``python -m benchmarks.mixed_chunk``.
+Time is each stage's CPU time for each microbatch, which other load disturbs little: a stage begins a microbatch when it
+is launched, the stage before has finished it, and the stage has finished its previous one. Run: ``python -m
+benchmarks.mixed_chunk``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Pipeline:
         self._results: deque[tuple[float, Completion]] = deque()
 
     def step(self, *events: Event) -> list[TokenOutput]:
-        """One step of the scheduler: with these events, or with the next result if there is nothing to launch."""
+        """Do one step of the scheduler: with these events, or with the next result if there is nothing to launch."""
         began = time.process_time()
         result = self.scheduler.step(events, self.now)
         self.now += time.process_time() - began
@@ -91,7 +91,7 @@ class Pipeline:
 
 
 def play(config: EngineConfig, arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
-    """Streams that run, and a long prompt that comes; until its first token, and the streams' next ones."""
+    """Run streams, then add a long prompt; until its first token and the streams' next ones."""
     pipeline, draw = Pipeline(config), random.Random(seed)  # noqa: S311 - a workload is no secret
     streams = [f"s{number}" for number in range(arguments.streams)]
     ticks: dict[str, list[float]] = {rid: [] for rid in (*streams, LONG)}

@@ -1,8 +1,8 @@
 """Time of one step of the model on a CPU: transformers' forward, the lean one, OpenVINO.
 
-A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. They take turns in
-one process, step by step. Shows CPU time: on a busy machine wall time measures the others.
-Run: ``python -m benchmarks.model_step``.
+A step is a stage's work for a microbatch: page tables, attention metadata, all layers, sampling. The forwards take
+turns in one process, step by step. Time is CPU time, which other load disturbs less. Run: ``python -m
+benchmarks.model_step``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGES_A_ROW = 20
 
 
 class ModelStepBench:
-    """One runner of all layers, and the steps that are measured."""
+    """One runner of all layers, and the measured steps."""
 
     def __init__(self, folder: Path, *, lean: bool, openvino: bool = False) -> None:
         config = EngineConfig(
@@ -53,14 +53,14 @@ class ModelStepBench:
         self._launched = 0
 
     def prefill(self, row: int, tokens: int, *, cached: int = 0) -> tuple[int, ...]:
-        """The first token of a prompt whose first ``cached`` tokens are computed already."""
+        """Compute the first token of a prompt whose first ``cached`` tokens are computed already."""
         ids = tuple((row * 7 + place * 3) % VOCABULARY for place in range(cached, tokens))
         # Scattered, like the pages of an engine that has run for a while.
         pages = tuple(page * max(BATCHES) + row for page in range(PAGES_A_ROW))
         return self._forward(Segment(f"r{row}", row, cached, ids, 0, pages, True, SamplingSpec(seed=0)))
 
     def decode(self, rows: int, last: tuple[int, ...]) -> tuple[int, ...]:
-        """One more token for each of the first ``rows`` rows."""
+        """Compute one more token for each of the first ``rows`` rows."""
         return self._forward(
             *[Segment(f"r{row}", row, CONTEXT_TOKENS, (last[row],), 0, (), True) for row in range(rows)]
         )
@@ -74,7 +74,7 @@ class ModelStepBench:
 
 
 def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of CPU of each step, in turns."""
+    """Measure the CPU milliseconds of each step, in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -85,7 +85,7 @@ def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, l
 
 
 def cases(benches: dict[str, ModelStepBench], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Every measured case by name."""
+    """Return every measured case by name."""
     results = {}
     for rows in BATCHES:
         last = {
@@ -103,7 +103,7 @@ def cases(benches: dict[str, ModelStepBench], repeats: int) -> dict[str, dict[st
 
 
 def main() -> None:
-    """Print each forward's median and minimum, and how many times faster than transformers' the others are."""
+    """Print each forward's median and minimum, and its speed-up over transformers'."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; OpenVINO takes one fewer than cores")

@@ -24,7 +24,7 @@ from engine.pipeline.local import LocalPipeline
 
 __all__ = ["PARTS", "Engine", "Run", "StepTimes", "prompts_of"]
 
-# The parts of a decode step, and the methods that do them. What a part calls of another one counts for that one.
+# The parts of a decode step, and their methods. A call into another part counts for that part.
 _METHODS: Final = {
     "page tables, batch, copy to the device": ("_adopt", "_batch"),
     "layers: launched": ("model.forward",),
@@ -36,7 +36,7 @@ PARTS: Final = (PLANNING, *_METHODS, REST)
 
 
 class StepTimes(msgspec.Struct):
-    """From one microbatch's end to the next one's: seconds on the clock, of the CPU and by part; tokens computed."""
+    """From one microbatch's end to the next one's: wall and CPU seconds, seconds by part, computed tokens."""
 
     mode: ForwardMode
     tokens: int
@@ -53,12 +53,12 @@ class Run(msgspec.Struct):
     steps: list[StepTimes]
 
     def decodes(self, rows: int) -> list[StepTimes]:
-        """The steps that decode all rows, without the first: it may still wait for what the prompts left."""
+        """The steps that decode all rows, without the first, which may still wait for the prompts' work."""
         return [step for step in self.steps if step.mode is ForwardMode.DECODE and step.tokens == rows][1:]
 
 
 class Engine:
-    """One engine of all layers. ``early`` is the runner's: whether it launches what is planned ahead."""
+    """One engine of all layers. ``early``: its runner launches microbatches that are planned ahead."""
 
     def __init__(self, config: EngineConfig, *, lean: bool = True, early: bool | None = None) -> None:
         limits = Limits.of(config, read_facts(config))
@@ -119,7 +119,7 @@ def prompts_of(rows: int, tokens: int, vocabulary: int, seed: int) -> list[list[
 
 
 def _wrap(owner: Any, path: str, part: str, times: dict[str, float]) -> None:
-    """Time a method of an object, or of one that it holds."""
+    """Time a method of an object, or of an object that it holds."""
     *holders, name = path.split(".")
     for holder in holders:
         owner = getattr(owner, holder)

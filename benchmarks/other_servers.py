@@ -1,7 +1,7 @@
-"""Scripts on the real server of another engine: cost of the boot and of each script, and whether runs are equal.
+"""Scripts on the real server of another engine: the cost of its boot and of each script, and whether runs are equal.
 
 `python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md` runs the scripts of
-tests/registered/other_servers in an environment with vLLM or SGLang, those of one configuration on one server.
+tests/registered/other_servers in an environment with vLLM or SGLang, one server a configuration.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _row(server: LiveServer, test: ScriptedTest, runs: int) -> str:
 
 
 def _essence(log: StepLog) -> list[Any]:
-    """Of each step what arrived, what was launched and what was answered, without blocks."""
+    """Reduce each step to its events, its launch and its replies, without blocks."""
     return [
         (
             [said.in_full for said in step.arrived],
@@ -114,7 +114,7 @@ def _range(seconds: Sequence[float]) -> str:
 
 
 def _process_s(server: LiveServer) -> float:
-    """Of all of a server's processes that live."""
+    """Return the CPU seconds of a server's live processes."""
     parent = psutil.Process(server.pid)
     return sum(sum(one.cpu_times()[:2]) for one in (parent, *parent.children(recursive=True)))
 

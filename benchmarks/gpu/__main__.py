@@ -1,7 +1,7 @@
-"""``python -m benchmarks.gpu``: every part on the GPU, each in a process of its own with a time bound.
+"""``python -m benchmarks.gpu``: runs every part on the GPU, each in its own process with a time limit.
 
-A part that fails or runs out of time is reported, and the next one goes on. ``--part`` runs some of them and adds to
-what the file has of this machine; ``--dry-run`` takes the same paths on the CPU over a tiny model.
+A part that fails or times out is reported, and the next one follows. ``--part`` runs some parts and adds them to this
+machine's results in the file; ``--dry-run`` takes the same paths on the CPU over a tiny model.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _GRACE_S: Final = 5.0
 
 
 class Part(NamedTuple):
-    """A part. ``measure`` is its module:function, so that the process that starts the parts imports none.
+    """One part. ``measure`` is its MODULE:FUNCTION, so that the process that starts the parts imports none.
 
-    With ``computes`` it runs in a process of its own, over the checkpoint.
+    With ``computes`` it runs in its own process, over the checkpoint.
     """
 
     measure: str
@@ -64,7 +64,7 @@ _OVER_THE_CHECKPOINT: Final = {name for name, part in PARTS.items() if part.comp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts and write the report; the exit status says whether all are done."""
+    """Run the parts and write the report; the exit status is 0 if all are done."""
     asked = _parser().parse_args(arguments)
     if asked.inside:
         return be_parts(asked.inside.split(","), Path(asked.given))
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_parts(names: Sequence[str], setting: Setting, scratch: Path, limit_s: float) -> list[PartResult]:
-    """Run parts, one after the other, in a process group of their own, which is ended when the time is up."""
+    """Run parts sequentially in a process group of their own, which is ended when the time is up."""
     given, log = scratch / "setting.json", scratch / f"{names[0]}.log"
     given.write_bytes(msgspec.json.encode(setting))
     command = [sys.executable, "-m", "benchmarks.gpu", "--inside", ",".join(names), "--given", str(given)]
@@ -126,14 +126,14 @@ def run_parts(names: Sequence[str], setting: Setting, scratch: Path, limit_s: fl
 
 
 def groups(names: Sequence[str], *, together: bool) -> list[list[str]]:
-    """The parts that share a process: of a dry run those that compute in it, whose imports are most of their time."""
+    """Group the parts that share a process: in a dry run all that compute, because imports take most of their time."""
     alone = [[name] for name in names if not (together and PARTS[name].computes)]
     sharing = [name for name in names if together and PARTS[name].computes]
     return [sharing, *alone] if sharing else alone
 
 
 def be_parts(names: Sequence[str], given: Path) -> int:
-    """Measure in this process and write each part's outcome."""
+    """Measure in this process and write each part's result."""
     from importlib import import_module
 
     from benchmarks.gpu.stand_ins import stand_ins
@@ -169,7 +169,7 @@ def _with_checkpoint(setting: Setting, folder: Path) -> Setting:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a part and its processes: first in order, so that servers end theirs."""
+    """End a part and its processes, gently at first, so that servers end their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)

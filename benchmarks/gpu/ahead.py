@@ -1,4 +1,4 @@
-"""Decode steps of one process that are launched before the last ones' tokens are known, beside steps that wait.
+"""Decode steps launched before the previous tokens are known, compared with steps that wait, in one process.
 
 The engines take turns, round by round, over the same prompts. In a dry run the CPU launches too.
 """
@@ -24,7 +24,7 @@ _ENGINES: Final[dict[str, dict[str, Any]]] = {
 
 
 def measure_ahead(setting: Setting) -> list[Table]:
-    """Measure, for each batch, the time of a step, and count the requests with the same output as without."""
+    """Measure the time of a step for each batch, and count the requests with the same output as without."""
     engines = {
         name: setting.engine(early=True, attention_backend="varlen", **values) for name, values in _ENGINES.items()
     }
@@ -36,7 +36,7 @@ def measure_ahead(setting: Setting) -> list[Table]:
             prompts = setting.prompts(rows, setting.prompt_tokens, number)
             for name in in_turn([*engines], number):
                 runs[name].append(engines[name].run(prompts, setting.new_tokens))
-        # The first round makes what libraries keep.
+        # The first round fills the libraries' caches.
         times = {name: _step_us(done[1:], rows) for name, done in runs.items()}
         ratios = [times[f"ahead{kind}"] / times[f"waits{kind}"] for kind in ("", ", graphs")]
         steps.rows.append((rows, *times.values(), *ratios))
@@ -45,12 +45,12 @@ def measure_ahead(setting: Setting) -> list[Table]:
 
 
 def _step_us(done: list[Run], rows: int) -> float:
-    """The mean of a run's decodes, the median of the runs."""
+    """Return the median over the runs of the mean decode time."""
     return 1e6 * statistics.median([statistics.mean(step.seconds for step in run.decodes(rows)) for run in done])
 
 
 def _alike(done: list[Run], others: list[Run]) -> str:
-    """Of all requests of all rounds."""
+    """Count requests with equal outputs over all rounds."""
     said = [tokens for run in done for tokens in run.tokens.values()]
     expected = [tokens for run in others for tokens in run.tokens.values()]
     same = sum(one == other for one, other in zip(said, expected, strict=True))

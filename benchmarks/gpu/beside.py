@@ -1,6 +1,6 @@
-"""Beside transformers' continuous batching: the same prompts, on the same device, in turns, without a server.
+"""Comparison with transformers' continuous batching: the same prompts on the same device, in turns, without a server.
 
-What transformers prepares once for a batch (its cache, its graphs) is not timed, nor is ours.
+Preparations for a batch (caches, graphs) are not timed for either engine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from benchmarks.measurement import in_turn
 
 __all__ = ["measure_beside"]
 
-# Share of the free memory, so that all engines have room.
+# Each engine's share of the free memory, so that all have room.
 _THEIR_SHARE: Final = 0.3
 _FEW_BLOCKS: Final = 8
 _THEIRS: Final = "transformers, generate_batch"
 
 
 def measure_beside(setting: Setting) -> list[Table]:
-    """Output tokens a second of whole batches, prompts included, and of the same round ours to theirs."""
+    """Measure output tokens a second of whole batches, prompts included, and the ratio of ours to theirs by round."""
     transformers.utils.logging.disable_progress_bar()
     engines = {
         "lockstep": setting.engine(attention_backend="varlen"),
@@ -40,7 +40,7 @@ def measure_beside(setting: Setting) -> list[Table]:
     table = Table(title="", columns=("batch", *names, *[f"{name} to theirs" for name in engines]))
     for rows in setting.batches:
         rates: dict[str, list[float]] = {name: [] for name in names}
-        # The first round is not counted: shapes are met and graphs recorded in it.
+        # The first round is not counted: it compiles shapes and records graphs.
         for number in range(setting.rounds + 1):
             prompts = setting.prompts(rows, setting.prompt_tokens, 100 * rows + number)
             for name in in_turn(names, number):
@@ -63,9 +63,9 @@ def measure_beside(setting: Setting) -> list[Table]:
 
 
 def _theirs(model: Any, setting: Setting, prompts: list[list[int]]) -> float:
-    """Seconds of one batch. Raises RuntimeError unless every request gave all its tokens."""
+    """Return the seconds of one batch. Raises RuntimeError unless every request gave all its tokens."""
     generation = GenerationConfig(max_new_tokens=setting.new_tokens, do_sample=False, eos_token_id=-1)
-    # A dry run says how many blocks there are, because a share of this machine's memory would take long to fill.
+    # A dry run sets the number of blocks, because a share of this machine's memory would take long to fill.
     room = {"num_blocks": _FEW_BLOCKS} if setting.dry_run else {"max_memory_percent": _THEIR_SHARE}
     batching = ContinuousBatchingConfig(allow_block_sharing=False, **room)
     began = time.perf_counter()

@@ -1,6 +1,7 @@
 """Parity on the device: the model's tests and the registered suite in the server tier, by pytest with ``--device``.
 
-The suite has scripts of one stage and of four, which share the GPU where there are no four. Counts pytest's outcomes.
+The suite has scripts of one stage and of four, which share the GPU if there are fewer than four. Counts pytest's
+outcomes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["CheckFailed", "check_model", "check_servers"]
 
 _ROOT: Final = Path(__file__).parents[2]
 _MODEL: Final = Path("tests/unit/model")
-# Those that take ``--device``; the others are about CPUs, or about files.
+# The tests that take ``--device``; the others concern CPUs or files.
 _PARITY: Final = (
     "test_forward_equality.py",
     "test_window_forward.py",
@@ -33,7 +34,7 @@ _PARITY: Final = (
     "test_host_pool.py",
 )
 _SUITE: Final = "tests/registered"
-# What a dry run takes of both.
+# The tests of a dry run.
 _FEW_PARITY: Final = ("test_forward_equality.py", "-k", "llama-1-7 or llama-4-7")
 _FEW_SCRIPTS: Final = (f"{_SUITE}/core/test_one_stage.py", f"{_SUITE}/pipeline/test_flush_window.py")
 _WORKERS: Final = 4
@@ -41,24 +42,24 @@ _TAIL_LINES: Final = 60
 
 
 class CheckFailed(RuntimeError):
-    """Some tests failed, or none ran; the text has the end of what pytest printed."""
+    """Some tests failed, or none ran; the text has the end of pytest's output."""
 
 
 def check_model(setting: Setting) -> list[Table]:
-    """The forward, sampling, LoRAs and drafts, compared with transformers' on the CPU."""
+    """Compare the forward, sampling, LoRAs and drafts with transformers' on the CPU."""
     names = _FEW_PARITY if setting.dry_run else _PARITY
     chosen = [str(_MODEL / name) if name.endswith(".py") else name for name in names]
     return [_table("The model's parity tests", setting, chosen)]
 
 
 def check_servers(setting: Setting) -> list[Table]:
-    """Every registered script, on real servers."""
+    """Run every registered script on real servers."""
     chosen = _FEW_SCRIPTS if setting.dry_run else (_SUITE, "-n", str(_WORKERS), "--dist", "loadgroup")
     return [_table("The registered suite, server tier", setting, [*chosen, "--tier", "server"])]
 
 
 def _table(title: str, setting: Setting, chosen: list[str]) -> Table:
-    """Tests by file and outcome. Raises CheckFailed, with the counts, when one failed."""
+    """Count tests by file and outcome. Raises CheckFailed with the counts if one failed."""
     with tempfile.TemporaryDirectory() as folder:
         account = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--device", setting.device, f"--junitxml={account}", *chosen]

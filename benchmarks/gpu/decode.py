@@ -1,6 +1,6 @@
-"""Decode steps: their time by part, attention by a kernel and by gathering, recorded as graphs and eager.
+"""Decode steps: time by part, attention by a kernel or by gathering, graphs or eager.
 
-The engines of a comparison take turns, round by round, over the same prompts.
+Compared engines take turns, round by round, over the same prompts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECORDED: Final[dict[str, Any]] = {"attention_backend": "varlen", "cuda_graphs"
 
 
 def measure_decodes(setting: Setting) -> list[Table]:
-    """For each batch: the parts of a step, what the device does meanwhile, the share of the bandwidth's limit."""
+    """Measure for each batch the parts of a step, the device's work meanwhile, and the share of its bandwidth used."""
     engine = setting.engine(**_RECORDED)
     bandwidth, (weights, kv_token) = measured_bandwidth(setting), read_bytes(setting)
     parts = Table(title="Parts of a decode step as the host sees them, us, medians", columns=("batch", "step", *PARTS))
@@ -67,7 +67,7 @@ def measure_decodes(setting: Setting) -> list[Table]:
 
 
 def measure_attention(setting: Setting) -> list[Table]:
-    """One kernel call a layer beside gathered keys: decodes and prompts."""
+    """Compare one kernel call a layer with gathered keys, for decodes and prompts."""
     engines = {name: setting.engine(attention_backend=name) for name in ("sdpa", "varlen")}
     return [
         _compared("A decode step, ms, eager", engines, setting, setting.batches, _decode_ms),
@@ -76,7 +76,7 @@ def measure_attention(setting: Setting) -> list[Table]:
 
 
 def measure_graphs(setting: Setting) -> list[Table]:
-    """Recorded decodes beside eager ones, by this forward and by transformers' own; and whether they say the same."""
+    """Compare graphs with eager decodes, of this forward and of transformers', and check for equal tokens."""
     engines = {
         "transformers' forward": setting.engine(lean=False, attention_backend="varlen"),
         "lean": setting.engine(attention_backend="varlen"),
@@ -99,7 +99,7 @@ def measure_graphs(setting: Setting) -> list[Table]:
 
 
 def _warm(engine: Engine, setting: Setting, rows: int, seed: int = 0) -> Run:
-    """A run after one that met every shape."""
+    """Return a run after a warm-up run with every shape."""
     engine.run(setting.prompts(rows, setting.prompt_tokens, seed), min(4, setting.new_tokens))
     return engine.run(setting.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
 
@@ -120,7 +120,7 @@ def _compared(
     sizes: Sequence[int],
     measure: Callable[[Engine, Setting, int, int], float],
 ) -> Table:
-    """Medians of the rounds, and how many times the first one's time the others take in the same round."""
+    """Return medians over the rounds, and each engine's time relative to the first one's in the same round."""
     names = list(engines)
     table = Table(title=title, columns=("size", *names, *[f"{name} to {names[0]}" for name in names[1:]]))
     for size in sizes:
@@ -137,7 +137,7 @@ def _compared(
 
 
 def _device_times(engine: Engine, setting: Setting, rows: int) -> dict[str, float]:
-    """Seconds of each kind of work on the device in a decode step, from the run's steps after the prompts."""
+    """Return the seconds of each kind of device work in a decode step, from the run's steps after the prompts."""
     prompts = setting.prompts(rows, setting.prompt_tokens, 0)
     short = engine.run(prompts, 1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as whole:

@@ -1,6 +1,6 @@
-"""The device itself: its name, the bandwidth of its memory, the page sizes that its attention kernel takes.
+"""The device itself: its name, its memory bandwidth, the page sizes that its attention kernel supports.
 
-All other measurements are compared with these numbers.
+The other measurements are compared with these numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SMI: Final = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--
 
 
 def machine() -> dict[str, str]:
-    """GPU, driver and versions, without a device context: the process that asks starts the others."""
+    """Return GPU, driver and versions without making a device context, because this process starts the others."""
     named = {
         "torch": str(torch.__version__),
         "transformers": version("transformers"),
@@ -42,7 +42,7 @@ def machine() -> dict[str, str]:
 
 
 def measured_bandwidth(setting: Setting) -> float:
-    """Bytes a second that a copy within the device's memory reads and writes."""
+    """Measure the bytes a second that a copy within the device's memory reads and writes."""
     source = torch.ones(setting.copy_bytes, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -50,7 +50,7 @@ def measured_bandwidth(setting: Setting) -> float:
 
 
 def read_bytes(setting: Setting) -> tuple[int, int]:
-    """Return the bytes that a decode step reads: of the weights, and of one token's KV. A tied embedding counts."""
+    """Return the bytes that a decode step reads: of the weights, including a tied embedding, and of one token's KV."""
     config = transformers.AutoConfig.from_pretrained(setting.folder)
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
@@ -63,7 +63,7 @@ def read_bytes(setting: Setting) -> tuple[int, int]:
 
 
 def measure_device(setting: Setting) -> list[Table]:
-    """Bandwidth, and the attention kernel's answer for each size of pages."""
+    """Measure the bandwidth, and try the attention kernel with each page size."""
     copied = Table(title="Memory", columns=("copy", "GB/s"))
     copied.rows.append((f"{setting.copy_bytes >> 20} MiB, read and written", measured_bandwidth(setting) / 1e9))
     on_cuda = setting.device.startswith("cuda")
@@ -90,7 +90,7 @@ def measure_device(setting: Setting) -> list[Table]:
 
 
 def _seconds(setting: Setting, work: Any) -> float:
-    """Return the wall time of some work, until the device is done."""
+    """Return the wall time of a function until the device is done."""
     synchronize = torch.cuda.synchronize if setting.device.startswith("cuda") else lambda: None
     synchronize()
     began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Served: a second microbatch in flight beside none, on one stage and on several that share the GPU; planned ahead.
+"""Served: a second microbatch in flight or none, on one stage and on several that share the GPU; planned ahead.
 
-The servers run at the same time and are asked in turns by the client of ``engine bench``.
+The servers run at the same time, and the client of ``engine bench`` loads them in turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REQUESTS_A_CLIENT: Final = 2
 
 
 def measure_overlap(setting: Setting) -> list[Table]:
-    """Tokens a second and the time between two tokens, by server and number of clients."""
+    """Measure tokens a second and the time between two tokens, by server and number of clients."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parent = stack.enter_context(PreloadedParent.start())
@@ -86,7 +86,7 @@ def _asked_in_turns(urls: dict[str, str], setting: Setting) -> tuple[Any, Any]:
 
 
 def _ask(url: str, setting: Setting, clients: int, *, seed: int, what: str) -> Summary:
-    """Raises RuntimeError when a request fails: what is left would be no measurement."""
+    """Raises RuntimeError if a request fails, which would spoil the measurement."""
     plan = BenchPlan(
         url=url,
         model=str(setting.folder),

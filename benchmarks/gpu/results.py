@@ -1,6 +1,6 @@
-"""Results of a run's parts: tables with captions, written as JSON and shown as Markdown.
+"""Results of a run's parts: tables with captions, as JSON and as Markdown.
 
-A part that failed or ran out of time is a result too. Owns the file format; measures nothing.
+A part that failed or timed out is a result too. Owns the file format; measures nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Table(msgspec.Struct, kw_only=True):
 
 
 class PartResult(msgspec.Struct, kw_only=True):
-    """One part: how it ended, its seconds, its tables, and the reason of a failure."""
+    """One part: its status, its seconds, its tables, and the reason of a failure."""
 
     name: str
     status: Status
@@ -45,7 +45,7 @@ class PartResult(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The parts that were run on one machine, by name. ``machine`` names GPU, driver and versions."""
+    """The parts run on one machine, by name. ``machine`` names GPU, driver and versions."""
 
     machine: dict[str, str]
     dry_run: bool
@@ -53,7 +53,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def read_report(path: Path, machine: dict[str, str], *, dry_run: bool) -> Report:
-    """The report to add to: the one in the file if it is of the same machine, else an empty one."""
+    """Return the report to add to: the file's if it is from the same machine, otherwise an empty one."""
     if path.is_file():
         try:
             found = msgspec.json.decode(path.read_bytes(), type=Report)
@@ -74,7 +74,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
 
 
 def as_markdown(report: Report) -> str:
-    """The report as a page."""
+    """Format the report as a page."""
     lines = [f"# {'A dry run on the CPU: no number here says anything' if report.dry_run else 'On a GPU'}", ""]
     lines += [f"- {name}: {value}" for name, value in report.machine.items()]
     for part in report.parts.values():

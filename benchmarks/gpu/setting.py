@@ -18,7 +18,7 @@ __all__ = ["Setting"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """``shape`` is one of ``benchmarks.checkpoints``; pages are as large as every paged kernel takes them."""
+    """``shape`` is a shape of ``benchmarks.checkpoints``; every paged kernel supports this page size."""
 
     dry_run: bool = False
     device: str = "cuda"
@@ -38,7 +38,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def small(cls) -> Setting:
-        """A dry run on the CPU: the same paths over a tiny model."""
+        """Return the setting of a dry run on the CPU: the same paths over a tiny model."""
         return cls(
             dry_run=True,
             device="cpu",
@@ -57,7 +57,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoint is."""
+        """The checkpoint's folder."""
         return Path(self.checkpoint)
 
     @property
@@ -75,17 +75,17 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def engine(self, *, lean: bool = True, early: bool | None = None, **values: Any) -> Engine:
-        """One engine of all layers in this process. ``values`` are further fields of its configuration."""
+        """Make an engine with all layers in this process. ``values`` are further fields of its configuration."""
         given: dict[str, Any] = {"chunked_prefill_size": self.context_tokens, "radix_cache": False}
         return Engine(EngineConfig(**(self.engine_values | given | values)), lean=lean, early=early)
 
     def prompts(self, rows: int, tokens: int, seed: int) -> list[list[int]]:
-        """Random words, the same for each seed."""
+        """Draw random words, the same for each seed."""
         return prompts_of(rows, tokens, self.vocabulary, seed)
 
     @property
     def vocabulary(self) -> int:
-        """Ids below this one are words; none of them ends a text."""
+        """The ids below this number are words, and none ends a text."""
         return vocabulary_of(self.shape) - 2
 
     @property

@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU: the attention kernel's documented arithmetic, and a tape for a graph.
+"""Stand-ins for a GPU: the attention kernel's documented arithmetic, and a tape in place of a graph.
 
 A dry run and the tests take the same paths with them. They say nothing about speed.
 """
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["AskedForANumber", "kernel", "stand_ins", "taped"]
 
-# Operations that make the host wait for a number of the device; no graph can contain one.
+# Operations that make the host wait for a value on the device; no graph can contain one.
 _WAITS: Final = frozenset(
     {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 )
@@ -26,7 +26,7 @@ _Compute = Callable[[], torch.Tensor]
 
 
 class AskedForANumber(RuntimeError):
-    """A computation that is recorded reads a tensor's value on the host."""
+    """A recorded computation reads a tensor's value on the host."""
 
 
 def kernel(
@@ -45,7 +45,7 @@ def kernel(
     block_table: torch.Tensor,
     num_splits: int,
 ) -> torch.Tensor:
-    """Paged attention as the kernel's documentation has it; the window counts keys to the left."""
+    """Compute paged attention as the kernel's documentation defines it; the window counts keys to the left."""
     assert cu_seq_k is None, "keys are found by the page table"
     assert enable_gqa, "heads share keys"
     assert num_splits == 1, "splits would make a row depend on its companions"
@@ -88,7 +88,7 @@ def _decodes(
     lengths: torch.Tensor,
     pages: torch.Tensor,
 ) -> torch.Tensor:
-    """The same for one query a row, without reading a value on the host, as the kernel does it."""
+    """Compute it for one query a row, without reading a value on the host, as the kernel does."""
     places = -(-most // key.shape[1])
     keys, values = (pool[pages[:, :places].long()].flatten(1, 2)[:, :most].transpose(1, 2) for pool in (key, value))
     numbers = torch.arange(most, device=query.device)
@@ -118,7 +118,7 @@ class _Tape(TorchDispatchMode):
 
 
 def taped(device: torch.device) -> Callable[[_Compute], _Compute]:
-    """Records as CUDA graphs do: replayed are the same operations on the same tensors, and no line of Python."""
+    """Record as CUDA graphs do: a replay repeats the operations on the same tensors, without running Python code."""
     del device
 
     def record(compute: _Compute) -> _Compute:
@@ -146,7 +146,7 @@ def taped(device: torch.device) -> Callable[[_Compute], _Compute]:
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Stages of this process compute as on a GPU, on the CPU."""
+    """Make stages of this process compute on the CPU as on a GPU."""
     with ExitStack() as stack:
         for name, stand_in in (
             ("engine.model.varlen.varlen_attn", kernel),
