@@ -22,8 +22,8 @@ _CLOCKS_DIFFER_S: Final = 2.0
 def flight_of(place: Path) -> Path:
     """Return the file itself, or for a recorder's folder the ring of the server that records there.
 
-    Without a running server it is the newest file of the folder, also if the server dies before it answers, which leaves
-    its crash there. Raises ScriptDefinitionError if there is none.
+    Without a running server it is the newest file of the folder, also if the server dies before it answers: its crash
+    is there. Raises ScriptDefinitionError if there is none.
     """
     if not place.is_dir():
         return place
