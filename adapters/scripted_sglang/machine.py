@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import use_context
 
 from scripted.core.action import Action, RunLike
+from scripted.core.promises import CachedPrefix
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
@@ -53,7 +54,7 @@ from scripted_sglang.config import SglangSettings, new_scheduler
 from scripted_sglang.event_loop import request
 from scripted_sglang.host import HostTier, NoHost, written_by
 from scripted_sglang.roles import LOOPS, role_of
-from scripted_sglang.scheduler_view import Retractions, counts_of, inner_name, rid_of, shares_of
+from scripted_sglang.scheduler_view import Retractions, cached_in, counts_of, inner_name, queries_of, rid_of, shares_of
 from scripted_sglang.transfers import Launched
 
 _IN_PLACE: Final = PauseMode(name="in_place")
@@ -305,6 +306,38 @@ class SglangMachine:
         """Return the action that releases held copies between tiers; None when none is held."""
         del run
         return ReleaseTiers() if self.host.holds else None
+
+    # -- for promises --
+
+    def open_rids(self) -> Collection[str]:
+        """Return the rids of all requests of the scheduler, and of those that the front end has not passed on."""
+        scheduler = self.scheduler
+        batches = [self._batch, scheduler.last_batch, scheduler.running_batch]
+        batches += [batch for batch, _ in scheduler.result_queue]
+        reqs = [
+            *scheduler.waiting_queue,
+            *self.role.reqs(),
+            *([scheduler.chunked_req] if scheduler.chunked_req else []),
+        ]
+        reqs += [req for batch in batches if batch is not None for req in batch.reqs]
+        arriving = [event.rid for event in (*self._inbox, *self._held) if isinstance(event, Add)]
+        return {*arriving, *[rid_of(req.rid) for req in reqs]}
+
+    def queries(self) -> Mapping[str, Callable[[], object]]:
+        """Return the questions about load, idleness and the prefix cache that a scheduler and its router poll."""
+
+        def inside(ask: Callable[[], object]) -> Callable[[], object]:
+            def answer() -> object:
+                with self.inside():
+                    return ask()
+
+            return answer
+
+        return {name: inside(ask) for name, ask in queries_of(self.scheduler).items()}
+
+    def cached_prefixes(self) -> Iterator[CachedPrefix]:
+        """Yield the pages of each node of the prefix tree that the device holds."""
+        return cached_in(self.scheduler)
 
     # -- a turn of the loop --
 

@@ -55,6 +55,10 @@ class Role:
         """Return the number of requests in each queue."""
         return {}
 
+    def reqs(self) -> Iterable[Any]:
+        """Return the requests in the queues of the role."""
+        return ()
+
     def routed(self, rid: str) -> Mapping[str, Any]:
         """Return the fields that a router adds to a request."""
         del rid
@@ -110,6 +114,10 @@ class Prefill(_WithTransfers):
             "inflight": len(scheduler.disagg_prefill_inflight_queue),
             "rows_of_metadata": scheduler.req_to_metadata_buffer_idx_allocator.available_size(),
         }
+
+    def reqs(self) -> Iterable[Any]:
+        scheduler = self._scheduler
+        return [*scheduler.disagg_prefill_bootstrap_queue.queue, *scheduler.disagg_prefill_inflight_queue]
 
 
 class Decode(_WithTransfers):
@@ -177,9 +185,15 @@ class Decode(_WithTransfers):
 
     def awaiting(self) -> Iterable[str]:
         """Yield the requests that wait for KV."""
+        return [rid_of(req.rid) for req in self._awaiting()]
+
+    def _awaiting(self) -> list[Any]:
         queue = self._scheduler.disagg_decode_prealloc_queue
         reqs = [one.req for one in (*queue.queue, *self._scheduler.disagg_decode_transfer_queue.queue)]
-        return [rid_of(req.rid) for req in (*reqs, *queue.held_rebootstrap_reqs)]
+        return [*reqs, *queue.held_rebootstrap_reqs]
+
+    def reqs(self) -> Iterable[Any]:
+        return [*self._awaiting(), *self._scheduler.disagg_decode_prealloc_queue.retracted_queue]
 
     def queues(self) -> Mapping[str, int]:
         scheduler = self._scheduler

@@ -1,10 +1,17 @@
-"""A view of SGLang's scheduler: the shares of a batch, the retracted requests, the free memory."""
+"""A view of SGLang's scheduler: the shares of a batch, retracted requests, free memory, and what promises ask."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from scripted.core.promises import CachedPrefix
 from scripted.core.violation import Violation
 from scripted.sdk import Share
 
@@ -91,3 +98,35 @@ def counts_of(scheduler: Any, in_flight: int) -> Mapping[str, int]:
         "rows_free": len(scheduler.req_to_token_pool.free_slots),
         "blocks_free": (allocator.available_size() + cache.evictable_size()) // scheduler.page_size,
     }
+
+
+def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
+    """Return the questions that promise to change nothing, by name. A report of the load says when it was made."""
+    cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+    keys = [RadixKey(array("q", [*req.origin_input_ids, *req.output_ids])) for req in scheduler.waiting_queue]
+    found = {
+        "load": lambda: msgspec.structs.replace(scheduler.load_inquirer.get_loads(), timestamp=0),
+        "idle": scheduler.is_fully_idle,
+        "free": lambda: (allocator.available_size(), scheduler.req_to_token_pool.available_size()),
+        "cached": lambda: (cache.evictable_size(), cache.protected_size()),
+    }
+    if isinstance(cache, UnifiedRadixCache):
+        found["hits"] = lambda: [cache.tree_core.match_full_device_prefix(key) for key in keys]
+    return found
+
+
+def cached_in(scheduler: Any) -> Iterator[CachedPrefix]:
+    """Yield the pages of each node of a scheduler's prefix tree; none of those below one that the device lacks."""
+    cache, size = scheduler.tree_cache, scheduler.page_size
+    if not isinstance(cache, UnifiedRadixCache):
+        return
+    below: list[tuple[Any, tuple[int, ...]]] = [(cache.tree_core.root_node, ())]
+    while below:
+        node, before = below.pop()
+        for child in node.children.values():
+            value = child.component_data[BASE_COMPONENT_TYPE].value
+            if value is not None:
+                tokens = (*before, *child.key.raw_token_ids())
+                pages = tuple([slot // size for slot in value[::size].tolist()])
+                below.append((child, tokens))
+                yield CachedPrefix(tokens, pages, first=len(before) // size)

@@ -47,6 +47,7 @@ from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
 from scripted_vllm.machine import PAUSE_MODES, new_machine
+from scripted_vllm.prefix_cache import KnownBlocks
 from scripted_vllm.server import VllmServer
 from scripted_vllm.standalone import VllmStandalone
 from scripted_vllm.versions import installed_version
@@ -80,6 +81,7 @@ COPIER: Final = Copier(
         ValueError,
         # Plans and results do not change after they are handed over, except the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
+        KnownBlocks,
         Fresh,
     ),
     uniform=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 from scripted.core.account import OWN_ENDS
 from scripted.core.action import Action, RunLike
 from scripted.core.masks import is_allowed
+from scripted.core.promises import CachedPrefix
 from scripted.sdk import (
     Abort,
     Add,
@@ -50,6 +51,7 @@ from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, check_whole, name_of, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
 from scripted_vllm.own_connector import Connected
+from scripted_vllm.prefix_cache import KnownBlocks
 from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
 from scripted_vllm.transfers import Transfers
@@ -183,6 +185,7 @@ class VllmMachine:
         self._flushed: set[str] = set()
         # Calls of pauses that are answered when the engine is idle.
         self._clearing: list[str] = []
+        self._known = KnownBlocks(settings)
 
     def new_scheduler(self, settings: VllmSettings) -> Any:
         return new_scheduler(settings)
@@ -268,6 +271,34 @@ class VllmMachine:
         if self._transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=self._settings.kv_offered_tokens)
         return None
+
+    # -- for promises --
+
+    def open_rids(self) -> Collection[str]:
+        """Return the rids of the scheduler's requests that have not ended, and of those that wait for a result."""
+        named = {rid_of(name) for name, one in self.scheduler.requests.items() if not one.is_finished()}
+        return named.union(event.rid for event in self._late if isinstance(event, Add))
+
+    def queries(self) -> Mapping[str, Callable[[], object]]:
+        """Return the questions that the engine and its plans ask, and the blocks and statistics that none may change.
+
+        A lookup is left out where it announces its hits, which is no question.
+        """
+        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        waiting = [] if self._settings.enable_kv_cache_events else [*scheduler.waiting]
+        return {
+            "counts": lambda: (scheduler.get_request_counts(), scheduler.get_num_unfinished_requests()),
+            "busy": lambda: (scheduler.has_requests(), scheduler.has_finished_requests()),
+            "usage": scheduler.get_kv_cache_usage,
+            "hits": lambda: [manager.get_computed_blocks(one)[1] for one in waiting],
+            "common": lambda: [manager.get_num_common_prefix_blocks(one.request_id) for one in scheduler.running],
+            "evicted next": lambda: [one.block_id for one in manager.block_pool.free_block_queue.get_all_free_blocks()],
+            "statistics": lambda: repr(manager.prefix_cache_stats),
+        }
+
+    def cached_prefixes(self) -> Iterator[CachedPrefix]:
+        """Yield the blocks of the prefix cache that hold the KV of known tokens."""
+        return self._known.prefixes_in(self.scheduler.kv_cache_manager.block_pool)
 
     # -- events --
 
@@ -373,6 +404,7 @@ class VllmMachine:
         everybody = self.scheduler.requests.values()
         silent = {request.request_id for request in everybody if _waits_for_input(request)}
         for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
+            self._known.note(request)
             # A session that has answered has sent its client everything.
             if request.request_id not in silent:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
@@ -448,9 +480,12 @@ class VllmMachine:
                 self._take(event)
 
     def _update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        requests = {name: self.scheduler.requests.get(name) for name in plan.num_scheduled_tokens}
         for outputs in self.scheduler.update_from_output(plan, output).values():
             for one in outputs.outputs:
                 reason = None if one.finish_reason is None else str(one.finish_reason)
+                if reason is not None:
+                    self._known.note(requests.get(one.request_id))
                 self._replies.append(
                     Tokens(rid=rid_of(one.request_id), token_ids=tuple(one.new_token_ids), finish_reason=reason)
                 )

@@ -85,12 +85,44 @@ SHOWN_BY = {
     "split-forgets-the-lock-of-the-host": "sglang-storage-pages",
     "prefetches-of-aborted-requests": "sglang-storage-buffer",
     "the-last-output-is-cached": "sglang-turns",
+    "a-report-of-the-load-empties-it": "twins",
+    "retracted-behind-others": "sglang-growing",
+}
+# Three requests that do not fit together, and one behind them.
+FULL = "max_total_tokens=24 schedule_conservativeness=0.1; " + "; ".join(
+    f"{step} start {rid} prompt=5 new={new} seed={seed}"
+    for seed, (step, rid, new) in enumerate([(1, "a", 12), (1, "b", 12), (1, "c", 12), (2, "d", 8)])
+)
+# The mutants that one promise finds alone, or long before the end of the run: a schedule, the check, and what is found
+# without it.
+ALONE = {
+    "a-report-of-the-load-empties-it": ("default; 1 start a prompt=4 new=12", "check_queries", ""),
+    "retracted-behind-others": (FULL, "check_told", "waits for ever: b"),
+    "the-last-output-is-cached": ("page_size=4; 1 start a prompt=6 new=2", "check_prefixes", ""),
+}
+PROMISED = {
+    "check_queries": "changed something",
+    "check_told": "the scheduler has dropped",
+    "check_prefixes": "the prefix cache has block",
 }
 
 
 def failure_of(line: str) -> str:
     failure = execute(Schedule.parse(line, of="sglang")).failure
     return "" if failure is None else str(failure)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_promise_alone_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the load, the end of the run is far, and nothing hits the page."""
+    line, check, without = ALONE[name]
+    assert failure_of(line) == ""
+    with ADAPTER.switched_on(name):
+        assert PROMISED[check] in failure_of(line)
+        monkeypatch.setattr(f"scripted.core.run.{check}", lambda *_: None)
+        failure = failure_of(line)
+    assert without in failure
+    assert bool(failure) == bool(without)
 
 
 @pytest.mark.parametrize(("line", "words"), list(zip(LINES, WORDS, strict=True)))

@@ -21,7 +21,9 @@ from scripted_vllm.versions import installed_version
 
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, MutantDoesNotFit
+from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign, SearchReport
+from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
 
 register_cpu_ci(est_time=25, suite="vllm-cpu")
@@ -69,6 +71,27 @@ SHOWN_BY = {
     "cut-within-a-block-for-a-load": "vllm-loads-now-mamba-grown",
     "the-lookup-of-an-aborted-request-stays": "vllm-loads-tight",
     "each-question-moves-the-cursor": "connector-partly-here",
+    "each-lookup-is-counted": "vllm-counted",
+    "dropped-with-the-aborted": "vllm-growing",
+}
+
+# The mutants that one promise finds alone, or long before the end of the run: a schedule, the check and its text, and
+# what is found without it.
+WAITING = "max_num_seqs=1; 1 start a prompt=5 new=9; 1 start b prompt=5 seed=1; 1 start c prompt=5 seed=2; 3 abort b"
+ALONE = {
+    "each-lookup-is-counted": (
+        "log_stats=True max_num_seqs=1; 1 start a prompt=5 new=9; 1 start b prompt=5 seed=1",
+        "check_queries",
+        "the query statistics changed something",
+        "",
+    ),
+    "dropped-with-the-aborted": (WAITING, "check_told", "the scheduler has dropped c", "waits for ever: c"),
+    "the-last-output-is-cached": (
+        "default; 1 start a prompt=5 new=3",
+        "check_prefixes",
+        "the prefix cache has block",
+        "",
+    ),
 }
 
 MISFITS = {
@@ -119,6 +142,20 @@ def test_the_search_finds(mutant: Mutant) -> None:
     texts = [f"{one.failure.signature} {one.failure.text}" for one in findings]
     assert mutant.signature
     assert any(mutant.signature in text for text in texts), texts
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_promise_alone_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the statistics, the end of the run is far, and nothing hits the block."""
+    line, check, text, without = ALONE[name]
+    adapter, schedule = adapter_named("vllm"), Schedule.parse(line, of="vllm")
+    assert execute(schedule).failure is None
+    with adapter.mutant_named(name).switched_on():
+        assert text in str(execute(schedule).failure)
+        monkeypatch.setattr(f"scripted.core.run.{check}", lambda *_: None)
+        failure = execute(schedule).failure
+    assert (failure is None) is not bool(without)
+    assert without in str(failure)
 
 
 @pytest.mark.parametrize("workload", sorted(set(SHOWN_BY.values())))
