@@ -43,7 +43,8 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
     At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
-    ``paused`` is the mode of the present pause. ``context_tokens``, ``late_launches``, ``block_size`` and
+    Without ``ended_take_seats`` aborted requests do not count among those of a batch. ``paused`` is the mode of the
+    present pause. ``context_tokens``, ``late_launches``, ``block_size`` and
     ``most_in_vain`` are passed to the account.
     """
 
@@ -57,11 +58,13 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         late_launches: int = 0,
         block_size: int = 1,
         most_in_vain: int = 1,
+        ended_take_seats: bool = True,
     ) -> None:
         self.account = Account(context_tokens, late_launches, block_size, most_in_vain)
         self.paused: Pausing | None = None
         self._depth = depth
         self._batch_requests = batch_requests
+        self._ended_take_seats = ended_take_seats
         self._batch_tokens = batch_tokens
         self._flights: dict[int, Sequence[str]] = {}
         # The last batch was at most half full.
@@ -147,9 +150,23 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         if len(set(rids)) != len(rids):
             raise Violation(f"batch {batch_id} has a request twice: {', '.join(rids)}")
         if len(rids) > self._batch_requests:
-            raise Violation(f"batch {batch_id} has {len(rids)} requests, of at most {self._batch_requests}")
+            self._check_seats(batch_id, rids)
         if tokens > self._batch_tokens:
             raise Violation(f"batch {batch_id} computes {tokens} tokens, of at most {self._batch_tokens}")
+
+    def _check_seats(self, batch_id: int, rids: Sequence[str]) -> None:
+        """Judge a batch of more requests than fit, of which some may take no seat. Raises Violation."""
+        live, seats = self.account.live, self._batch_requests
+        aborted = [rid for rid in rids if rid in live and live[rid].aborted]
+        hint = ""
+        if len(rids) - len(aborted) <= seats:
+            if not self._ended_take_seats:
+                return
+            hint = (
+                f"; clients have aborted {', '.join(aborted)}: Capabilities(ended_take_seats=False) says that what has "
+                "ended takes no seat"
+            )
+        raise Violation(f"batch {batch_id} has {len(rids)} requests, of at most {seats}{hint}")
 
     def land(self, batch_id: int, *, failed: bool = False) -> None:
         rids = self._flights.pop(batch_id, ())

@@ -58,7 +58,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an aborted
     request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block for two
     requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its tokens so
-    far; without it a request that cannot grow may give up its blocks and begin again at once.
+    far; without it a request that cannot grow may give up its blocks and begin again at once. ``ended_take_seats``:
+    requests that are launched after their abort count among those of a batch. ``kept_logits``: the first token of a
+    prompt that is cached as a whole may come from logits that an equal prompt left, without a launch.
     """
 
     flush: bool = True
@@ -80,3 +82,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     late_launches: int = 0
     equal_writes: bool = False
     whole_leases: bool = False
+    ended_take_seats: bool = True
+    kept_logits: bool = False

@@ -33,4 +33,8 @@ class Fresh:
             return ", ".join(other)
         found = grown(self._sizes, sizes_of(*self._leaves, machine=machine), "in a new one")
         larger = [text for path, text in found.items() if not any(part in path for part in self._may_grow)]
-        return f"something has grown: {'; '.join(larger)}" if larger else None
+        if not larger:
+            return None
+        first = next(path for path, text in found.items() if text in larger)
+        hint = f"may_grow=({first!r},) says that it may, as the index of a cache does"
+        return f"something has grown: {'; '.join(larger)}; {hint}"

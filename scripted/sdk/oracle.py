@@ -50,6 +50,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             # Preemptions in vain happen while the requests that could give way are in flight, or while a request that
             # cannot grow begins again in each step until another one needs a block.
             most_in_vain=limits.depth if can.whole_leases else limits.block_size + limits.depth + 1,
+            ended_take_seats=can.ended_take_seats,
         )
         self._limits = limits
         self._can = can
@@ -121,7 +122,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         for load in stepped.loads:
             self._take_load(load)
         for reply in stepped.replies:
-            self._hear(reply)
+            self._hear(reply, pipeline)
         self._end_aborted()
         self.account.check_names()
         if stepped.microbatch is not None:
@@ -197,15 +198,34 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         if load.missing:
             self.account.fail([load.rid])
 
-    def _hear(self, reply: Reply) -> None:
+    def _hear(self, reply: Reply, pipeline: SimulatedRunner) -> None:
         match reply:
             case Tokens():
+                self._begin_from_logits(reply, pipeline)
                 self.account.tell(reply.rid, reply.token_ids, reply.finish_reason)
             case Refused():
                 self.account.refuse(reply.rid, reply.reason)
             case Answer():
                 self.account.answer(reply.call_id, reply)
                 self._end_turn(reply.call_id)
+
+    def _begin_from_logits(self, reply: Tokens, pipeline: SimulatedRunner) -> None:
+        """Begin a request that is told a token before its first launch. Raises Violation if no logits are kept."""
+        life = self.account.live.get(reply.rid)
+        if life is None or life.launched or not reply.token_ids:
+            return
+        if reply.rid in pipeline.from_logits:
+            life.launched, life.computed = True, len(life.message.prompt_ids)
+        elif self._can.kept_logits:
+            raise Violation(
+                f"{reply.rid} is told its first token without a launch, but no logits can be kept: no equal prompt was "
+                "computed since the last flush"
+            )
+        elif pipeline.has_logits(reply.rid):
+            raise Violation(
+                f"{reply.rid} is told tokens, but nothing of it was ever computed; an equal prompt was: "
+                "Capabilities(kept_logits=True) says that its first token comes from kept logits"
+            )
 
     def _end_aborted(self) -> None:
         """End aborted requests of an engine that doesn't answer aborts: their clients get no more replies."""
@@ -258,15 +278,24 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             written += [ring.block_id for ring in share.rings]
             for block in written:
                 other = owners.setdefault(block, share.rid)
-                if other != share.rid and not self._is_equal(block, shares[other], share, pipeline):
-                    raise Violation(f"batch {batch.id} writes block {block} for {other} and for {share.rid}")
+                if other != share.rid:
+                    self._check_equal(batch.id, block, (shares[other], share), pipeline)
 
-    def _is_equal(self, block: int, one: Share, other: Share, pipeline: SimulatedRunner) -> bool:
-        """Whether two shares write equal content to a block, where equal writes are declared harmless."""
-        if not self._can.equal_writes:
-            return False
+    def _check_equal(self, batch_id: int, block: int, both: tuple[Share, Share], pipeline: SimulatedRunner) -> None:
+        """Judge a block that is written for two requests. Raises Violation unless equal writes are harmless."""
+        is_equal = self._is_equal(block, both, pipeline)
+        if is_equal and self._can.equal_writes:
+            return
+        hint = ""
+        # A live device does not know what its blocks hold.
+        if is_equal and isinstance(pipeline, SimulatedRunner):
+            hint = "; both write the same: Capabilities(equal_writes=True) says that this is harmless"
+        raise Violation(f"batch {batch_id} writes block {block} for {both[0].rid} and for {both[1].rid}{hint}")
+
+    def _is_equal(self, block: int, both: tuple[Share, Share], pipeline: SimulatedRunner) -> bool:
+        """Whether two shares write equal content to a block."""
         size = self._limits.block_size
-        for share in (one, other):
+        for share in both:
             if block not in share.block_ids:
                 return False
             first = share.block_ids.index(block) * size

@@ -53,6 +53,7 @@ class SimulatedRunner:
         self._size = limits.block_size
         self._context = limits.context_tokens
         self._speculative_tokens = can.speculative_tokens
+        self._keeps_logits = can.kept_logits
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
         self._encoder = SimulatedEncoder(can.images)
         # The fingerprint in each slot of every block that was ever written, 0 for an unwritten slot; and the number of
@@ -64,6 +65,10 @@ class SimulatedRunner:
         # Shares with guesses and states; until the next launch the scheduler may say that fewer of their guesses hold.
         self._guessing: list[tuple[Share, RequestTokens]] = []
         self._flushes = 0
+        # The fingerprint of each prompt that was computed to its end, with the number of flushes before.
+        self._logits: dict[int, int] = {}
+        # Requests whose first token came from kept logits in this step.
+        self.from_logits: set[str] = set()
         self._flush_calls: set[str] = set()
         self._requests: dict[str, RequestTokens] = {}
         # The next requests of a session, which begin when its current one has ended.
@@ -99,6 +104,7 @@ class SimulatedRunner:
                 self._flushes += 1
             if isinstance(reply, Tokens) and reply.finish_reason is not None and reply.rid in self._queued:
                 self._go_on(reply.rid, reply.finish_reason)
+        self._begin_from_logits(stepped)
         self.shortened = {}
         for rid, most in stepped.verified:
             tokens = self._requests[rid]
@@ -121,6 +127,23 @@ class SimulatedRunner:
             queued.clear()
         if not queued:
             del self._queued[rid]
+
+    def _begin_from_logits(self, stepped: Stepped) -> None:
+        """Begin the requests that are told a token before their first launch, where their logits may be kept."""
+        self.from_logits = set()
+        for reply in stepped.replies if self._keeps_logits else ():
+            if isinstance(reply, Tokens) and reply.token_ids and self.has_logits(reply.rid):
+                self.from_logits.add(reply.rid)
+                tokens = self._requests[reply.rid]
+                tokens.computed = len(tokens.ids)
+                tokens.extend(reply.token_ids[:1])
+
+    def has_logits(self, rid: str) -> bool:
+        """Whether a request was not launched, and an equal prompt was computed since the last successful flush."""
+        tokens = self._requests.get(rid)
+        if tokens is None or tokens.computed or len(tokens.ids) > len(tokens.message.prompt_ids):
+            return False
+        return self._logits.get(tokens.fingerprints[-1]) == self._flushes
 
     def fail_next_batch(self) -> None:
         self._failing = True
@@ -479,6 +502,8 @@ class SimulatedRunner:
 
     def _sample(self, tokens: RequestTokens, drafts: Sequence[int]) -> tuple[int, ...]:
         """Sample the next token, and after each right guess the token after it."""
+        if len(tokens.ids) == len(tokens.message.prompt_ids):
+            self._logits[tokens.fingerprints[-1]] = self._flushes
         given = self.tokens_given(tokens.message.rid)
         if given:
             tokens.extend(given)

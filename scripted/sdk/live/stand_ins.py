@@ -25,6 +25,7 @@ class LiveDevice:
     spoilt: frozenset[str] = frozenset()
     # Withdrawn outputs, of which there are none without guesses.
     shortened: Mapping[str, int] = MappingProxyType({})
+    from_logits: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._in_flight: deque[int] = deque()
@@ -43,6 +44,11 @@ class LiveDevice:
         """Return 0: only requests with guesses are asked, and there are none."""
         del rid
         return 0
+
+    def has_logits(self, rid: str) -> bool:
+        """Return False: a live engine keeps no logits here."""
+        del rid
+        return False
 
     def holds(self, rid: str, block_ids: Sequence[int], first: int, end: int) -> bool:
         """Return True: a real engine's KV is judged by the tokens computed from it."""

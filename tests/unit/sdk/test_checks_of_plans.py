@@ -119,6 +119,71 @@ def test_too_many_requests_in_a_batch(run: PlannedRun) -> None:
         run.step(*(share(f"r{number}", 0, 4, number) for number in range(4)))
 
 
+@pytest.mark.parametrize("takes_seats", [True, False])
+def test_an_aborted_request_beside_a_full_batch(*, takes_seats: bool) -> None:
+    """Where what has ended takes no seat, it may be launched beside as many as fit; without, the finding says so."""
+    run = PlannedRun(late_launches=1, ended_take_seats=takes_seats)
+    for number in range(4):
+        run.add(f"r{number}", 4, seed=number)
+    run.launch("r0", 0, 4, 0)
+    run.abort("r0")
+    batch = [share("r0", 4, 1, 0, 9), *(share(f"r{number}", 0, 4, number) for number in range(1, 4))]
+    if takes_seats:
+        with refused(r"of at most 3; clients have aborted r0: Capabilities\(ended_take_seats=False\)"):
+            run.step(*batch)
+    else:
+        run.step(*batch)
+
+
+def test_seats_of_live_requests_are_counted_all_the_same() -> None:
+    run = PlannedRun(late_launches=1, ended_take_seats=False)
+    for number in range(4):
+        run.add(f"r{number}", 4, seed=number)
+    with refused("batch 1 has 4 requests, of at most 3$"):
+        run.step(*(share(f"r{number}", 0, 4, number) for number in range(4)))
+
+
+# -- kept logits --
+
+
+def _after_an_equal_prompt(*, kept: bool) -> tuple[PlannedRun, tuple[int, ...]]:
+    """Make a run in which a prompt was computed, and one like it has arrived."""
+    run = PlannedRun(kept_logits=kept)
+    first = alone(run.add("a", 4, new=1))
+    run.launch("a", 0, 4, 0)
+    run.step(replies=(told("a", *first, end="length"),))
+    return run, alone(run.add("b", 4))
+
+
+def test_a_first_token_from_kept_logits() -> None:
+    """The next one is computed from the cached prompt and that token."""
+    run, (first, second) = _after_an_equal_prompt(kept=True)
+    run.step(replies=(told("b", first),))
+    run.launch("b", 4, 1, 0, 1)
+    run.step(replies=(told("b", second, end="length"),))
+    assert run.oracle.is_settled
+
+
+def test_a_first_token_without_a_launch_where_nothing_is_declared() -> None:
+    run, (first, _) = _after_an_equal_prompt(kept=False)
+    with refused(r"nothing of it was ever computed; an equal prompt was: Capabilities\(kept_logits=True\)"):
+        run.step(replies=(told("b", first),))
+
+
+def test_logits_that_were_flushed() -> None:
+    run, (first, _) = _after_an_equal_prompt(kept=True)
+    run.events.append(FlushCache(call_id="f"))
+    run.step(replies=(answered("f"),))
+    with refused("b is told its first token without a launch, but no logits can be kept"):
+        run.step(replies=(told("b", first),))
+
+
+def test_kept_logits_of_another_prompt() -> None:
+    run, (first, _) = _after_an_equal_prompt(kept=True)
+    with refused("b says"):
+        run.step(replies=(told("b", first + 1),))
+
+
 def test_a_request_twice_in_a_batch(run: PlannedRun) -> None:
     run.add("a")
     with refused("batch 1 has a request twice: a, a"):
@@ -184,7 +249,7 @@ def test_more_loras_in_a_batch_than_go_together() -> None:
 def test_a_block_in_two_tails(run: PlannedRun) -> None:
     run.add("a", 4)
     run.add("b", 4)
-    with refused("batch 1 writes block 5 for a and for b"):
+    with refused(r"batch 1 writes block 5 for a and for b; both write the same: Capabilities\(equal_writes=True\)"):
         run.step(share("a", 0, 4, 5), share("b", 0, 4, 5))
 
 
@@ -197,7 +262,7 @@ def test_a_block_that_is_written_alike_for_two_requests_where_that_is_declared()
     run = PlannedRun(equal_writes=True)
     run.add("a", 4)
     run.add("b", 4, seed=1)
-    with refused("batch 1 writes block 5 for a and for b"):
+    with refused("batch 1 writes block 5 for a and for b$"):
         run.step(share("a", 0, 4, 5), share("b", 0, 4, 5))
 
 
@@ -607,7 +672,7 @@ def test_blocks_that_do_not_come_back(run: PlannedRun) -> None:
 
 def test_a_dict_that_has_grown(run: PlannedRun) -> None:
     run.machine.requests["a"] = 1
-    with refused("something has grown: machine.requests has 1 entries, in a new one 0"):
+    with refused(r"machine.requests has 1 entries, in a new one 0; may_grow=\('machine.requests',\) says that it may"):
         run.oracle.at_end(run.machine)
 
 
