@@ -1,8 +1,8 @@
-"""How soon the search finds bugs planted in vLLM's and SGLang's schedulers: ``python -m benchmarks.planted_bugs``.
+"""Measures how soon the search finds bugs planted in vLLM and SGLang: ``python -m benchmarks.planted_bugs``.
 
-Invented bugs stand in ``planted_flights*.toml``; ``planted_bugs.toml`` and some mutants of the adapters take back
-commits of the last three months. A failure of the unchanged scheduler does not count. The rows of the installed engine
-go into a file of ``benchmarks/tables``, and the page shows those of both.
+Invented bugs are in ``planted_flights*.toml``; ``planted_bugs.toml`` and some mutants of the adapters revert commits of
+the last three months. A failure of the unchanged scheduler does not count. The rows of the installed engine go into a
+file of ``benchmarks/tables``, and the page shows the rows of both engines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HERE: Final = Path(__file__).parent
 _ADAPTERS: Final = _HERE.parent / "adapters"
 _TABLES: Final = _HERE / "tables"
 _FLIGHTS: Final = {"vllm": "planted_flights.toml", "sglang": "planted_flights_sglang.toml"}
-# Mutants of the adapters that take back a commit of the last three months.
+# Mutants of the adapters that revert a commit of the last three months.
 _PUT_BACK: Final = {
     "vllm": (
         "queued-before-it-has-left",
@@ -50,7 +50,7 @@ _COLUMNS: Final = 100
 
 
 class Plants(NamedTuple):
-    """The bugs planted in one engine's scheduler: invented ones, and reversals of real commits."""
+    """The bugs planted in one engine's scheduler: invented bugs and reverted commits."""
 
     invented: tuple[Mutant, ...]
     reversals: tuple[Mutant, ...]
@@ -97,7 +97,7 @@ def page_of(measured: Mapping[str, Mapping[str, TimedSearch]]) -> str:
 
 
 def _is_over(row: TimedSearch) -> bool:
-    """Return whether a search had its time, or did not need it."""
+    """Return whether a search succeeded or used its time."""
     return row.is_found or bool(row.misfit) or (row.cpu_bound_s or 0.0) >= _CPU_S
 
 
@@ -119,7 +119,7 @@ def _write_page() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search for the bugs of an engine that its file has not, and print their rows."""
+    """Search for the bugs of an engine that its file lacks, and print their rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted_bugs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
     parser.add_argument("--adapter", choices=tuple(_FLIGHTS), default="vllm")

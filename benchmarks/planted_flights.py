@@ -36,12 +36,12 @@ CLIENTS: Final = 64
 MOST_NEW: Final = 20
 STEPS: Final = 400
 SEEDS: Final = 6
-# Empty plans in a row after which a server's recorder would see a stall.
+# Consecutive empty plans after which a server's recorder would report a stall.
 _STALL_PLANS: Final = 40
 
 
 class Engine(NamedTuple):
-    """An engine whose scheduler is loaded: its machine, how it is recorded, and the loads' settings."""
+    """An engine under load: its machine, its recorder, and the loads' settings."""
 
     name: str
     machine: Callable[[Any], Any]
@@ -68,7 +68,7 @@ def vllm() -> Engine:
 
 
 def sglang() -> Engine:
-    adapter_named("sglang")  # it replaces what is not installed
+    adapter_named("sglang")  # it replaces modules that are not installed
     from scripted_sglang.config import SglangSettings
     from scripted_sglang.flight.hook import attach
     from scripted_sglang.machine import SglangMachine
@@ -88,14 +88,14 @@ ENGINES: Final = {"vllm": vllm, "sglang": sglang}
 
 
 class _Careless(SimulatedRunner):
-    """A model computes whatever its blocks hold."""
+    """A runner without checks: a model computes with any content of its blocks."""
 
     def _check_reads(self, share: Share, block_ids: Any, begin: int, end: int) -> None:
         pass
 
 
 class Load:
-    """Clients that ask again when they are answered, hang up and sometimes have the cache flushed."""
+    """Clients that send a request after each answer, hang up, and sometimes flush the cache."""
 
     def __init__(
         self, engine: Engine, settings: Any, seed: int, clients: int = CLIENTS, most_new: int = MOST_NEW
@@ -115,7 +115,7 @@ class Load:
         return self.empty >= _STALL_PLANS and bool(self._live)
 
     def step(self, *, arrivals: bool = True) -> None:
-        """One turn of an engine's loop. Raises what the scheduler raises."""
+        """Run one turn of an engine's loop. Raises the scheduler's exceptions."""
         events: list[Event] = []
         result = self._runner.next_completion(None)
         if result is not None:
@@ -136,7 +136,7 @@ class Load:
         while arrivals and self._free and chance.random() < 0.5:
             self._free -= 1
             self._requests += 1
-            # Prompts of the same parts in any order, as templates and documents make them.
+            # Prompts made of the same parts in any order, like templates and documents.
             parts = [range(40 + 9 * one, 48 + 9 * one) for one in chance.choices(range(6), k=chance.randrange(4))]
             prompt = [token for part in parts for token in part]
             prompt += [chance.randrange(33, 126) for _ in range(chance.randrange(1, 12))]
@@ -153,7 +153,7 @@ class Load:
 
 
 def recorded(engine: Engine, settings: Any, seed: int, folder: Path) -> Path | None:
-    """Run a load with a recorder, to a crash, a stall or its end; return what the recorder left."""
+    """Run a load with a recorder, to a crash, a stall or its end; return the recorder's file."""
     load = Load(engine, settings, seed)
     recorder = attached(engine, load, folder)
     try:
@@ -169,7 +169,7 @@ def recorded(engine: Engine, settings: Any, seed: int, folder: Path) -> Path | N
 
 
 def attached(engine: Engine, load: Load, folder: Path) -> FlightRecorder:
-    """Record a load from here on, in one ring."""
+    """Record a load from now on, in one ring."""
     os.environ |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=100000 stall_s=0"}
     recorder = engine.attach(load.machine)
     del os.environ[FOLDER_VARIABLE], os.environ[OPTIONS_VARIABLE]
@@ -178,7 +178,7 @@ def attached(engine: Engine, load: Load, folder: Path) -> FlightRecorder:
 
 
 def row_of(engine: Engine, mutant: Mutant, folder: Path) -> str:
-    """Plant a bug, record, replay and shrink: a row of the table."""
+    """Plant a bug, record, replay and shrink; return a row of the table."""
     runs = [(settings, seed) for seed in range(SEEDS) for settings in engine.settings]
     with mutant.switched_on():
         for number, (settings, seed) in enumerate(runs, 1):

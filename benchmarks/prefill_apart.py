@@ -1,7 +1,7 @@
-"""Streams that run beside long prompts: one engine on two cores against a prefill and a decode engine on one each.
+"""Streams beside long prompts: one engine on two cores against a prefill and a decode engine on one core each.
 
-Each way gets the same streams and the same prompts at the same times, in turns. Run:
-``python -m benchmarks.prefill_apart``, with ``--one-engine`` for those of one engine alone, of ``--stages`` stages.
+Each way gets the same streams and the same prompts at the same times, in turns. Run: ``python -m
+benchmarks.prefill_apart``, with ``--one-engine`` for only one engine, of ``--stages`` stages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.processes import Family, engine_process, free_port
 from lockstep.interruption import interruptible
 
 REQUEST_S: Final = 300.0
-# What each way is started with. An engine has the cores that it is not denied.
+# The arguments of each way. An engine has all cores that it is not denied.
 APART: Final = "prefill and decode apart"
 ONE: Final = {
     f"one engine, parts of {size}{words}": ("--chunked-prefill-size", str(size), flag)
@@ -52,7 +52,7 @@ class Seen:
 
 
 async def _stream(client: httpx.AsyncClient, ids: Sequence[int], tokens: int, ticks: list[float]) -> None:
-    """Note when each token of an answer comes."""
+    """Note the arrival of each token of an answer."""
     sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": list(ids), "stream": True, "sampling_params": sampling}
     async with client.stream("POST", "/generate", json=body) as answer:
@@ -63,7 +63,7 @@ async def _stream(client: httpx.AsyncClient, ids: Sequence[int], tokens: int, ti
 
 
 async def _play(url: str, families: Sequence[Family], arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
-    """Streams that run, and after a second long prompts, one each ``every_s`` seconds."""
+    """Run streams, and after a second send long prompts, one every ``every_s`` seconds."""
     draw = random.Random(seed)  # noqa: S311 - a workload is no secret
     words = range(1, vocabulary_of("S") - 1)
     limits = httpx.Limits(max_connections=None)
@@ -82,7 +82,7 @@ async def _play(url: str, families: Sequence[Family], arguments: argparse.Namesp
             asked.append(asyncio.create_task(_first_ms(client, draw.choices(words, k=arguments.prompt_tokens))))
         seen.first += await asyncio.gather(*asked)
         ended = time.monotonic()
-        # A stream that stands still stands until its next token, however late that is.
+        # A stalled stream counts until its next token, however late it is.
         while any(ticks[-1] <= ended for ticks in running):
             await asyncio.sleep(0.01)
         spent_s = sum(family.cpu_s() for family in families) - before_s
@@ -109,7 +109,7 @@ async def _first_ms(client: httpx.AsyncClient, ids: Sequence[int]) -> float:
 def _served(
     way: str, folder: Path, cores: Sequence[int], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, list[Family]]]:
-    """The URL of what serves that way, and its processes."""
+    """Yield the URL of the server of that way, and its processes."""
     threads = arguments.threads
     common = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch", "--max-total-tokens", "30000")
     common = (*common, "--no-radix-cache") if way in ONE else common
@@ -131,7 +131,7 @@ def _served(
 
 
 def _came_from_the_other(url: str) -> int:
-    """Pages that a decode engine has received."""
+    """Return the number of pages that a decode engine has received."""
     stats: dict[str, Any] = httpx.get(f"{url}/server_info", trust_env=False).json()["stats"]
     return int(stats["pages_received"])
 
@@ -155,7 +155,7 @@ def main() -> None:
         raise SystemExit("error: two cores are needed, one for each engine")
     seen = {way: Seen() for way in (ONE if arguments.one_engine else (*ONE, APART))}
     with checkpoint("float32") as folder, contextlib.ExitStack() as stack:
-        # One that has no request takes no time from the others.
+        # An engine without a request takes no time from the others.
         served = {way: stack.enter_context(_served(way, folder, cores, arguments)) for way in seen}
         for number in range(arguments.rounds):
             for way in in_turn([*seen], number):

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts as users do, with their descendants: their CPU, their memory, their end.
+"""Processes that a benchmark starts as users do: CPU, memory and end of each with its descendants.
 
 Memory is the proportional share (PSS), so that shared pages of forked processes count once.
 """
@@ -32,7 +32,7 @@ _LOG_LINES: Final = 40
 
 
 class Family:
-    """A process of ours with all that it starts. It writes into ``log``, or on our stderr."""
+    """A process of ours with its descendants. It writes into ``log``, or to our stderr."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Family:
             )
 
     def said(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         lines = [] if self._log is None else self._log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:]) or "its log above says why"
 
     def wait_for(self, url: str, within_s: float = _START_S) -> None:
-        """Until the server there answers for its health. Raises SystemExit when it does not."""
+        """Wait until the server there is healthy. Raises SystemExit if it is not in time."""
         deadline = time.monotonic() + within_s
-        # One client for all looks: each would make certificates ready, which takes half a core from the server.
+        # One client for all polls: each new one would load certificates, which takes half a core from the server.
         with httpx.Client(base_url=url, timeout=_LOOK_TIMEOUT_S, trust_env=False) as client:
             while not _answers(client):
                 if self.process.poll() is not None or time.monotonic() > deadline:
@@ -70,16 +70,16 @@ class Family:
                 time.sleep(_LOOK_INTERVAL_S)
 
     def cpu_s(self) -> float:
-        """CPU seconds of those that live."""
+        """Return the CPU seconds of its live processes."""
         return sum(_or_nothing(process_cpu_s, member) for member in self.members())
 
     def memory_mib(self) -> float:
-        """The memory of those that live."""
+        """Return the memory of its live processes."""
         return sum(_or_nothing(_pss_bytes, member) for member in self.members()) / _MIB
 
     @contextlib.contextmanager
     def watched(self, every_s: float) -> Iterator[list[float]]:
-        """A list that is given the memory again and again, until the end of the context."""
+        """Yield a list to which the memory is appended periodically, until the end of the context."""
         seen: list[float] = []
         over = threading.Event()
 
@@ -97,7 +97,7 @@ class Family:
             seen.append(self.memory_mib())
 
     def stop(self) -> None:
-        """End it in order, and what it has started."""
+        """End it and its descendants, gently at first."""
         members = self.members()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -109,7 +109,7 @@ class Family:
             child.kill()
 
     def members(self) -> list[psutil.Process]:
-        """The process and its descendants that live."""
+        """Return the process and its live descendants."""
         try:
             parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -119,7 +119,7 @@ class Family:
 
 @contextlib.contextmanager
 def engine_process(*words: str, cores: Collection[int] = (), threads: int = 1) -> Iterator[Family]:
-    """A command of the engine, on these cores alone if any are given, ended in order."""
+    """Run a command of the engine, on only these cores if any are given, and end it gently."""
     variables = {"ENGINE_LOG_REQUESTS": "0", "OMP_NUM_THREADS": str(threads)}
     family = Family([sys.executable, "-m", "engine", *words], environment=variables, cores=cores)
     try:
@@ -135,7 +135,7 @@ def free_port() -> int:
 
 
 def process_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of all threads, to the nanosecond: the usual counters have ticks of 10 ms."""
+    """Return the CPU seconds of all threads to the nanosecond; the usual counters have ticks of 10 ms."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -156,7 +156,7 @@ def _or_nothing(measure: Callable[[psutil.Process], float], member: psutil.Proce
 
 
 def _pss_bytes(member: psutil.Process) -> float:
-    """The kernel's sum where it has one: the single mappings of a large process take long to read."""
+    """Return the kernel's sum if it has one: a large process's single mappings take long to read."""
     rollup = Path(f"/proc/{member.pid}/smaps_rollup")
     if not rollup.is_file():
         return float(member.memory_info().rss)

@@ -18,7 +18,7 @@ _FP8_LARGEST: Final = 448
 _INT8_LARGEST: Final = 127
 _INT4_LARGEST: Final = 15
 _INT4_BITS: Final = 4
-# Where an AWQ word keeps the values 0 to 7.
+# The places of the values 0 to 7 in an AWQ word.
 _AWQ_PLACES: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _Parts = dict[str, torch.Tensor]
 
@@ -72,7 +72,7 @@ def _awq(weight: torch.Tensor) -> _Parts:
 
 
 def _grouped(weight: torch.Tensor, *, symmetric: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values of 4 bits, and the zero points and scales [out, groups] of neighbouring inputs."""
+    """Return values of 4 bits, and the zero points and scales [out, groups] of groups of inputs."""
     groups = weight.reshape(len(weight), -1, _GROUP)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     if symmetric:
@@ -87,7 +87,7 @@ def _grouped(weight: torch.Tensor, *, symmetric: bool = False) -> tuple[torch.Te
 
 
 def _words(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Values in words of 32 bits along the columns; ``places`` are the values of a word from its lowest bits on."""
+    """Pack values into words of 32 bits along the columns; ``places`` are a word's values from its lowest bits on."""
     parts = values.to(torch.int64).reshape(len(values), -1, len(places))
     shifts = torch.arange(len(places)) * _INT4_BITS
     packed = (parts[..., list(places)] << shifts).sum(-1)
@@ -99,7 +99,7 @@ def _compressed(layout: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
-# By name, what the configuration says, and the parts of a weight [out, in].
+# By name: the configuration's fields, and the parts of a weight [out, in].
 QUANTIZED: Final[dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], _Parts]]]] = {
     "fp8": (_compressed("float-quantized", num_bits=8, type="float"), _fp8),
     "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [_GROUP, _GROUP]}, _fp8_blocks),
@@ -112,7 +112,7 @@ QUANTIZED: Final[dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], _Parts
 
 
 def quantize(plain: Path, kind: str, folder: Path) -> None:
-    """Write a copy of a checkpoint in one file, the matrices of its layers quantized."""
+    """Write a copy of a checkpoint in one file, with its layers' matrices quantized."""
     said, parts_of = QUANTIZED[kind]
     shutil.copytree(plain, folder)
     kept: _Parts = {}

@@ -1,7 +1,7 @@
-"""How much faster a search gets with Ray nodes: ``python -m benchmarks.ray_search``, on a local cluster of its own.
+"""Measures a search's speed-up by Ray nodes: ``python -m benchmarks.ray_search``, on its own local cluster.
 
-Units of the flagship's search, one after the other on one node, then two and more at once, in turn. The cluster is up
-and has done units before anything is measured. More nodes than idle cores gain nothing.
+Units of the flagship's search run sequentially on one node, then two and more at once, in turn. The cluster has run
+units before the measurement. More nodes than idle cores gain nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _run(pool: RayPool, width: int) -> tuple[float, float]:
-    """Schedules a second with ``width`` units at once, and the share of a core that each node got."""
+    """Measure schedules a second with ``width`` units at once, and each node's share of a core."""
     left = [Unit(PLAN.targets[0], number * SCHEDULES_A_UNIT, 1, SCHEDULES_A_UNIT) for number in range(UNITS)]
     begun, running, done = time.perf_counter(), set[Future[UnitResult]](), list[UnitResult]()
     while left or running:

@@ -1,9 +1,8 @@
-"""Cost of a recording: throughput of a whole server that records every step, beside one that does not.
+"""Cost of a recording: throughput of a whole server with and without a recording of every step.
 
-Two servers of the embedded model get the same work in short alternating blocks, so that other work of the machine slows
-both down. The ratio of each pair is taken, and the median of the ratios has a 95 %
-interval from resampling the pairs. Beside it stands the time that one step's recording takes by itself, which a
-machine that others use disturbs less.
+Two servers of the embedded model get the same work in short alternating blocks, so that other load slows both down. The
+median of the pairs' ratios has a 95 % interval from resampling the pairs. The time of recording one step alone is given
+too, because other load disturbs it less.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ COST_TARGET_PERCENT: Final = 2.0
 
 
 def measure() -> Iterator[Measurement]:
-    """Wall time and the scheduler's CPU time, on against off, and the size of what is written."""
+    """Measure wall time and the scheduler's CPU time, on against off, and the recording's size."""
     with tempfile.TemporaryDirectory() as folder, PreloadedParent.start() as parent:
         record = Path(folder) / "run.rec"
         with (
@@ -56,9 +55,9 @@ def measure() -> Iterator[Measurement]:
             for _ in range(WARM_UP_BLOCKS):
                 off.block()
                 on.block()
-            # Who goes first takes turns as well.
+            # The order alternates as well.
             pairs = [_pair(off, on) if number % 2 else _pair(on, off)[::-1] for number in range(PAIRS)]
-        # What was buffered is written when the server ends.
+        # Buffered data is written when the server ends.
         size, tokens = record.stat().st_size, on.tokens
     for name, which in (("throughput", 0), ("the scheduler's CPU time", 1)):
         ratios = [there[which] / here[which] for here, there in pairs]
@@ -80,7 +79,7 @@ def measure() -> Iterator[Measurement]:
 
 
 class _MeasuredServer:
-    """One server, its clients, and what a block of work took."""
+    """One server, its clients, and the times of its blocks."""
 
     def __init__(self, parent: PreloadedParent, folder: Path, name: str, *, record: Path | None = None) -> None:
         self.tokens = 0
@@ -95,7 +94,7 @@ class _MeasuredServer:
         self._crowd = self._open.enter_context(ThreadPoolExecutor(CLIENTS))
 
     def block(self) -> tuple[float, float]:
-        """Seconds of wall time and of the scheduler's CPU time for one block."""
+        """Return the wall seconds and the scheduler's CPU seconds of one block."""
         before, begun = process_cpu_s(self._scheduler), time.monotonic()
         list(self._crowd.map(self._ask, range(CLIENTS)))
         return time.monotonic() - begun, process_cpu_s(self._scheduler) - before
@@ -118,7 +117,7 @@ class _MeasuredServer:
 
 
 class _Fed:
-    """A gate that has the steps of a run ready, so that all its time is that of the gate around it."""
+    """A gate with prepared steps, so that only the gate around it takes time."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = iter(steps)
@@ -130,12 +129,12 @@ class _Fed:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:  # noqa: ARG002 - the protocol's
-        """The next one that is ready."""
+        """Return the next prepared step."""
         return next(self._steps, None)
 
 
 def _added_us() -> float:
-    """Microseconds a step that a recording gate takes, above what the gate inside takes by itself."""
+    """Return the microseconds a step that a recording gate adds to the gate inside."""
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
     steps, results = _run_of_decodes(scheduler)
     with tempfile.TemporaryDirectory() as folder:

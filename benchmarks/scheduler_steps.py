@@ -1,7 +1,7 @@
 """Steps a second of the scheduler over the simulated pipeline, with the audit after every step and without.
 
-Two workloads on four stages with six microbatches in flight: the flagship, a few prompts of two chunks with a flush
-between rounds, and the same on a prefix tree that stays full. Digests are computed. One scheduler, one core.
+Two workloads on four stages with six microbatches in flight: the flagship (a few prompts of two chunks with a flush
+between rounds), and the same with a prefix tree that stays full. Digests are computed. One scheduler, one core.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ REPEATS = 3
 
 
 def limits() -> Limits:
-    """Four stages, two microbatches more than stages in flight, chunks of 64."""
+    """Return limits of four stages, two more microbatches in flight than stages, and chunks of 64."""
     config = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK_TOKENS)
     return Limits.of(config, EMBEDDED_FACTS)
 
 
 def requests_of(round_number: int) -> tuple[Generate, ...]:
-    """The requests of one round; no two rounds share a page of tokens."""
+    """Return the requests of one round; no two rounds share a page of tokens."""
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0)
     stride = 1 + round_number % 11
     starts = [round_number * 7 + number * 13 for number in range(REQUESTS)]
@@ -74,7 +74,7 @@ class SchedulerBench:
 
 
 def measure() -> Iterator[Measurement]:
-    """Measure steps a second: the best of a few runs, because other processes can only slow one down."""
+    """Measure steps a second: the best of a few runs, because other load can only slow a run down."""
     for flushed in (True, False):
         for audited, target in ((True, 20_000), (False, 60_000)):
             tree = "" if flushed else ", a tree of 1,024 pages that is full"

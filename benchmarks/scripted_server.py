@@ -1,6 +1,6 @@
-"""Time of a scripted server to its first script, cold and from a preloaded parent, and its scripts a second.
+"""A scripted server's time to its first script, cold and from a preloaded parent, and its scripts a second.
 
-A cold start is a whole ``scripted run`` in a process of its own, from its first import to the script's result.
+A cold start is a whole ``scripted run`` in a new process, from its first import to the script's result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPEC: Final = f"{spec_of(flush_race).file}::flush_race"
 
 
 def measure() -> Iterator[Measurement]:
-    """Cold start, warm start, scripts a second; all on four stages."""
+    """Measure cold start, warm start and scripts a second, all on four stages."""
     yield Measurement(
         name="first script result of a cold `scripted run`, four stages",
         value=min(_cold_s() for _ in range(COLD_RUNS)),
@@ -83,7 +83,7 @@ def _warm_s(parent: PreloadedParent) -> float:
 
 
 def _scripts_a_second(parent: PreloadedParent) -> tuple[float, float]:
-    """Scripts a second, and the longest one in milliseconds."""
+    """Measure scripts a second, and the longest script in milliseconds."""
     test = spec_of(flush_race)
     options = msgspec.structs.replace(test.options, record=False)
     with EngineServer.start(test.config, parent=parent) as server:

@@ -1,8 +1,7 @@
-"""Schedules a second and core: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
+"""Measures schedules a second: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
 
-Over all workloads with single added events, spread over each sweep, in units as a campaign hands them out; or over
-generated targets. By process time. Another checkout of this repository takes turns with this one, so that other work
-of the machine slows both down.
+Runs all workloads with single added events, spread over each sweep, in a campaign's units; or generated targets. Time
+is process time. Another checkout of this repository takes turns with this one, so that other load slows both down.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ROUNDS: Final = 3
 UNITS: Final = 4
 SCHEDULES_A_UNIT: Final = 30
 GENERATED_SCHEDULES: Final = 500
-# A program for both checkouts; a round is a process of its own.
+# A program for both checkouts; each round is a new process.
 _ROUND: Final = """
 import sys, time
 from scripted.core.adapters import adapter_named
@@ -77,7 +76,7 @@ def main() -> None:
 
 
 def _rate(folder: Path, program: Sequence[str]) -> float:
-    """Schedules a second of process time of one round of the checkout in this folder."""
+    """Return the schedules a second of process time in one round of the checkout in this folder."""
     command = [sys.executable, *program]
     path = os.pathsep.join([str(folder.resolve()), str(folder.resolve() / "adapters")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -1,8 +1,8 @@
-"""How small a shrunk failure is: ``python -m benchmarks.shrinking [--page benchmarks/tables/shrinking.md]``.
+"""Measures the size of shrunk failures: ``python -m benchmarks.shrinking [--page benchmarks/tables/shrinking.md]``.
 
-Of each bug of the gallery the search finds one failure in generated targets and shrinks it. Then every neighbour that
-has something less is run: an event, a setting, a number; and the same with other names. Beside it stands the script
-that was written by hand for the bug.
+For each bug of the gallery the search finds one failure in generated targets and shrinks it. Then it runs every smaller
+neighbour, with an event, a setting or a number less, and the same with other names. The hand-written script for the bug
+is listed beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHER_NAMES: Final = ("m", "n", "o", "p", "q")
 
 
 class Checked(NamedTuple):
-    """A shrunk failure: what it came from, and the neighbours that still fail so, each with what it has less of."""
+    """A shrunk failure: its origin, and the neighbours that still fail in the same way, each with its reduction."""
 
     mutant: str
     found: Schedule
@@ -51,10 +51,10 @@ class Checked(NamedTuple):
 
 
 def neighbours(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Every schedule with one event less, one setting less, or one number lower by one or by half.
+    """Yield every schedule with one event less, one setting less, or one number lower by one or by half.
 
-    What is at its default is not said, so it is no number of the schedule; a number goes up to its default only as a
-    setting. None goes below one: a request of no tokens is another kind of request.
+    A value at its default is not in the text, so it is no number of the schedule; a number rises to its default only as
+    a setting. None falls below one: a request for no tokens is another kind of request.
     """
     placed, adapter = schedule.placed, schedule.adapter
     for at, one in enumerate(placed):
@@ -87,7 +87,7 @@ def neighbours(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 
 
 def check(finding: Finding, *, budget_s: float = _BUDGET_S) -> Checked:
-    """Shrink a finding, with its mutant on, and run all neighbours of what is left."""
+    """Shrink a finding, with its mutant on, and run all neighbours of the result."""
     found, signature = finding.schedule, finding.failure.signature
     assert found is not None
     shrunk = shrink(found, signature, budget_s=budget_s)
@@ -147,12 +147,12 @@ def _fails(schedule: Schedule, signature: str, way: Callable[..., Outcome]) -> b
     try:
         failure = way(schedule).failure
     except (ValueError, HarnessError, ScriptDefinitionError):
-        return False  # What makes no run.
+        return False  # Invalid schedules.
     return failure is not None and failure.signature == signature
 
 
 def _renamed(schedule: Schedule) -> Schedule:
-    """Rids that begin alike still do."""
+    """Rename rids; rids with a common prefix keep one."""
     rids = dict.fromkeys(rid for one in schedule.placed if (rid := getattr(one.action, "rid", None)) is not None)
     are_alike = any(one != other and other.startswith(one) for one in rids for other in rids)
     if are_alike or len(rids) > len(_OTHER_NAMES):
@@ -169,7 +169,7 @@ def _renamed(schedule: Schedule) -> Schedule:
 
 
 def _size(records: Iterable[Any]) -> tuple[int, int]:
-    """Messages of clients and operators, and the tokens of prompts and outputs that the requests among them ask for."""
+    """Count messages of clients and operators, and the tokens of the prompts and outputs of their requests."""
     events = [event for step in records for event in step.events if not isinstance(event, (Completion, GrammarReady))]
     starts = [event for event in events if isinstance(event, Generate)]
     return len(events), sum(len(one.prompt_ids) + one.sampling.max_new_tokens for one in starts)
@@ -178,7 +178,7 @@ def _size(records: Iterable[Any]) -> tuple[int, int]:
 def _size_of(schedule: Schedule) -> tuple[int, int]:
     outcome, records = record(schedule)
     assert outcome.failure is None, f"{schedule} fails without the mutant: {outcome.failure}"
-    # The flush and the question for the counters that end every run are no part of it.
+    # The flush and the query of counters that end every run do not count.
     events, tokens = _size(records)
     return events - 2, tokens
 

@@ -1,7 +1,7 @@
-"""Adds the tables that commands write to the site of the documentation: a hook of mkdocs.
+"""A hook of mkdocs that adds the tables written by commands to the documentation's site.
 
-The tables lie beside the benchmarks that make them, outside the folder that mkdocs reads. Links between the two are
-right on disk; on the site both have one root.
+The tables are beside the benchmarks that make them, outside the folder that mkdocs reads. Links between the two are
+right on disk; on the site both have the same root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they lead on the site: ``docs`` is its root, and holds ``benchmarks``."""
+    """Rewrite links for the site, whose root is ``docs`` and contains ``benchmarks``."""
     if page.file.src_uri.startswith(_TABLES):
         return markdown.replace("](../../docs/", "](../../")
     return re.sub(r"\]\(\.\./((?:\.\./)?)benchmarks/", r"](\1benchmarks/", markdown)

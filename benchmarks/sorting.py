@@ -1,9 +1,9 @@
-"""How well failures are sorted by their causes: ``python -m benchmarks.sorting [--defects] [--each 10]``.
+"""Measures how well failures are sorted by cause: ``python -m benchmarks.sorting [--defects] [--each 10]``.
 
-Bugs of the gallery are each found in several schedules; with ``--defects`` the known defects of the installed release
-are, in variants of their schedules. The sorter of ``scripted explore`` gets all of these failures, and every pair of
-them is judged: two of one bug in two kinds are wrongly parted, two of two bugs in one kind wrongly joined. Beside it
-stand the same numbers of the failures' texts without names and numbers.
+Each bug of the gallery is found in several schedules; with ``--defects``, each known defect of the installed release is
+found in variants of its schedules. The sorter of ``scripted explore`` gets all of these failures, and every pair is
+judged: two failures of one bug in two kinds are wrongly parted, two failures of two bugs in one kind are wrongly
+joined. The same numbers are given for sorting by the failures' texts, without names and numbers.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from scripted.search.units import Finding, SearchPlan
 
 __all__ = ["Judged", "judge", "main"]
 
-# Of one bug: so much process time for all of its schedules.
+# The process time for all schedules of one bug.
 _SEARCH_S: Final = 20.0
 _SCHEDULES: Final = 300
-# The numbers of a known defect's schedule that its variants change, each with this chance.
+# The numbers of a known defect's schedule that its variants change, each with the probability ``_OTHER``.
 _NUMBERS: Final = re.compile(r"(\b(?:prompt|new|tokens)=)(\d+)")
 _SIZES: Final = re.compile(r"(\b(?:num_gpu_blocks|max_\w+|context_length)=)(\d+)")
 _OTHER: Final = 0.4
 
 
 class Judged(NamedTuple):
-    """Pairs of failures, by what sorted them."""
+    """Pairs of failures by the result of a sorter."""
 
     parted: int
     of_one_bug: int
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 
 
 def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
-    """Judge every pair of failures: by its bug, and by what it was sorted to."""
+    """Judge every pair of failures: by its bug, and by its sorted kind."""
     parted = one = joined = two = 0
     for (bug, kind), (other_bug, other_kind) in itertools.combinations(zip(bugs, sorted_to, strict=True), 2):
         if bug == other_bug:
@@ -72,7 +72,7 @@ def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
 
 
 def findings_of(mutant: str, adapter: str, count: int, seed: int) -> list[Finding]:
-    """Failures of this mutant on so many generated targets; fewer where the time is over."""
+    """Return failures of this mutant on this many generated targets; fewer if the time is over."""
     found: list[Finding] = []
     number, until = first_of(seed), time.process_time() + _SEARCH_S
     while len(found) < count and time.process_time() < until:
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="which mutants and targets are drawn")
     options = parser.parse_args(arguments)
     findings = list(_of_defects(options) if options.defects else _collected(options))
-    # As they come in a search: one bug after the other would be easier.
+    # In a search's order, because one bug after another would be easier.
     random.Random(options.seed).shuffle(findings)  # noqa: S311 - an order
     sorter, kinds = Sorter(), list[int]()
     for finding in findings:

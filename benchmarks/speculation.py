@@ -1,8 +1,8 @@
-"""How many times faster an engine says its tokens with prompt lookup, where it helps and where it does not.
+"""The speed-up by prompt lookup, on texts where it helps and where it does not.
 
-Scheduler and all layers in one process, greedy. The forwards are the model's; the tokens are those of a given text, so
-that a checkpoint of random weights copies as a trained one would. With and without take turns; CPU time is counted.
-Run: ``python -m benchmarks.speculation``.
+Scheduler and all layers run in one process, greedily. The forwards are the model's, but the tokens come from a given
+text, so that a checkpoint of random weights copies as a trained one would. Runs with and without lookup take turns;
+time is CPU time. Run: ``python -m benchmarks.speculation``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PAGE_TOKENS = 32
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 128
 BATCHES = (1, 8)
-# An answer that copies passages of this length, with words of its own between them.
+# An answer that copies passages of this length, with new words between them.
 PASSAGE_TOKENS = 24
 OWN_TOKENS = 4
-# Of the words of a text few are frequent: pairs recur, and what follows them does not.
+# A text has few frequent words: pairs recur, but with different successors.
 ZIPF_EXPONENT = 1.1
 
 Text = Callable[[random.Random], list[int]]
 
 
 def copying(chance: random.Random) -> list[int]:
-    """A prompt and an answer that is made of its passages, as a summary or an edited file is."""
+    """Return a prompt and an answer made of its passages, like a summary or an edited file."""
     prompt = [chance.randrange(VOCABULARY - 1) for _ in range(PROMPT_TOKENS)]
     answer: list[int] = []
     while len(answer) < OUTPUT_TOKENS:
@@ -54,7 +54,7 @@ def copying(chance: random.Random) -> list[int]:
 
 
 def fresh(chance: random.Random) -> list[int]:
-    """Words one by one, frequent and rare: lookups find pairs of them, and guess what does not follow."""
+    """Return frequent and rare words: lookups find pairs of them, and guess wrong successors."""
     words = range(VOCABULARY - 1)
     weights = [1 / (rank + 1) ** ZIPF_EXPONENT for rank in words]
     return chance.choices(words, weights, k=PROMPT_TOKENS + OUTPUT_TOKENS)
@@ -64,7 +64,7 @@ TEXTS: dict[str, Text] = {"copies its prompt": copying, "nothing recurs": fresh}
 
 
 class Bench:
-    """One engine, which says given texts."""
+    """One engine that emits given texts."""
 
     def __init__(self, folder: Path, *, openvino: bool, guesses: bool) -> None:
         config = EngineConfig(
@@ -83,18 +83,18 @@ class Bench:
 
     @property
     def held(self) -> float:
-        """The share of its guesses that held."""
+        """Return the share of its guesses that held."""
         stats = self._engine.scheduler.stats()
         return stats.accepted_tokens / max(1, stats.drafted_tokens)
 
     def run(self, texts: list[list[int]]) -> float:
-        """Seconds of CPU to say each text after its prompt, the prompts' own left out."""
+        """Return the CPU seconds of emitting each text, without its prompt's."""
         self._texts = texts
         steps = self._engine.run([text[:PROMPT_TOKENS] for text in texts], OUTPUT_TOKENS).steps
         return sum(step.cpu_s for step in steps if step.mode is ForwardMode.DECODE)
 
     def _told(self, microbatch: Microbatch) -> Completion:
-        """The model's forward, with the texts' tokens in place of its own."""
+        """Replace the tokens of the model's forward by the texts'."""
         output = self._forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         assert output.error is None, output.error
@@ -109,7 +109,7 @@ def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
 
 
 def main() -> None:
-    """Print for each text and batch how many tokens a CPU second gives, and the median ratio of the rounds."""
+    """Print for each text and batch the tokens a CPU second, and the median ratio of the rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, in turns")
     arguments = parser.parse_args()

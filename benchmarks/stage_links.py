@@ -1,8 +1,8 @@
 """The cost of TCP between the scheduler and its stages, compared with Unix sockets; on loopback, without network time.
 
-One frame there and back between two processes; then servers of four stages, asked in turn: forked, joined by hand, and
-placed by Ray where that is installed. On a busy machine read the processor time a token: agents are sessions of their
-own, to which Linux gives shares of their own.
+Measures one frame's round trip between two processes; then servers of four stages in turn: forked, joined by hand, and
+placed by Ray if it is installed. On a busy machine read the CPU time a token: agents are process sessions of their own,
+to which Linux gives their own shares.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ STREAMS: Final = 8
 TOKENS: Final = 128
 FRAMES: Final = 2000
 FRAME_BYTES: Final = 200
-# A cluster of its own on loopback, whatever else runs here.
+# A new cluster on loopback, independent of any other.
 _OF: Final[dict[str, dict[str, Any]]] = {"local": {}, "join": {}, "ray": {"ray_address": "local"}}
 SECRET: Final = Secret.new()
 SILENCE_S: Final = 5.0
 START_TIMEOUT_S: Final = 120.0
-# A cluster of Ray ends with its server.
+# The Ray cluster ends with its server.
 END_TIMEOUT_S: Final = 60.0
 UNIX, TCP, RAY = "Unix sockets", "TCP", "TCP, placed by Ray"
 PLACEMENTS: Final = {UNIX: "local", TCP: "join"} | ({RAY: "ray"} if importlib.util.find_spec("ray") else {})
 
 
 def measure() -> Iterator[Measurement]:
-    """A frame's way; tokens a second of eight streams, time between tokens of one, processor time a token."""
+    """Measure a frame's way; tokens a second of eight streams, time between tokens of one, CPU time a token."""
     frames = _found((UNIX, TCP))
     for number in range(ROUNDS):
         for name in in_turn([*frames], number):
@@ -101,7 +101,7 @@ def _found(names: Iterable[str]) -> dict[str, list[float]]:
 
 
 def _frame_us(name: str) -> float:
-    """The median of many frames that another process sends back."""
+    """Return the median round trip of many frames that another process echoes."""
     with tempfile.TemporaryDirectory(prefix="links-") as folder:
         path = Path(folder) / "stage-0"
         handed, passed_on = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -140,7 +140,7 @@ def _processor_s(server: Serving) -> float:
 
 
 def _started(parent: PreloadedParent, placement: str, stack: ExitStack) -> Serving:
-    """A server with four stages. It ends with the stack."""
+    """Start a server with four stages, which ends with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="links-")))
     settings = ServerSettings(port=0, pp_size=STAGES, placement=placement, stage_listen="127.0.0.1:0", **_OF[placement])
     server = stack.enter_context(closing(parent.serve(settings, folder, folder / "log")))
@@ -164,7 +164,7 @@ def _end(server: ServerProcess, agents: list[ServerProcess]) -> None:
 
 
 def _rate(url: str) -> float:
-    """Tokens a second of streams that run together."""
+    """Return the tokens a second of concurrent streams."""
     with ThreadPoolExecutor(STREAMS) as pool:
         started = time.monotonic()
         counts = list(pool.map(lambda number: len(_times(url, f"stream {number}")), range(STREAMS)))
@@ -177,7 +177,7 @@ def _gap_ms(url: str) -> float:
 
 
 def _times(url: str, text: str) -> list[float]:
-    """When each token of one stream came."""
+    """Return the arrival times of one stream's tokens."""
     sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
     body = {"text": text, "stream": True, "sampling_params": sampling}
     with httpx.stream("POST", f"{url}/generate", json=body, timeout=START_TIMEOUT_S) as response:

@@ -1,4 +1,4 @@
-"""How many defects of benchmarks/tables/defects.md are exported as files of the engine's own classes, and run alone.
+"""Counts defects of benchmarks/tables/defects.md that can be exported as files of the engine's classes and run alone.
 
 `python -m benchmarks.standalone_exports --adapter vllm` runs each file and the engine's examples where nothing of this
 project can be imported. With ``--mended FOLDER``, another release, the files of the defects that it has mended must
@@ -31,7 +31,7 @@ _NO_FILE: Final = "no file"
 
 
 def schedules_on(page: str, adapter: str) -> list[str]:
-    """Those of an adapter's section, with the adapter, in order and once."""
+    """Return the schedules of an adapter's section with the adapter, in order, each once."""
     part = re.search(rf"^## {_SECTIONS[adapter]}.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     text = "" if part is None else part[0]
     fenced = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ def schedules_on(page: str, adapter: str) -> list[str]:
         text = text.replace(block, "")
     texts = [" ".join(one.split()) for one in [*spans, *re.findall(r"`([^`]+)`", text)]]
     found = [text for text in texts if _SCHEDULE.fullmatch(text) and not text.startswith("scripted ")]
-    # One that begins with its first step has the settings by default.
+    # A schedule that begins with its first step has default settings.
     settings = [f"adapter={adapter};" if text[0].isdigit() else f"adapter={adapter}" for text in found]
     named = [text if text.startswith("adapter=") else f"{of} {text}" for of, text in zip(settings, found, strict=True)]
     return list(dict.fromkeys(named))
@@ -63,7 +63,7 @@ def count_mended(adapter: Any, python: str, other: Path) -> int:
 
 
 def _red_then_green(standalone: Standalone, schedule: str, python: str, other: Path) -> str | None:
-    """Say why a schedule's file is not red with the installed release and green with the other; None if it is."""
+    """Return why a schedule's file is not red with the installed release and green with the other; None if it is."""
     from scripted.core.schedule import Schedule
     from scripted.sdk.standalone import text_of
 
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(said: str) -> tuple[int, int]:
-    """How many tests failed, as each of a defect does, and of how many."""
+    """Return how many tests failed, as a defect's test must, and how many there are."""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (failed|passed|error)", said)}
     if set(counts) != {"failed"}:
         sys.stdout.write(said[-300:])
@@ -181,11 +181,11 @@ def _failed(said: str) -> tuple[int, int]:
 
 
 def _shows(python: str, example: Path) -> bool:
-    """It says that the defect is there, where this project is not on the path."""
+    """Whether it fails with the defect's text without this project on the path."""
     done = subprocess.run(  # noqa: S603 - a file of ours
         [python, "-I", str(example)], cwd=example.parent, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
-    # One that cannot even start ends with the same status.
+    # A file that cannot even start ends with the same status.
     shows = done.returncode == 1 and "Traceback" not in done.stderr
     if not shows:
         sys.stdout.write(f"{example.name}: {(done.stdout + done.stderr).strip()[-300:]}\n")

@@ -22,7 +22,7 @@ STAGES: Final = 4
 
 
 def measure() -> Iterator[Measurement]:
-    """Spans of a request with ``STAGES`` stages: itself, its queue, its prefill with each stage, its decode."""
+    """Measure a request's spans with ``STAGES`` stages: itself, its queue, its prefill with each stage, its decode."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult

@@ -1,6 +1,6 @@
 """The accuracy of ``scripted vet`` on right and on silent scripts: ``python -m benchmarks.vetting``.
 
-The scripts stand in ``vetting.toml``. A right script is accused if vet does not call it a test. A silent script is
+The scripts are in ``vetting.toml``. A right script is accused if vet does not call it a test. A silent script is
 noticed if vet does not call it a test, or has a remark on it.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["main", "page_of", "sources"]
 
 _SCRIPTS: Final = Path(__file__).with_name("vetting.toml")
 _PAGE: Final = Path(__file__).parent / "tables" / "vetting.md"
-# What stands before the name of a script's file in a remark.
+# The text before the name of a script's file in a remark.
 _FOLDER: Final = re.compile(r"[^\s']*/(?=test_script\.py)")
 _COLUMNS: Final = 100
 _REFUSED: Final = "refused where it is decorated"
@@ -50,7 +50,7 @@ def verdict_on(source: str, folder: Path) -> tuple[bool, tuple[str, ...]]:
         (test,) = find_tests(str(path))
     except ScriptDefinitionError as exc:
         return False, (f"{_REFUSED}: {exc}",)
-    # One after the other would make a verdict depend on those before it.
+    # Sequential runs would make a verdict depend on earlier ones.
     findings = Vetting(is_brief=True).findings(test, path.name, _first_of_each(test))
     return findings.is_a_test, tuple(findings.remarks())
 

@@ -1,8 +1,8 @@
-"""How much of another engine's scheduler the search runs: statements in function bodies, and why others do not run.
+"""Measures which statements of another engine's scheduler the search runs, and why the others do not run.
 
 `python -m benchmarks.vllm_reach --adapter vllm --seconds 60` runs all workloads of the engine's adapters and generated
 targets, each with random events and for the same part of that process time, and watches the scheduler's own files. The
-reasons are those of `benchmarks/vllm_reach.toml` or `sglang_reach.toml`; `--markdown FILE` writes the table.
+reasons come from `benchmarks/vllm_reach.toml` or `sglang_reach.toml`; `--markdown FILE` writes the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SGLANG: Final = (
 
 
 class Engine(NamedTuple):
-    """Whose files are watched: our ``adapters``, which run it, its ``package``, and the files there."""
+    """An engine to watch: our ``adapters`` that run it, its ``package``, and the watched files there."""
 
     adapters: tuple[str, ...]
     package: str
@@ -52,13 +52,13 @@ _ENGINES: Final = {
     "sglang": Engine(("sglang", "sglang-fleet"), "sglang.srt", _SGLANG),
 }
 _WIDTH: Final = 100
-# Of more functions with one reason the files are listed.
+# For a reason with more functions the page lists files.
 _MOST_FUNCTIONS: Final = 20
 _NO_REASON: Final = "(no reason is known)"
 
 
 class Statement(NamedTuple):
-    """One in the body of ``function``, from its first line to the last that is its own."""
+    """A statement in the body of ``function``, from its first line to the last one without nested statements."""
 
     function: str
     first: int
@@ -75,7 +75,7 @@ class Left(NamedTuple):
 
 
 def statements_in(source: str) -> list[Statement]:
-    """All in function bodies, without docstrings."""
+    """Return all statements in function bodies, without docstrings."""
     return list(_bodies(ast.parse(source), "", is_function=False))
 
 
@@ -117,7 +117,7 @@ class Watch:
             return None
         if code not in self._left:
             self._left[code] = {line for *_, line in code.co_lines() if line is not None} - {code.co_firstlineno}
-        # A call of a function whose lines all ran is not looked at.
+        # Calls of a function whose lines all ran are not watched.
         return self._step if self._left[code] else None
 
     def _step(self, frame: FrameType, event: str, _argument: Any) -> Any:
@@ -128,10 +128,10 @@ class Watch:
 
 
 def report(file: str, source: str, lines: set[int], reasons: Mapping[str, str]) -> tuple[int, int, list[Left]]:
-    """Statements that ran, all of them, and those that did not, by function and reason.
+    """Return the number of statements that ran, of all statements, and the rest by function and reason.
 
-    A reason is given to the statements whose ``file.function: text`` one of its patterns finds; the first that does
-    counts, and the statement's text begins with the conditions that it stands under.
+    A statement has the first reason with a pattern found in its ``file.function: text``; the text begins with the
+    statement's enclosing conditions.
     """
     statements = statements_in(source)
     missed = [one for one in statements if not any(line in lines for line in range(one.first, one.last + 1))]
@@ -145,7 +145,7 @@ def report(file: str, source: str, lines: set[int], reasons: Mapping[str, str]) 
 
 
 def _text_of(statement: Statement, lines: Sequence[str]) -> str:
-    """Its first line, behind those that it stands under."""
+    """Return its first line, after the first lines of its enclosing statements."""
     line, before = lines[statement.first - 1], []
     depth, is_open, closed = _depth(line), False, 0
     for above in reversed(lines[: statement.first - 1]):
@@ -159,7 +159,7 @@ def _text_of(statement: Statement, lines: Sequence[str]) -> str:
             depth = min(depth, _depth(above))
             before.append(above.strip())
             if above.lstrip().startswith(("def ", "class ")):
-                # Its parameters are no conditions.
+                # A function's parameters are no conditions.
                 before[closed:-1] = []
                 break
     return " ".join([*reversed(before), line.strip()])
@@ -170,14 +170,14 @@ def _depth(line: str) -> int:
 
 
 def reasons(engine: str) -> dict[str, str]:
-    """Why what does not run does not, by pattern, in the file's order."""
+    """Return the reasons for statements that do not run, by pattern, in the file's order."""
     file = Path(__file__).with_name(f"{engine}_reach.toml")
     classes = tomllib.loads(file.read_text(encoding="utf-8"))["class"]
     return {pattern: one["why"] for one in classes for pattern in one["found_in"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, and say what ran; 2 where the engine is not installed."""
+    """Search and report what ran; 2 if the engine is not installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_reach", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of process time (default: %(default)s)")
     parser.add_argument("--adapter", choices=_ENGINES, default="vllm", help="and its fleets (default: %(default)s)")
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from scripted.core.adapters import adapter_named
 
-    # It makes modules that are absent here and never called.
+    # It makes stubs of absent modules that are never called.
     installed = adapter_named(asked.adapter).standalone.engine
     specs = [find_spec(f"{engine.package}.{file}") for file in engine.files]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _search(adapters: Sequence[str], seconds: float) -> int:
-    """Workloads and generated targets of each adapter; how many schedules."""
+    """Run workloads and generated targets of each adapter; return the number of schedules."""
     from scripted.core.adapters import adapter_named
     from scripted.search.campaign import Campaign
     from scripted.search.strategies import StrategyName
@@ -229,7 +229,7 @@ def _search(adapters: Sequence[str], seconds: float) -> int:
 def markdown(
     rows: Sequence[tuple[str, int, int]], left: Sequence[Left], command: str, schedules: int, engine: str
 ) -> str:
-    """The page: files with their shares, then what is left, by reason and function. ``engine`` is with its version."""
+    """Format the page: files with their shares, then the rest by reason and function. ``engine`` has its version."""
     lines = [
         f"# How much of {engine.partition(' ')[0]}'s scheduler the search runs\n",
         *textwrap.wrap(

@@ -1,7 +1,7 @@
-"""Throughput at 1, 8 and 32 clients, first tokens, CPU, memory, start and idleness of servers, beside each other.
+"""Compares servers: throughput at 1, 8 and 32 clients, first tokens, CPU, memory, start and idle CPU.
 
-Servers run at the same time and take turns; ``engine bench``'s client asks them. What generates without a server is
-asked in the same rounds. Peers come from environments of their own. Run: ``python -m benchmarks.peers --help``.
+Servers run at the same time and take turns; ``engine bench``'s client loads them. Peers without a server take part in
+the same rounds. Peers come from their own environments. Run: ``python -m benchmarks.peers --help``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lockstep.interruption import interruptible
 
 _MIB: Final = 2**20
 _CONTEXT_TOKENS: Final = 2048
-# All run at once: none may take what is free of the machine's memory for itself.
+# All run at once, so none may take all of the machine's free memory.
 _OWN_KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
 _VLLM_KV_GIB: Final = 2
 _WORKLOADS: Final = {
@@ -55,7 +55,7 @@ _NEEDED: Final = {
 
 
 def main() -> None:
-    """Start what was named, measure it in turns, print tables and who is ahead, write the JSON and the page."""
+    """Start the named peers, measure them in turns, print tables and the winners, write the JSON and the page."""
     arguments = _arguments()
     console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
     machine = Machine.here()
@@ -80,7 +80,7 @@ def main() -> None:
             kinds=[*arguments.quantized, *arguments.experts],
         )
         for _ in _rounds(asked, _WORKLOADS[arguments.shape], arguments.rounds, console):
-            # After every round: a run that is broken off keeps what it has.
+            # After every round, so that an interrupted run keeps its results.
             run.load_after = round(os.getloadavg()[0], 1)
             _write(run, arguments.json)
     for table in console_tables(run):
@@ -141,7 +141,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _why_not(python: Path, modules: Sequence[str]) -> str | None:
-    """Why an environment lacks a module, in a line; None when it has all."""
+    """Return in a line why an environment lacks a module; None if it has all."""
     try:
         tried = subprocess.run(  # noqa: S603 - the user's environments
             [python, "-c", f"import {', '.join(modules)}"], capture_output=True, text=True, check=False
@@ -154,7 +154,7 @@ def _why_not(python: Path, modules: Sequence[str]) -> str | None:
 def _started(
     arguments: argparse.Namespace, folder: Path, scratch: Path, stack: ExitStack, console: Console
 ) -> Iterator[Served | Offline]:
-    """All peers, running; the servers' idleness is measured before anything else is asked."""
+    """Start all peers; the servers' idle CPU is measured before any load."""
     servers = []
     for served in served_peers(arguments, folder, scratch):
         console.print(f"starting: {served.name}")
@@ -174,7 +174,7 @@ def _started(
 def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[ServedPeer]:
     kv_tokens = str(_OWN_KV_TOKENS[arguments.shape])
     own = (sys.executable, "-m", "engine", "serve", "--model", str(folder), "--max-total-tokens", kv_tokens)
-    # A folder of its own for what is kept, so that the first start is one.
+    # A new folder for kept data, so that the first start is really the first.
     kept = {"XDG_CACHE_HOME": str(scratch / "cache")}
     if importlib.util.find_spec("openvino") is not None:
         computed = (*own, "--backend", "openvino")
@@ -185,7 +185,7 @@ def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> 
             yield ServedPeer(name=f"lockstep, OpenVINO {options}", command=command, environment=kept)
         for kind in arguments.quantized:
             quantize(folder, kind, scratch / kind)
-            # Asked for by the name that all have.
+            # The served name is the same for all.
             command = (*computed, "--model", str(scratch / kind), "--served-model-name", str(folder))
             yield ServedPeer(name=f"lockstep, OpenVINO, {kind}", command=command, environment=kept, keeps=True)
         if arguments.tree is not None:
@@ -209,7 +209,7 @@ def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> 
         space = {"VLLM_CPU_KVCACHE_SPACE": str(_VLLM_KV_GIB), "VLLM_CACHE_ROOT": str(scratch / "vllm")}
         vllm = (str(arguments.vllm_python), *server, *limits)
         yield ServedPeer(name="vLLM, default", command=vllm, environment=space)
-        # By itself it leaves a core to its front end.
+        # By default it leaves a core to its front end.
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         bound = space | {"VLLM_CPU_OMP_THREADS_BIND": cores}
         yield ServedPeer(name="vLLM, every core", command=vllm, environment=bound)
@@ -236,9 +236,9 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
 
 
 def _rounds(asked: Sequence[Served | Offline], work: Workload, rounds: int, console: Console) -> Iterator[int]:
-    """All in turns, the other way round in every second round; yields after each.
+    """Measure all in turns, in reverse order in every second round; yield after each round.
 
-    What one round asks, no other round has asked before.
+    No two rounds send the same prompts.
     """
     for one in asked:
         one.warm_up()
@@ -259,7 +259,7 @@ def _write(run: PeersRun, path: Path) -> None:
 
 
 def _ahead(results: Sequence[PeerResult]) -> Iterator[str]:
-    """A line for each number in which another is better than the first of its kind."""
+    """Return a line for each number in which another peer is better than the first of its kind."""
     for served in (True, False):
         of_a_kind = [result for result in results if result.served is served]
         for other in of_a_kind[1:]:

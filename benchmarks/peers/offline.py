@@ -1,6 +1,6 @@
-"""Peers that generate without a server: one batch of requests, a row a client, asked over the pipes of a worker.
+"""Peers that generate without a server: a worker gets one batch of requests over its pipes, a row a client.
 
-Their tokens a second have no streams in them, so they are not to be compared with served ones.
+Their tokens a second include no streaming, so they must not be compared with servers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _WARM_UP_SEED: Final = 7_777
 
 
 class OfflinePeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker to start: its name, its environment's python, its module, and whether it keeps prefixes.
+    """A worker to start: its name, its environment's Python, its module, and whether it keeps prefixes.
 
-    A ``bound`` is no engine, but what none can exceed: servers are compared with it.
+    A ``bound`` is not an engine but a limit that none can exceed: servers are compared with it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class _Answer(msgspec.Struct):
 
 
 class Offline:
-    """A worker that has loaded the model, and what has been measured of it so far."""
+    """A worker that has loaded the model, and its measurements so far."""
 
     def __init__(self, peer: OfflinePeer, folder: Path, dtype: str, scratch: Path) -> None:
         self.name = peer.name
@@ -63,11 +63,11 @@ class Offline:
             raise
 
     def warm_up(self) -> None:
-        """Have it see several requests at once."""
+        """Send it several requests at once."""
         self._seconds(_WARM_UP_ROWS, PROMPT_WORDS + 1, _WARM_UP_TOKENS, _WARM_UP_SEED)
 
     def throughput(self, clients: int, work: Workload, seed: int) -> None:
-        """Tokens a second of one batch, and CPU for each token."""
+        """Measure tokens a second of one batch, and CPU for each token."""
         before = self.family.cpu_s()
         seconds = self._seconds(clients, PROMPT_WORDS + 1, work.output_tokens, seed)
         tokens = clients * work.output_tokens
@@ -77,7 +77,7 @@ class Offline:
         self._note_memory()
 
     def first_tokens(self, seed: int) -> None:
-        """One token of a long prompt, and of the same prompt again where prefixes are kept."""
+        """Measure one token of a long prompt, and of the same prompt again if prefixes are kept."""
         kinds = FIRST_TOKENS if self._peer.keeps_prefixes else FIRST_TOKENS[:1]
         for kind in kinds:
             times = sorted(self._seconds(1, LONG_PROMPT_WORDS + 1, 1, seed + number) for number in range(LONG_REQUESTS))

@@ -17,9 +17,9 @@ FIRST_TOKENS: Final = ("cold", "again")
 
 
 class PeerResult(msgspec.Struct, kw_only=True):
-    """The numbers of one peer. Lists have a value a round, by the number of clients or by the kind of prompt.
+    """The numbers of one peer. Lists have one value a round, by the number of clients or by the kind of prompt.
 
-    ``start_s`` is until /health answers, ``first_answer_s`` until a first token is there; ``kept_answer_s`` is that of
+    ``start_s`` lasts until /health answers, ``first_answer_s`` until the first token; ``kept_answer_s`` is the same for
     a second start. Memory is the largest proportional share (PSS) of all its processes together.
     """
 
@@ -40,9 +40,9 @@ class PeerResult(msgspec.Struct, kw_only=True):
 
 
 class PeersRun(msgspec.Struct, kw_only=True):
-    """One run of the benchmark: where, of what, and its results.
+    """One run of the benchmark: machine, setting and results.
 
-    ``kinds`` are those of other checkpoints beside the plain one, ``load_after`` is the load average at its end.
+    ``kinds`` are the checkpoints besides the plain one, ``load_after`` is the load average at its end.
     """
 
     machine: Machine
@@ -59,7 +59,7 @@ class PeersRun(msgspec.Struct, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """How many times better the first of two was, round by round: more tokens a second, or less time."""
+    """The advantage of the first of two peers, round by round: more tokens a second, or less time."""
 
     values: tuple[float, ...]
 
@@ -72,7 +72,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
-    """By name, what both answered in the same rounds. More than 1 means that the first one is ahead."""
+    """Return the ratios by name, over rounds that both completed. More than 1 means that the first one is ahead."""
     for clients in CLIENTS:
         pairs = _paired(own.tokens_per_s.get(clients), other.tokens_per_s.get(clients))
         if pairs:
@@ -89,5 +89,5 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
 
 
 def _paired(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> list[tuple[float, float]]:
-    # Not strict: a run that was broken off has a round of one more than of the other. One that failed has nothing.
+    # Not strict: in an interrupted run one peer has a round more than the other, and a failed peer has none.
     return [pair for pair in zip(ours or (), theirs or (), strict=False) if all(pair)]

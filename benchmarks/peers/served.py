@@ -1,6 +1,6 @@
-"""Peers that serve over HTTP: started, asked by the client of ``engine bench``, looked at, stopped.
+"""Peers that serve over HTTP: starts, loads with the client of ``engine bench``, observes and stops them.
 
-All run at the same time, idle but for the one that is asked.
+All run at the same time, and only one of them has load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 class ServedPeer(msgspec.Struct, frozen=True, kw_only=True):
     """A server to start: its name, its command without the port, its environment, whether it takes ``ignore_eos``.
 
-    With ``keeps`` it keeps something for its next start, which is measured too. ``working_folder`` is where it runs.
+    With ``keeps`` it keeps data for its next start, which is measured too. ``working_folder`` is its working folder.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ServedPeer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served:
-    """A server that answers, and what has been measured of it so far."""
+    """A server that answers, and its measurements so far."""
 
     def __init__(self, peer: ServedPeer, folder: Path, log: Path) -> None:
         self.name = peer.name
@@ -80,7 +80,7 @@ class Served:
         self.result.load_mib = max(memory)
 
     def warm_up(self) -> None:
-        """Have it see several requests at once."""
+        """Send it several requests at once."""
         self._ask(
             clients=_WARM_UP_CLIENTS,
             requests=_WARM_UP_CLIENTS,
@@ -90,7 +90,7 @@ class Served:
         )
 
     def throughput(self, clients: int, work: Workload, seed: int) -> None:
-        """Tokens a second of ``clients`` clients, and the server's CPU for each token."""
+        """Measure tokens a second of ``clients`` clients, and the server's CPU for each token."""
         before = self.family.cpu_s()
         summary = self._ask(
             clients=clients,
@@ -105,7 +105,7 @@ class Served:
         self._note_memory()
 
     def first_tokens(self, seed: int) -> None:
-        """The first token of a long prompt, then of the same prompt again."""
+        """Measure the first token of a long prompt, then of the same prompt again."""
         for kind in FIRST_TOKENS:
             summary = self._ask(clients=1, requests=LONG_REQUESTS, words=LONG_PROMPT_WORDS, tokens=2, seed=seed)
             if summary.ttft_ms is not None:
@@ -113,7 +113,7 @@ class Served:
         self._note_memory()
 
     def idle(self) -> None:
-        """CPU of all its processes while no request is alive."""
+        """Measure the CPU of all its processes without requests."""
         before = self.family.cpu_s()
         time.sleep(_IDLE_S)
         self.result.idle_cpu_percent = (self.family.cpu_s() - before) / _IDLE_S * 100
@@ -123,7 +123,7 @@ class Served:
         self.result.serving_mib = max(self._memory)
 
     def _ask(self, *, clients: int, requests: int, words: int, tokens: int, seed: int) -> Summary:
-        """Load the server; failures are counted."""
+        """Load the server and count failures."""
         plan = BenchPlan(
             url=self._url,
             model=str(self._folder),
@@ -141,7 +141,7 @@ class Served:
 
 
 def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
-    """The running server. What keeps something is started twice, the second time with what it kept."""
+    """Start the server. A server that keeps data is started twice, the second time with its kept data."""
     log = scratch / f"{peer.name.replace(os.sep, ' ')}.log"
     first = Served(peer, folder, log)
     if not peer.keeps:

@@ -1,4 +1,4 @@
-"""A run as tables: on the console, and in the page of the project, one block for each class of machine.
+"""A run as tables: on the console, and on the project's page, one block for each class of machine.
 
 Owns the page's markers. A block is replaced by a newer run of the same class, shape, type and kinds; all others stay.
 """
@@ -27,7 +27,7 @@ _Rows = list[list[str]]
 
 
 def console_tables(run: PeersRun) -> Iterator[Table]:
-    """The numbers, then the ratios."""
+    """Make the tables: the numbers, then the ratios."""
     titles = _caption(run).replace("*", ""), f"{run.results[0].name} beside"
     for title, rows in zip(titles, (_numbers(run), _ratios(run)), strict=True):
         table = Table(*rows[0], title=title)
@@ -52,7 +52,7 @@ def page_block(run: PeersRun) -> str:
 
 
 def write_page(run: PeersRun, page: Path) -> None:
-    """Put a run's block in the place of its older one, or after the last block. Raises ValueError without any."""
+    """Replace a run's older block, or add one after the last block. Raises ValueError for a page without blocks."""
     text = page.read_text(encoding="utf-8")
     blocks = list(_BLOCK.finditer(text))
     if not blocks:
@@ -101,7 +101,7 @@ def _row(result: PeerResult) -> list[str]:
 
 
 def _ratios(run: PeersRun) -> _Rows:
-    """Each peer's row of the first one's ratios. Served and offline ones are compared with their own kind."""
+    """Make a row of ratios for each peer. Served and offline peers are compared with their own kind."""
     rows = []
     for served in (True, False):
         of_a_kind = [result for result in run.results if result.served is served]

@@ -1,1 +1,1 @@
-"""Where the CPU time of a served step goes, from socket to socket. ``python -m benchmarks.served_step --help``."""
+"""The CPU time of a served step by part, from socket to socket. ``python -m benchmarks.served_step --help``."""

@@ -1,4 +1,4 @@
-"""Where the CPU time of a served step goes: gate, scheduler, tables, forward, sampling, replies, text, HTTP.
+"""The CPU time of a served step by part: gate, scheduler, tables, forward, sampling, replies, text, HTTP.
 
 CPU time, so that it can be measured on a busy machine; several source trees take turns, round by round. Timing adds
 about a microsecond to each call of a part. Run: ``python -m benchmarks.served_step [--tree OTHER]``.
@@ -45,7 +45,7 @@ _REST: Final = "the rest: event loop, other threads, collecting garbage"
 
 
 class Spent(msgspec.Struct):
-    """CPU of one round: microseconds for each step by process and part, and how many steps and tokens there were."""
+    """CPU of one round: microseconds a step by process and part, and the numbers of steps and tokens."""
 
     steps: int
     tokens: int
@@ -53,7 +53,7 @@ class Spent(msgspec.Struct):
 
 
 class ProbedServer:
-    """A server of one source tree, with what was measured of it: a list of rounds for each number of clients."""
+    """A server of one source tree, with its measurements: a list of rounds for each number of clients."""
 
     def __init__(self, name: str, tree: Path, folder: Path, scratch: Path, options: Sequence[str]) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class ProbedServer:
         self._processes = dict(self._named_processes())
 
     def measure(self, clients: int, work: Workload, seed: int) -> None:
-        """One round of one number of clients."""
+        """Measure one round with this number of clients."""
         marks, cpu_s = self._marks.tolist(), self._cpu_s()
         self.server.throughput(clients, work, seed)
         spent = [after - before for before, after in zip(marks, self._marks.tolist(), strict=True)]
@@ -88,7 +88,7 @@ class ProbedServer:
         return {name: process_cpu_s(process) for name, process in self._processes.items()}
 
     def _named_processes(self) -> Iterator[tuple[str, psutil.Process]]:
-        """The engine's processes are named for what they do, in as many bytes as the kernel keeps."""
+        """Return the engine's processes by role, from their names as far as the kernel keeps them."""
         for process in self.server.family.members():
             name = Path(f"/proc/{process.pid}/comm").read_text().strip()
             for wanted in _PROCESSES:
@@ -97,7 +97,7 @@ class ProbedServer:
 
 
 def main() -> None:
-    """Start a server for each tree, ask them in turns, print a table for each number of clients."""
+    """Start a server for each tree, load them in turns, and print a table for each number of clients."""
     arguments = _arguments()
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     machine = Machine.here()

@@ -1,7 +1,7 @@
-"""A server whose processes add up the CPU time of their parts: run by its path, on any source tree of the engine.
+"""A server whose processes sum up the CPU time of their parts: run by its path, on any source tree of the engine.
 
 The parts are timed from outside: their functions are wrapped before the processes are forked, and write into a mapped
-file. Each thread counts its own CPU time; what a part calls counts for the part that it belongs to.
+file. Each thread counts its own CPU time; a call into another part counts for that part.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 __all__ = ["PARTS", "Part", "marks_of"]
 
 _WORD_BYTES: Final = 8
-# OpenVINO is imported late by the engine; its classes must be there to be wrapped.
+# The engine imports OpenVINO late; its classes must exist to be wrapped.
 _EARLY: Final = ("engine.model.openvino.stage",)
 
 
 class Part(NamedTuple):
-    """A part of one process's work, and the functions that do it. Trees that lack one of them do it elsewhere."""
+    """A part of one process's work, and its functions. Trees without one of them do the work elsewhere."""
 
     process: str
     name: str
@@ -81,7 +81,7 @@ PARTS: Final = (
 
 
 def marks_of(path: Path) -> memoryview:
-    """Two numbers for each part: how often it was called, and its nanoseconds of CPU. The file is made if need be."""
+    """Map two numbers for each part: its calls, and its nanoseconds of CPU. Makes the file if there is none."""
     size = 2 * len(PARTS) * _WORD_BYTES
     if not path.is_file():
         path.write_bytes(bytes(size))
@@ -90,7 +90,7 @@ def marks_of(path: Path) -> memoryview:
 
 
 class _Clock(threading.local):
-    """The time that each thread has spent in the parts called by its current part."""
+    """The time that each thread has spent in parts called by its current part."""
 
     def __init__(self) -> None:
         self.inner_ns = 0

@@ -1,1 +1,1 @@
-"""Programs that generate without a server, each run by the python of its own environment and asked over its pipes."""
+"""Programs that generate without a server, each run by its environment's Python and driven over its pipes."""

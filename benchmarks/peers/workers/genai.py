@@ -15,7 +15,7 @@ import openvino_genai
 from benchmarks.peers.workers.pipes import Generate, serve_batches
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
-# 16 bits of weights are kept as 16 bits; the values are random either way.
+# Weights of 16 bits keep 16 bits; the values are random anyway.
 _EXPORTED: Final = {"float32": "fp32", "bfloat16": "fp16"}
 _BLOCK_TOKENS: Final = 32
 _KV_TOKENS: Final = 16_384
@@ -23,7 +23,7 @@ _MOST_TOKENS: Final = 4096
 
 
 def exported(folder: Path, dtype: str) -> Path:
-    """The model in OpenVINO's format, beside the checkpoint. Exported the first time."""
+    """Return the model in OpenVINO's format, beside the checkpoint; export it the first time."""
     place = folder.parent / f"{folder.name}-genai"
     if not (place / "openvino_model.xml").is_file():
         from optimum.exporters.openvino import main_export
@@ -40,7 +40,7 @@ def exported(folder: Path, dtype: str) -> Path:
 
 
 def load(folder: Path, dtype: str) -> Generate:
-    """Generates greedily, batched by GenAI's own scheduler."""
+    """Make a function that generates greedily, batched by GenAI's own scheduler."""
     scheduling = openvino_genai.SchedulerConfig()
     scheduling.num_kv_blocks = _KV_TOKENS // _BLOCK_TOKENS
     scheduling.max_num_batched_tokens = _MOST_TOKENS

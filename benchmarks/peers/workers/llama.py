@@ -1,4 +1,4 @@
-"""llama.cpp over one batch of sequences, without a server. Run: ``python -m ...llama FOLDER DTYPE``.
+"""llama.cpp with one batch of sequences, without a server. Run: ``python -m ...llama FOLDER DTYPE``.
 
 Runs in an environment with llama-cpp-python and gguf; the checkpoint is written as GGUF, once.
 """
@@ -26,7 +26,7 @@ _ROW_TOKENS: Final = 640
 
 
 def written(folder: Path) -> Path:
-    """The checkpoint as GGUF, in the type that it has. Without a vocabulary: it is asked with token ids."""
+    """Return the checkpoint as GGUF, in its own type, without a vocabulary, because prompts are token ids."""
     path = folder.parent / f"{folder.name}.gguf"
     if path.is_file():
         return path
@@ -61,7 +61,7 @@ def written(folder: Path) -> Path:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Name, values and type of each tensor. Vectors are widened: llama.cpp adds and multiplies them in fp32."""
+    """Yield name, values and type of each tensor. Vectors are widened: llama.cpp adds and multiplies them in fp32."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -98,7 +98,7 @@ class Sequences:
         self._vocabulary = vocabulary
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> None:
-        """Greedy: the prompts part by part, then all rows together, token by token."""
+        """Generate greedily: the prompts part by part, then all rows together, token by token."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         last = [self._prompt(row, prompt) for row, prompt in enumerate(prompts)]
         rows = len(prompts)
@@ -135,7 +135,7 @@ class Sequences:
 
 
 def load(folder: Path, dtype: str) -> Generate:
-    """Generates greedily, all rows at once, in the type that the checkpoint has."""
+    """Make a function that generates greedily, all rows at once, in the checkpoint's type."""
     del dtype
     threads = len(os.sched_getaffinity(0))
     return Sequences(written(folder), model_config(folder)["vocab_size"], threads).generate

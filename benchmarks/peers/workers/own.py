@@ -15,8 +15,8 @@ KV_TOKENS: Final = 16_384
 
 
 def load(folder: Path, dtype: str) -> Generate:
-    """Generates greedily, batched by the scheduler."""
-    # No front end and no client needs a core here, and what it is compared with takes all of them.
+    """Make a function that generates greedily, batched by the scheduler."""
+    # No front end or client needs a core here, and the other workers use all cores.
     threads = len(os.sched_getaffinity(0))
     values = {"model": str(folder), "dtype": dtype, "max_total_tokens": KV_TOKENS, "threads": threads}
     engine = Engine(with_its_pages(EngineConfig(**values)))

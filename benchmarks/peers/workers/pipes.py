@@ -1,4 +1,4 @@
-"""The worker's end of the pipes: a line of JSON orders a batch, the answer has its duration.
+"""The worker's end of the pipes: a line of JSON orders a batch, and the answer has its duration.
 
 Needs only the standard library: workers run in environments of other projects.
 """
@@ -16,12 +16,12 @@ from typing import Any
 
 __all__ = ["Generate", "model_config", "serve_batches"]
 
-# Prompts as token ids, and how many new tokens each gets.
+# Prompts as token ids, and the number of new tokens of each.
 Generate = Callable[[list[list[int]], int], None]
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's own description."""
+    """Return the checkpoint's configuration."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
 
@@ -33,7 +33,7 @@ def serve_batches(load: Callable[[Path, str], Generate]) -> None:
     """
     folder, dtype = Path(sys.argv[1]), sys.argv[2]
     vocabulary = model_config(folder)["vocab_size"]
-    # What libraries print goes to the log: the pipe belongs to the answers.
+    # Libraries print to the log: the pipe is for answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     generate = load(folder, dtype)

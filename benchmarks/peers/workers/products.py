@@ -1,6 +1,6 @@
-"""The matrix products of a model's layers and head, and nothing else: no engine on OpenVINO's products can be faster.
+"""Only the matrix products of a model's layers and head: no engine on OpenVINO's products can be faster.
 
-No attention, norms, sampling or scheduler, and the last layer ends with the tokens that are chosen. Run: ``python -m
+There are no attention, norms, sampling or scheduler, and the head computes only emitting tokens. Run: ``python -m
 ...products FOLDER DTYPE``.
 """
 
@@ -18,12 +18,12 @@ from benchmarks.peers.workers.pipes import Generate, model_config, serve_batches
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 _STORED: Final = {"float32": np.float32, "bfloat16": np.float16}
-# Tokens of prompts that are computed at once; with more it was no faster.
+# Prompt tokens that are computed at once; more were no faster.
 _MOST_TOKENS: Final = 1024
 
 
 def graph_of(config: dict[str, Any]) -> ov.Model:
-    """All products of a model, one after the other: ``states`` [tokens, hidden] to the logits of ``emitting``."""
+    """Build all products of a model in sequence: ``states`` [tokens, hidden] to the logits of ``emitting``."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
@@ -50,7 +50,7 @@ def graph_of(config: dict[str, Any]) -> ov.Model:
 
 
 def load(folder: Path, dtype: str) -> Generate:
-    """Computes what each batch needs: its prompts, then a step for each further token."""
+    """Make a function that computes each batch's products: its prompts, then a step for each further token."""
     config = model_config(folder) | {"dtype": dtype}
     settings = {
         "INFERENCE_PRECISION_HINT": _HINTS[dtype],

@@ -11,7 +11,7 @@ from benchmarks.peers.workers.pipes import Generate, serve_batches
 
 
 def load(folder: Path, dtype: str) -> Generate:
-    """Generates greedily, all rows at once."""
+    """Make a function that generates greedily, all rows at once."""
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
