@@ -1,7 +1,7 @@
 """An abort at every step of a request's life.
 
 Goal: wherever the abort falls, the request ends once, with a reason, and all its memory is back as soon as nothing of
-it is in flight. Method: the same split request again and again, aborted one step later each time until it outlives its
+it is in flight. Method: the same split request repeatedly, aborted one step later each time until it ends before its
 abort. Origin: the abort sweep of SGLang's scripted runtime; B11, B12. Mutants: abort-ignores-in-flight,
 abort-and-finish-free-twice, dropped-result-leaks-its-slot, disconnect-aborts-nothing, waiting-requests-are-not-aborted.
 """

@@ -29,7 +29,7 @@ def test_choices_come_to_their_ends_under_one_handle(t):
     assert (r.status, r.client.status, r.client.closed) == ("finished", 200, True)
     assert [choice.finish_reason for choice in r.choices] == ["length"] * 3
     assert [choice.client.token_ids for choice in r.choices] == [choice.output_ids for choice in r.choices]
-    # A given seed counts up with the choices, and what has one seed has one output.
+    # A given seed counts up with the choices, and equal seeds give equal outputs.
     alone = t.start_req(prompt_len=20, max_new_tokens=3, temperature=1, seed=6)
     yield from t.run_until_finished(alone)
     assert r.choices[1].output_ids == alone.output_ids
@@ -41,7 +41,7 @@ def test_abort_of_the_answer_ends_the_choice_in_flight_and_the_one_that_waits(t)
     yield from t.run_until(lambda: t.state.in_flight)
     t.sometimes(SPLIT, [choice.status for choice in r.choices] == ["running", "waiting"])
     call = t.abort(r)
-    # Its rid is free again at once, as that of any request that is aborted.
+    # Its rid is free again at once, as after any abort.
     again = t.start_req(rid="r", prompt_len=20, max_new_tokens=2)
     yield from t.run_until_finished(r, max_steps=8)
     assert [choice.finish_reason for choice in r.choices] == ["abort", "abort"]

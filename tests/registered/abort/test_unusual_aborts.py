@@ -1,6 +1,6 @@
 """Aborts that name no request, name one twice, or meet the next life of a rid.
 
-Goal: an abort is idempotent and answered, whatever it names; a rid that comes again is another request. Method: unknown
+Goal: an abort is idempotent and answered, even for an unknown rid; a reused rid names a new request. Method: unknown
 and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
 SGLang's scripted runtime; B11, D04. Mutants: abort-of-an-unknown-rid-kills, abort-and-finish-free-twice,
 waiting-requests-are-not-aborted, disconnect-aborts-nothing.
@@ -83,7 +83,7 @@ def test_two_aborts_in_one_step(t):
 @pytest.mark.parametrize("how", thinned(["abort", "abort_all", "pause"], one_in=3))
 @scripted(PP4)
 def test_the_client_hangs_up_in_the_step_of_its_abort(t, how):
-    """The front end sends no second abort, for which ``disconnect`` waited: ten seconds, and then it was blamed."""
+    """The front end sends no second abort. ``disconnect`` waited ten seconds for one and then blamed the front end."""
     r = t.start_req(prompt_len=2 * CHUNK - 3, max_new_tokens=5)
     other = t.start_req(prompt_len=10, prompt_seed=1, max_new_tokens=3)
     yield from t.advance_to_stage(r, "last_chunk")

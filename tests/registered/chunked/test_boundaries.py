@@ -1,8 +1,8 @@
 """Prompts one and two tokens around a multiple of the chunk.
 
-Goal: the cut is where it belongs, no token is computed twice or left out, and the output equals the request run alone.
-Method: offsets -2, -1, 1, 2 around one, two and three chunks; look at the segments of every microbatch. Origin: the
-chunk boundary tests of SGLang's scripted runtime; B02, B17. Mutants: every-chunk-emits-a-token,
+Goal: prompts are cut at the right token, none is computed twice or left out, and the output equals a run alone. Method:
+offsets -2, -1, 1, 2 around one, two and three chunks; look at the segments of every microbatch. Origin: the chunk
+boundary tests of SGLang's scripted runtime; B02, B17. Mutants: every-chunk-emits-a-token,
 a-whole-prompt-counts-as-a-part, parts-are-not-counted, chunking-cannot-be-switched-off.
 """
 

@@ -1,8 +1,8 @@
 """Hit counts of a split prompt.
 
-Goal: every node of a prompt's path is hit twice by one request, once when the prompt is confirmed and once at the end,
-in however many parts it was computed. Method: a prompt of three chunks, published part by part. Origin: the exact hit
-counts of SGLang's scripted runtime. Mutants: parts-of-a-prompt-count-as-hits, parts-are-not-counted.
+Goal: one request hits every node of its path twice, once when the prompt is confirmed and once at the end, regardless
+of the number of parts. Method: a prompt of three chunks, published part by part. Origin: the exact hit counts of
+SGLang's scripted runtime. Mutants: parts-of-a-prompt-count-as-hits, parts-are-not-counted.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -77,7 +77,7 @@ def test_a_salt_holds_on_the_host_too(t):
         assert r.cached_tokens == cached, f"{salt}: it hit a prefix of another salt, or not its own"
         yield from t.run_until_idle()
         t.evict()
-        # The next microbatch carries to the host what has left.
+        # The next microbatch carries evicted pages to the host.
         carrier = t.start_req(prompt_len=20, prompt_seed=1, max_new_tokens=2)
         yield from t.run_until_finished(carrier)
         yield from t.run_until_idle()

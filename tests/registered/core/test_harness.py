@@ -1,8 +1,8 @@
 """The harness itself: steps, empty and failing scripts, survival, shutdown, an engine that cannot be brought to idle.
 
-Goal: a script gets exactly the steps that it yields, and whatever it does, the next one finds a clean engine or is
-told why not. Method: scripts run by hand on one engine of each tier. Origin: the core contracts of SGLang's scripted
-runtime; D02, D05, D07, D08. Mutant: dropped-result-leaks-its-slot, which makes the engine that stays dirty.
+Goal: a script gets exactly the steps that it yields, and the next script finds a clean engine or is told why not.
+Method: scripts run by hand on one engine of each tier. Origin: the core contracts of SGLang's scripted runtime; D02,
+D05, D07, D08. Mutant: dropped-result-leaks-its-slot, which makes the engine that stays dirty.
 """
 
 import pytest

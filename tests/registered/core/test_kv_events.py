@@ -1,9 +1,10 @@
-"""KV events: what an engine tells of its prefix cache is what is there, in the pool and on the host, after every step.
+"""KV events: after every step an engine's events match its prefix cache, in the pool and on the host.
 
-Goal: a router that follows them finds what it was promised. Method: prompts that share prefixes, then what takes pages
-away: evictions, a flush, a host that is too small, a failed copy. The oracle keeps a mirror made of the events beside
-the tree. Origin: vLLM's KV events; Dynamo pull request 12643. Mutants: an-eviction-is-not-told, a-flush-is-not-told,
-a-page-is-told-of-another-prefix, a-copy-is-told-before-it-is-there, a-host-page-goes-without-a-word.
+Goal: a router that follows them finds the pages that it was told of. Method: prompts that share prefixes, then losses
+of pages: evictions, a flush, a host that is too small, a failed copy. The oracle compares a mirror built from the
+events with the tree. Origin: vLLM's KV events; Dynamo pull request 12643. Mutants: an-eviction-is-not-told,
+a-flush-is-not-told, a-page-is-told-of-another-prefix, a-copy-is-told-before-it-is-there,
+a-host-page-goes-without-a-word.
 """
 
 from ci.register import register_cpu_ci
@@ -21,7 +22,7 @@ PAGE = 16
 
 
 def _ended(t, **asked):
-    """A prompt's hit equals the router's knowledge of it."""
+    """Check that a prompt's hit equals the router's knowledge of it."""
     r = t.start_req(max_new_tokens=4, **asked)
     told = t.told_tokens(r.prompt_ids)
     yield from t.run_until_finished(r)
@@ -65,7 +66,7 @@ def test_what_the_host_keeps_and_forgets_is_told(t):
     for seed in (0, 1, 2, 0, 2):
         r = yield from _ended(t, prompt_len=PROMPT_TOKENS, prompt_seed=seed)
         assert t.evict() > 0
-        # The next microbatch carries to the host what has left.
+        # The next microbatch carries evicted pages to the host.
         yield
         yield from _ended(t, prompt_len=20, prompt_seed=9)
         assert t.told_tokens(r.prompt_ids) == HIT_TOKENS, "the KV events do not tell what is there"

@@ -1,4 +1,4 @@
-"""Unfinished work of a script reaches neither the oracle, nor the reset, nor another script.
+"""Unfinished work of a script affects neither the oracle, nor the reset, nor another script.
 
 Goal: a test is red for its own fault alone. Method: after a request has finished, a script does one thing of each kind
 that can be done to an engine and ends, without a step that would see it, with nothing or with another request in

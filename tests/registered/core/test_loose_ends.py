@@ -20,11 +20,11 @@ COUNTED = Table()
 
 
 def counted(what: str, count: int = 1) -> Callable[[Script], Script]:
-    """The script passes, and this is counted of it."""
+    """A script that passes with this count in the summary."""
     return COUNTED.add(what, count)
 
 
-# -- what may be meant, and is counted --
+# -- loose ends that may be intended, and are counted --
 
 
 @counted("requests alive at the end", 2)

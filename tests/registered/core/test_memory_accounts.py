@@ -55,7 +55,7 @@ def test_pages_are_held_and_released(t):
     yield from t.run_until_finished(r)
     kv = t.state.kv
     assert r.kv_pages == kv.held == 0
-    # Prompt and output but the newest token, in full pages.
+    # Prompt and output without the newest token, in full pages.
     assert kv.cached == (20 + 15) // PAGE
     assert kv.free + kv.cached == kv.total
     assert t.state.rows.free == t.state.rows.total

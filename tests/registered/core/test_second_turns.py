@@ -1,8 +1,8 @@
 """Second turns: prompts that continue an earlier prompt and its output, as every conversation does.
 
-Goal: a turn hits what was computed and nothing else; the last token that a request said has no KV. Method: prompt and
-output fill a page to the last slot; turns follow, branch, are cut, begin while the first one runs and after its abort.
-Origin: vllm issue 54193; B13. Mutants: last-output-has-no-kv.
+Goal: a turn hits all computed KV and nothing else; the last token of an output has no KV. Method: prompt and output
+fill a page to the last slot; turns follow, branch, are cut, begin while the first one runs and after its abort. Origin:
+vllm issue 54193; B13. Mutants: last-output-has-no-kv.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

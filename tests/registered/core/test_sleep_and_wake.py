@@ -1,11 +1,11 @@
-"""Sleep and wake: an engine gives weights and KV back, loses no request over it, and goes on as it was.
+"""Sleep and wake: an engine releases weights and KV, loses no request, and continues as before.
 
-Goal: nothing is computed by stages that sleep, no KV outlives a sleep, requests of before go on from their first token
-or end, those of meanwhile wait, and an engine without weights does not wake. Method: sleep in the middle of decoding,
-with results held, beside a pause, an abort, a flush, an update and a death; the harness compares every output with that
-of the request alone. Origin: vLLM issues 44483, 37131, 37357, 53934; Dynamo 8379. Mutants:
-sleep-overlooks-what-is-in-flight, sleep-keeps-the-cache, wake-without-weights, requests-begin-in-a-sleep,
-wake-ends-the-pause, failed-wake-counts, failed-sleep-drops-the-cache, wake-overlooks-the-next-sleep.
+Goal: sleeping stages compute nothing, no KV survives a sleep, earlier requests start again from their first token or
+end, new requests wait, and an engine without weights does not wake. Method: sleep in the middle of decoding, with
+results held, beside a pause, an abort, a flush, an update and a death; the harness compares every output with a run
+alone. Origin: vLLM issues 44483, 37131, 37357, 53934; Dynamo 8379. Mutants: sleep-overlooks-what-is-in-flight,
+sleep-keeps-the-cache, wake-without-weights, requests-begin-in-a-sleep, wake-ends-the-pause, failed-wake-counts,
+failed-sleep-drops-the-cache, wake-overlooks-the-next-sleep.
 """
 
 import pytest

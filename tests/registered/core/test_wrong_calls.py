@@ -16,7 +16,7 @@ REFUSED = Table()
 refused = REFUSED.add
 
 
-# -- what is no Python mistake, but none that passes either --
+# -- mistakes that Python accepts and the harness refuses --
 
 
 @refused("t has no 'start_request' (did you mean 'start_req'?)")

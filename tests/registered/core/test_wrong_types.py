@@ -1,4 +1,4 @@
-"""Scripts that take one thing for another: a number for a text, a handle for a wait, one kind of value for another.
+"""Scripts that confuse types: a number for a text, a handle for a wait, one kind of value for another.
 
 Goal: what can have only one result is refused at its line, and so is an argument that would reach the engine as
 something else. Method: one mistake a script, written from the page of the contract by a reader of it, on one engine of
@@ -45,7 +45,7 @@ def takes_a_status_for_an_end(t):
     assert all(r.status for r in requests)
 
 
-# -- what is looked into --
+# -- membership tests --
 
 
 @refused("'a' is looked for among values of type MicrobatchInFlight")
@@ -97,7 +97,7 @@ def compares_a_method_with_itself(t):
     assert t.clock.now == before
 
 
-# -- what is no wait --
+# -- yielded values that are no waits --
 
 
 @refused("is no wait and no sequence; write it without 'yield from'")
@@ -169,7 +169,7 @@ def gives_a_text_for_pages(t):
     t.evict("all")
 
 
-# -- what JSON cannot say: it was something else in one tier, and hung the other --
+# -- values without a JSON form: changed in one tier, a hang in the other --
 
 
 @refused("start_req() takes timeout_s as a finite number, got nan, which JSON cannot express")
@@ -206,7 +206,7 @@ def gives_bytes_for_a_name(t):
     yield
 
 
-# -- what a route refuses, in both tiers with the same words --
+# -- values that a route refuses, with the same words in both tiers --
 
 
 @refused("POST /flush_cache?timeout=-1 was refused with 400: timeout must be from 0 to 3600 seconds, got -1")
@@ -250,7 +250,7 @@ def releases_a_part_of_a_grammar(t):
     yield
 
 
-# -- what is always there --
+# -- values that are always true --
 
 
 @refused("<virtual time: 0 s> is compared with 5")
@@ -273,7 +273,7 @@ def sets_the_state(t):
     yield
 
 
-# -- what asks without a step --
+# -- queries without a step --
 
 
 @refused("run_until() calls its predicate without an argument, but: missing a required argument: 't'")

@@ -1,6 +1,6 @@
-"""Scripts that are wrong on purpose, in tables of a test file: each with what the harness must say of it.
+"""Tables of scripts that are wrong on purpose, each with the error that the harness must give.
 
-A script is run by hand on one engine of a tier. Those marked ``was_green`` passed in silence before they were refused.
+A script is run by hand on one engine of a tier. A script marked ``was_green`` passed silently before it was refused.
 """
 
 import os
@@ -20,13 +20,13 @@ Script = Callable[..., Any]
 
 
 class Table:
-    """``cases`` are the parameters of a test: a script, and what is said of it."""
+    """``cases`` are the parameters of a test: a script and its error."""
 
     def __init__(self) -> None:
         self.cases: list[Any] = []
 
     def add(self, *said: Any) -> Callable[[Script], Script]:
-        """Decorate a wrong script with what is said of it."""
+        """Decorate a wrong script with its error."""
 
         def note(script: Script) -> Script:
             self.cases.append(pytest.param(script, *said, id=script.__name__))
@@ -35,18 +35,18 @@ class Table:
         return note
 
     def were_green(self) -> int:
-        """How many passed without a word before."""
+        """The number of scripts that passed silently before."""
         return sum(hasattr(case.values[0], "was_green") for case in self.cases)
 
 
 def was_green(script: Script) -> Script:
-    """It passed without a word before."""
+    """Mark a script that passed silently before."""
     script.__dict__["was_green"] = True
     return script
 
 
 def check_refused(engine: Any, script: Script, words: str, *, must_reach: tuple[str, ...] = ()) -> None:
-    """The script is refused at its own line with these words, and without the harness's own lines."""
+    """Check that the script is refused at its own line with these words, without the harness's lines."""
     with pytest.raises(ScriptFailed) as caught:
         engine.run(script, options=ScriptOptions(must_reach=must_reach, timeout_s=20))
     text = str(caught.value).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Goal: one text of a script runs on every scheduler that can do what it says.
+"""Goal: one text of a script runs on every scheduler with the verbs that it uses.
 
 Window: a prompt in parts is in flight when a flush, an abort and held results come.
 Covers: D04 one t, whatever the adapter.

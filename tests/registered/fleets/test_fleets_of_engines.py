@@ -1,12 +1,12 @@
 """Prefill and decode engines in one script: aborts, deaths, cut and slow links, updates, in every state of a transfer.
 
-Goal: whatever happens between two engines, each request ends once with the tokens of the request alone, and neither
-side keeps anything. Method: one fleet a script, links that are held until the window is open. Origin: SGLang 29834
-(abort during bootstrap), 30053 and 28236 (aborts while KV is sent), TensorRT-LLM 13713 (an engine dies and the other
-waits), vLLM 39366 (one engine of several has other weights). Mutants: abort-untold-to-the-prefill-engine,
+Goal: after any event between two engines each request ends once with the tokens of a run alone, and neither side keeps
+anything. Method: one fleet a script, links that are held until the window is open. Origin: SGLang 29834 (abort during
+bootstrap), 30053 and 28236 (aborts while KV is sent), TensorRT-LLM 13713 (an engine dies and the other waits), vLLM
+39366 (one engine of several has other weights). Mutants: abort-untold-to-the-prefill-engine,
 abort-does-not-stop-the-transfer, aborted-receiver-keeps-its-pages, kv-that-did-not-come-is-used,
-late-only-beside-a-queue, cached-prefix-is-not-sent, an-update-leaves-what-waits-to-be-sent,
-sent-to-the-wrong-place, delivered-and-never-told.
+late-only-beside-a-queue, cached-prefix-is-not-sent, an-update-leaves-what-waits-to-be-sent, sent-to-the-wrong-place,
+delivered-and-never-told.
 """
 
 from ci.register import register_cpu_ci

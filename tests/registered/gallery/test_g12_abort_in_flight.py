@@ -1,8 +1,8 @@
 """G12: an abort of one of two requests that are in different microbatches in flight.
 
-Goal: the result of the aborted request is dropped and the other one goes on. Method: two stages; a decode of b and a
-chunk of a in flight; abort a; run steps until everything is back. Origin: vLLM issue 6586; B12.
-Mutant: abort-ignores-in-flight.
+Goal: the result of the aborted request is dropped, and the other request continues. Method: two stages; a decode of b
+and a chunk of a in flight; abort a; run steps until everything is back. Origin: vLLM issue 6586; B12. Mutant:
+abort-ignores-in-flight.
 """
 
 from ci.register import register_cpu_ci

@@ -1,4 +1,4 @@
-"""G15: a request is sent back to the queue while one, two, ... depth results of it are in flight.
+"""G15: a request is retracted while one, two, ... depth of its results are in flight.
 
 Goal: the retraction waits for all of them, counts none twice, and the tokens equal the undisturbed run. Method: four
 stages, depth six; a prompt of eight chunks; pause (retract) when k of them are in flight. Origin: vLLM pull requests

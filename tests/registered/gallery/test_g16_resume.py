@@ -1,8 +1,8 @@
 """G16: a retracted request comes back.
 
-Goal: it computes its prompt and all that it has emitted again, and goes on with the same tokens. Method: pause
-(retract) at five points of its life, flush the cache so that nothing comes from it, continue; the token oracle
-compares. Origin: vLLM pull request 28787; B06. Mutant: resume-cuts-the-output.
+Goal: it recomputes its prompt and its output so far, and continues with the same tokens. Method: pause (retract) at
+five points of its life, flush the cache so that nothing comes from it, continue; the token oracle compares. Origin:
+vLLM pull request 28787; B06. Mutant: resume-cuts-the-output.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """G17: a request is planned early in a step, and retracted late in the same step.
 
 Goal: a victim leaves the plan. Method: one free page; the low priority request is planned first and takes it; the high
-priority one needs a page as well, and the other must go. Origin: vLLM issue 23347; B07. Mutant: victim-stays-planned.
+priority one needs a page as well, and preempts it. Origin: vLLM issue 23347; B07. Mutant: victim-stays-planned.
 """
 
 from ci.register import register_cpu_ci

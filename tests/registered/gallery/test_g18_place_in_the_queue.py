@@ -1,4 +1,4 @@
-"""G18: a retracted request among an endless stream of equal ones.
+"""G18: a retracted request among an endless stream of others.
 
 Goal: it keeps its place by arrival, so that later arrivals do not starve it. Method: two rows and a small pool;
 the later of two requests is retracted while thirty others wait; count which ones finish before it. Origin: vLLM issue

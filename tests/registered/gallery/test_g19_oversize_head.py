@@ -1,8 +1,8 @@
 """G19: a request at the head of the queue that does not fit.
 
-Goal: one that can never fit is refused with its numbers; one that does not fit now lets others pass, but not without a
-bound. Method: fifty pages; a request for 63; one for 38 while 21 are held, with small ones after it. Origin: vLLM
-issue 35541 and pypto serving, and our own search for the second in line; B09, B10. Mutants: head-blocks-the-queue,
+Goal: a request that can never fit is refused with its numbers; one that does not fit yet is overtaken, but a bounded
+number of times. Method: fifty pages; a request for 63; one for 38 while 21 are held, with small ones after it. Origin:
+vLLM issue 35541 and pypto serving; our own search, for the second in line; B09, B10. Mutants: head-blocks-the-queue,
 head-is-passed-over-for-ever, only-the-head-is-passed-over, what-never-fits-is-admitted.
 """
 

@@ -1,6 +1,6 @@
 """G25: a hundred requests come and go.
 
-Goal: nothing of a finished request stays: no entry in the registry, no row, no page, no lock. Method: a hundred
+Goal: a finished request leaves nothing behind: no entry in the registry, no row, no page, no lock. Method: a hundred
 requests with every kind of end, on one engine. Origin: pypto serving; B05. Mutant: finished-requests-stay-registered.
 """
 

@@ -37,7 +37,7 @@ IDLE_PIPELINE = SimpleNamespace(
 
 
 class LostWakeUp(Exception):
-    """The gate would have slept on although a message was there."""
+    """The gate would have slept although a message had arrived."""
 
 
 class WindowGate(LiveGate):
@@ -48,14 +48,14 @@ class WindowGate(LiveGate):
 
     def _wait(self, deadline, work_is_there):
         self.in_the_window()
-        # What the gate waits on, asked with a bound in place of its endless wait: a lost wake-up must not hang a test.
+        # The gate's wait with a bound in place of its endless one, so that a lost wake-up does not hang the test.
         if not self._poller.poll(self.limit_ms):
             raise LostWakeUp
         super()._wait(deadline, work_is_there)
 
 
 class EdgeTriggeredGate(WindowGate):
-    """The bug: it waits on the descriptor, which tells of a message once."""
+    """The bug: it waits on the descriptor, which signals a message once."""
 
     limit_ms = 0
 

@@ -42,7 +42,7 @@ def test_a_death_ends_streams_with_an_error(t):
 
 @scripted(PP4, tiers=("sim",), must_reach=["killed, and no step since"])
 def test_nothing_is_taken_from_the_death_on(t):
-    """A06: as by a server's front end, which hears of a death when the scheduler does."""
+    """A06: like a server's front end, which learns of a death when the scheduler does."""
     runs = t.start_req(prompt_len=20, max_new_tokens=50)
     yield from t.advance_to_decode_step(runs, 2)
     t.kill_stage(1)

@@ -30,7 +30,7 @@ def score(t, prompt_len=PROMPT, *, start=0, **details):
 
 
 def assert_complete(r, start=0):
-    """One value for each token from ``start`` on; none for that one, whose logits were not asked for."""
+    """Check that each token after ``start`` has a value, but not ``start``, whose logits were not asked for."""
     told = r.client.input_logprobs
     count = len(r.prompt_ids) - start
     assert len(told) == count, f"{len(told)} logprobs for {count} tokens of the prompt"

@@ -1,8 +1,8 @@
-"""G30: a request of no new token computes its prompt, leaves it in the cache, and says nothing.
+"""G30: a request for no new token computes its prompt, caches it, and emits nothing.
 
-Goal: it ends with the reason ``length`` and an empty output, whatever the prompt's length and whatever else happens; a
-prompt that fills the pool or the context is admitted. Method: at the boundaries, in a pause, with a failure, beside
-requests that go on. Origin: SGLang issue 4892, transformers pull request 28579; B02, B04. Mutants:
+Goal: it ends with the reason ``length`` and an empty output, for every length of the prompt and beside any other event;
+a prompt that fills the pool or the context is admitted. Method: at the boundaries, in a pause, with a failure, beside
+decoding requests. Origin: SGLang issue 4892, transformers pull request 28579; B02, B04. Mutants:
 prefill-only-says-a-token, failed-prefill-is-cached.
 """
 

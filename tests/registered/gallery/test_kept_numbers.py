@@ -1,8 +1,8 @@
-"""Numbers that are kept instead of being counted are as they would be counted, also in an engine that was restored.
+"""Incrementally kept numbers equal a fresh count, also in a restored engine.
 
-Goal: what is kept to save a walk, such as a cursor, a heap or a count of what is under way, never drifts from what it
-stands for. Method: each mutant lets one drift; its schedule fails with it and passes without. Origin: mutants of the
-core that the search had missed.
+Goal: a cursor, a heap or a running count that saves a walk never drifts from the state that it stands for. Method: each
+mutant lets one drift; its schedule fails with it and passes without. Origin: mutants of the core that the search had
+missed.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Bugs that no single event shows: each is red with its pair, and green with every single event.
 
-Goal: what needs two added events is shown by two, and by nothing less. Method: each mutant's own schedule; it without
-either of its last two events; and every single event of every kind at every step of its workload instead. Origin: the
+Goal: a bug that needs two added events is shown by two and not by one. Method: each mutant's own schedule; the schedule
+without either of its last two events; and every single event of every kind at every step of its workload. Origin: the
 search's own measurement, in which no bug of the gallery needs two.
 """
 

@@ -14,7 +14,7 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 
-# They cost work or time, and no token and no page is wrong.
+# These bugs cost work or time, but no token and no page is wrong.
 RULES_OF_ORDER = {
     "who-is-behind-a-victim-is-skipped",
     "result-of-the-retracted-is-dropped",

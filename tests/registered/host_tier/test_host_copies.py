@@ -1,10 +1,10 @@
 """Pages leave for the host and come back by copy, and nothing is hit that is not known to be there.
 
-Goal: a prompt whose pages were evicted is loaded and says what it said before, on one stage and on four; a copy that
-is in flight, that failed, or that is of old weights is no hit. Method: evict, let the next microbatch carry the copies,
-ask again; hold the result of the one that carries them, fail it, update the weights in between. Origin: vLLM issue
-45704 and pull request 29870, SGLang issue 26792 and pull request 38316; B18. Mutants: write-back-comes-late,
-hit-of-a-copy-in-flight, failed-copy-is-kept, update-forgets-the-host.
+Goal: a prompt whose pages were evicted is loaded and gives the same output, on one stage and on four; a copy that is in
+flight, failed or belongs to old weights is no hit. Method: evict, let the next microbatch carry the copies, ask again;
+hold the result of the one that carries them, fail it, update the weights in between. Origin: vLLM issue 45704 and pull
+request 29870, SGLang issue 26792 and pull request 38316; B18. Mutants: write-back-comes-late, hit-of-a-copy-in-flight,
+failed-copy-is-kept, update-forgets-the-host.
 """
 
 from ci.register import register_cpu_ci

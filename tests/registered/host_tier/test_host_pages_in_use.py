@@ -1,9 +1,9 @@
 """Pages of a copy stay in place until the copy is back, regardless of its request.
 
-Goal: room on the host is never made of pages that a copy uses; an abort or a retraction in the middle of a load gives
-everything back, and the request says what it says alone. Method: hosts of a few pages, evictions while pages are loaded
-or written, an abort and a pause while the load is in flight. Origin: SGLang pull requests 27631, 28468 and 9874; B18.
-Mutants: host-page-evicted-under-a-load, host-page-evicted-under-a-write, load-of-one-that-left-keeps-its-pages.
+Goal: pages in use by a copy are never evicted from the host; an abort or a retraction during a load gives everything
+back, and the output equals a run alone. Method: hosts of a few pages, evictions while pages are loaded or written, an
+abort and a pause while the load is in flight. Origin: SGLang pull requests 27631, 28468 and 9874; B18. Mutants:
+host-page-evicted-under-a-load, host-page-evicted-under-a-write, load-of-one-that-left-keeps-its-pages.
 """
 
 from ci.register import register_cpu_ci

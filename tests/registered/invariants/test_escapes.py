@@ -1,4 +1,4 @@
-"""Rules of a step that bugs escaped through, before every step was compared with a specification.
+"""Rules of a step whose bugs escaped before every step was compared with a specification.
 
 Goal: each of these rules has a script of its own that fails without it. Method: the exact boundary, the second of
 four, the state after a retraction. Origin: D09, D10. Mutants: a-registry-grows, a-neighbour-is-skipped,
@@ -166,7 +166,7 @@ def test_what_was_aborted_leaves_room_in_the_queue(t):
 
 
 def _send_back(t):
-    """Send everything back to the queue and let it go on."""
+    """Retract everything and let it continue."""
     t.pause_generation("retract")
     yield from t.run_until(lambda: not t.state.in_flight)
     yield
@@ -184,7 +184,7 @@ def _send_back(t):
     ],
 )
 def test_what_sampling_counts_outlives_a_retraction(t, sampling):
-    """The oracle compares each output with the same request run alone, which is never sent back."""
+    """The oracle compares each output with the same request run alone, which is never retracted."""
     rs = [t.start_req(prompt_len=13, prompt_seed=i, max_new_tokens=16, ignore_eos=True, **sampling) for i in range(3)]
     yield from t.run_until_all_finished(rs)
     t.sometimes("one was sent back after its first tokens", any(r.retractions for r in rs))

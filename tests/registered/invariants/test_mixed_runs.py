@@ -1,9 +1,9 @@
 """Long mixed runs with everything at once.
 
-Goal: whatever comes in whatever order, the books balance after every step, every client gets one end, and every
-request that reached its end has the output of a run alone. Method: seeded random verbs over several configurations:
-requests, aborts, disconnects, pauses, flushes, pressure, eviction, held results, failing steps. Origin: D09, D10.
-Mutants: abort-ignores-in-flight, retraction-frees-too-late, retraction-ignores-in-flight, resume-cuts-the-output,
+Goal: for every mix and order of events the books balance after every step, every client gets one end, and every request
+that reached its end has the output of a run alone. Method: seeded random verbs over several configurations: requests,
+aborts, disconnects, pauses, flushes, pressure, eviction, held results, failing steps. Origin: D09, D10. Mutants:
+abort-ignores-in-flight, retraction-frees-too-late, retraction-ignores-in-flight, resume-cuts-the-output,
 victim-stays-planned, decode-runs-twice, deferred-request-keeps-its-lock, locked-prefix-is-evicted.
 """
 
@@ -66,7 +66,7 @@ def test_four_stages_on_processes(t):
 
 
 def _mix(t, seed, steps=STEPS):
-    """A step, and now and then something; then everything is let go and must come to an end."""
+    """Step with an occasional random event; then release everything, which must come to an end."""
     choice = random.Random(seed)
     requests = []
     while t.state.step < steps:

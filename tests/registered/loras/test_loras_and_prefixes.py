@@ -1,7 +1,7 @@
-"""LoRAs and the prefix cache: KV that one LoRA has computed is never a prefix of what another computes.
+"""LoRAs and the prefix cache: KV computed by one LoRA is never a prefix for another.
 
-Goal: equal prompts of two LoRAs and of the model share nothing, a batch of all three says what each says alone, and
-a name that is loaded again with other weights begins again. Method: one prompt, several LoRAs, at one time and one
+Goal: equal prompts of two LoRAs and of the model share nothing, a batch of all three gives each one's output alone, and
+a name that is loaded again with other weights starts without KV. Method: one prompt, several LoRAs, at one time and one
 after the other. Origin: vLLM issues 3264, 30931, 42125; C11. Mutants: prefix-shared-between-loras,
 lora-known-by-its-name.
 """
@@ -12,7 +12,7 @@ from scripted import scripted
 
 register_cpu_ci(est_time=10, suite="base-cpu")
 
-# Without the sanitizer, which would say of a prefix that is shared wrongly that it is, before the script does.
+# Without the sanitizer, which would report a wrongly shared prefix before the script does.
 ONE_STAGE = EngineConfig(chunked_prefill_size=64, max_loras=2)
 FOUR_STAGES = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64, max_loras=2, kv_sanitizer=True)
 GUESSING = EngineConfig(

@@ -1,5 +1,5 @@
-"""More LoRAs than places: idle ones make room, those in use never do, and a request that waits for a place is no
-obstacle and does not wait for ever.
+"""More LoRAs than places: idle LoRAs are replaced, LoRAs in use never are, and a request that waits for a place blocks
+nobody and does not wait forever.
 
 Goal: with max_loras=1 two LoRAs take turns; the LoRA of a split prompt stays; a request that lacks its LoRA is
 passed over, by 16 at most; a load that fails changes nothing. Method: requests of both, at one time. Origin: SGLang
@@ -21,7 +21,7 @@ OVERTAKEN_LIMIT = 16
 
 
 def _held(t):
-    """The versions that the stages hold, by name, as the plans say."""
+    """Return the versions that the stages hold, by name, according to the plans."""
     return {name: lora.version for name, lora in t.scheduler.features.loras.known.items() if lora.version}
 
 

@@ -1,8 +1,8 @@
 """Unloading LoRAs: never under a request, wherever it is; refused with the counts, or deferred until it has ended.
 
-Goal: an unload sees requests that wait, are partly computed, are in no queue, decode, or go back to the queue; one that
-may wait takes no further requests and gives up in time. Method: an unload at each of these points. Origin: SGLang issue
-8162, Dynamo pull request 11520, vLLM issue 54839; A08. Mutants: unload-ignores-what-is-in-flight,
+Goal: an unload sees requests that wait, are partly computed, are in no queue, decode, or are being retracted; a
+deferred unload admits no further requests and gives up in time. Method: an unload at each of these points. Origin:
+SGLang issue 8162, Dynamo pull request 11520, vLLM issue 54839; A08. Mutants: unload-ignores-what-is-in-flight,
 unload-waits-for-ever, failed-change-of-loras-is-booked, lora-known-by-its-name.
 """
 

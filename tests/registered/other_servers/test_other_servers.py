@@ -1,8 +1,8 @@
-"""The same scripts on the scheduler of another engine alone and on its real server: front end, loop, tiny model.
+"""The same scripts on another engine's scheduler alone and on its real server: front end, loop, tiny model.
 
-Goal: a race of vLLM or SGLang can be written down in a few lines, the same for both, and happens in the real engine.
-Method: its own loop stops at the gate where it waits anyway; what each client hears is compared with the same request
-alone. Mutant: none.
+Goal: a few lines describe a race of vLLM or SGLang, the same for both, and it happens in the real engine. Method: the
+engine's own loop stops at the gate where it waits anyway; each client's output is compared with a run alone. Mutant:
+none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scripted import scripted
 register_cpu_ci(est_time=200, suite="vllm-cpu")
 register_cpu_ci(est_time=200, suite="sglang-cpu")
 
-# SGLang and what it imports warn of themselves.
+# SGLang and its imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("default")
 
 ADAPTER: Final = "sglang" if find_spec("vllm") is None else "vllm"
-# Five blocks, of the size that vLLM's attention on a CPU takes: too few for three requests that grow to three blocks.
+# Five blocks, of the size that vLLM's attention on a CPU needs: too few for three requests that grow to three blocks.
 SETTINGS: Final = {
     "vllm": {
         "block_size": 32,
@@ -44,14 +44,14 @@ SETTINGS: Final = {
         "schedule_conservativeness": 0.1,
     },
 }
-# A pause that keeps what runs.
+# A pause that keeps running requests.
 KEEP: Final = {"vllm": "keep", "sglang": "in_place"}
 on_both = scripted(adapter=ADAPTER, tiers=("sim", "server"), **SETTINGS[ADAPTER])
 
 
 @on_both
 def test_an_abort_between_a_plan_and_its_result(t):
-    """The blocks of the aborted request go to others, who say what they say alone."""
+    """The blocks of the aborted request go to others, whose output equals a run alone."""
     a = t.start_req(rid="a", prompt_len=60, max_new_tokens=20)
     b = t.start_req(rid="b", prompt_len=20, prompt_seed=1, max_new_tokens=8)
     while not b.output_ids:
@@ -119,7 +119,7 @@ def test_a_pause_keeps_what_runs(t):
 
 @on_both
 def test_a_retraction_for_want_of_memory(t):
-    """Requests that do not fit together take turns, and each says what it says alone."""
+    """Requests that do not fit together take turns, and each output equals a run alone."""
     requests = [t.start_req(prompt_len=20, prompt_seed=seed, max_new_tokens=50) for seed in range(3)]
     while not all(r.finished for r in requests):
         yield
@@ -129,7 +129,7 @@ def test_a_retraction_for_want_of_memory(t):
 
 @scripted(adapter=ADAPTER, tiers=("server",), **SETTINGS[ADAPTER])
 def test_other_weights_in_the_window(t):
-    """Between a plan and its result: what follows is computed with the new weights, over what the old ones left."""
+    """Between a plan and its result: later tokens are computed with the new weights, over KV of the old ones."""
     a = t.start_req(prompt_len=40, max_new_tokens=12)
     while len(a.output_ids) < 3:
         yield

@@ -1,8 +1,8 @@
 """Chunked prefill on four stages: every number of chunks beside every number of concurrent requests.
 
-Goal: chunks of several requests interleave in the pipeline and each output is what the request alone gives.
-Method: prompts a few tokens short of whole chunks, so that every last chunk is partial; the token oracle compares.
-Origin: the four-stage sweep of SGLang's scripted runtime; B01, B02, B06. Mutant: lock-refs-are-not-released.
+Goal: chunks of several requests interleave in the pipeline, and each output equals a run alone. Method: prompts a few
+tokens short of whole chunks, so that every last chunk is partial; the token oracle compares. Origin: the four-stage
+sweep of SGLang's scripted runtime; B01, B02, B06. Mutant: lock-refs-are-not-released.
 """
 
 import pytest
@@ -33,7 +33,7 @@ def test_chunks_of_concurrent_requests(t, chunks, concurrent):
     assert most_in_flight > 1
     assert most_in_flight <= PP4.depth
     for r in requests:
-        # A prompt that begins in what is left of another one's last chunk is cut once more.
+        # A prompt that begins in the rest of another one's last chunk is cut once more.
         assert chunks <= r.chunks_done <= chunks + 1
         assert r.finish_reason == "length"
         assert len(r.output_ids) == 4

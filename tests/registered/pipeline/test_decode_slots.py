@@ -1,8 +1,8 @@
 """Decodes in a pipeline of several stages.
 
 Goal: a running request is in at most one microbatch in flight, the decodes of several are spread over the stages, take
-turns where there is not room for all, and none stalls beside a long prompt. Method: look at what is in flight after
-every step. Origin: B10, B12 and the pipeline's own rule. Mutants: decode-runs-twice, one-big-decode-batch,
+turns if there is not room for all, and none stalls beside a long prompt. Method: inspect the microbatches in flight
+after every step. Origin: B10, B12 and the pipeline's own rule. Mutants: decode-runs-twice, one-big-decode-batch,
 decodes-do-not-take-turns, chunks-keep-decodes-out.
 """
 

@@ -1,6 +1,6 @@
-"""Results in the hands of a script.
+"""Results held and released by a script.
 
-Goal: held results keep a window open for as long as a script likes; released one by one they come in launch order; a
+Goal: held results keep a window open as long as the script needs; released one by one they arrive in launch order; a
 stalled stage holds all of them. Method: hold, look at the state for many steps, release. Origin: the harness's own
 contract; D09, B12. Mutants: flush-ignores-in-flight, one-token-late.
 """

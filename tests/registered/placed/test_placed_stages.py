@@ -21,7 +21,7 @@ register_cpu_ci(est_time=160, suite="ray-cpu")
 CHUNK = 64
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
 WINDOW = "the last chunk is in flight and every queue is empty"
-# As the harness names the machines of stages that joined, and Ray its nodes.
+# The names of joined stages' machines in the harness, and of Ray's nodes.
 NODE = re.compile(r"on (machine-\d|node [0-9a-f]{12}): ")
 SIGNATURE = "This request holds the node from another tree"
 

@@ -35,7 +35,7 @@ CLIENTS = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_with_ray(pytestconfig):
-    """A cluster takes minutes of a small machine: who runs all registered tests did not ask for it."""
+    """A cluster takes minutes on a small machine, so a run of all registered tests leaves it out."""
     if pytestconfig.getoption("scripted_placement") != "ray":
         pytest.skip("it starts Ray clusters; make ray, or --placement ray")
 

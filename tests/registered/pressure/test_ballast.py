@@ -1,4 +1,4 @@
-"""A large request that has to make way, and comes back.
+"""A large request that is retracted, and returns.
 
 Goal: under pressure the latest arrival is retracted, the others finish undisturbed, and it recovers with the same
 tokens once there is room. Method: a ballast request beside small ones in a pool that shrinks under them. Origin: the

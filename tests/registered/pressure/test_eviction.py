@@ -1,7 +1,7 @@
 """Eviction beside live requests.
 
-Goal: a prefix that a live request protects stays, whatever is evicted; everything else goes, least recently used first,
-and comes back by computing. Method: a running request on the older of two cached prefixes; evict everything. Origin:
+Goal: a prefix that a live request protects survives every eviction; everything else is evicted, least recently used
+first, and is computed again. Method: a running request on the older of two cached prefixes; evict everything. Origin:
 the eviction tests of SGLang's scripted runtime; B08, B11. Mutants: locked-prefix-is-evicted,
 pressure-evicts-everything, thinning-forgets-leaves.
 """

@@ -1,9 +1,9 @@
 """The KV sanitizer: no request reads a page that another has written.
 
-Goal: every read of the KV cache is of what the request itself, or its prefix, has written; when a bug of the
-bookkeeping breaks that, the stages say so. Method: a request decodes on a prefix while everything that may go is
-evicted and another one takes the free pages; once healthy, once with the eviction of protected prefixes. Origin: the
-shadow of the KV cache on every stage; B08, B11. Mutant: locked-prefix-is-evicted.
+Goal: every read of the KV cache finds KV that the request itself, or its prefix, has written; when a bookkeeping bug
+breaks that, the stages report it. Method: a request decodes on a prefix while everything evictable is evicted and
+another request takes the free pages; once healthy, once with protected prefixes evicted. Origin: the shadow of the KV
+cache on every stage; B08, B11. Mutant: locked-prefix-is-evicted.
 """
 
 import pytest

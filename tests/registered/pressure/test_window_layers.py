@@ -1,4 +1,4 @@
-"""Window layers: their pages go when they are out of the window, not before, not twice, and are not read afterwards.
+"""Window layers: a page is freed once, when it leaves the window, and is not read afterwards.
 
 Goal: a request runs through a window pool shorter than itself, parked or not, and its output equals a run alone.
 Method: the embedded model with a window of 64 tokens, a window pool of nine pages, chunks of 64; pauses at five points

@@ -1,13 +1,13 @@
 """Asynchronous scheduling: a decode is launched before the token before it is known.
 
-Goal: clients and the cache see what they see without it. A token that is computed after a stop is dropped, and its
-page is kept until then; what looks back on its tokens is not planned ahead; memory is taken from no one for it, and
-what is planned ahead can still be preempted and sent back. Method: one stage with two microbatches in flight; stops,
+Goal: clients and the cache see the same as without it. A token computed after a stop is dropped, and its page is kept
+until then; requests whose sampling depends on their last token are not planned ahead; nothing is retracted for a decode
+planned ahead, which can itself be preempted and retracted. Method: one stage with two microbatches in flight; stops,
 aborts, pauses, flushes, failures and retractions while the second one is in flight. Origin: vLLM issues 27878, 26292,
 29379 and 49674, vLLM pull requests 29542, 45357, 48245 and 47900, SGLang issues 14972, 24590 and 34112, SGLang pull
 requests 13713 and 18803; B06, B12, C01. Mutants: a-stop-frees-what-went-ahead, a-token-too-many-is-cached,
-an-output-is-not-cached, a-token-too-many-counts, ahead-of-the-last-token, more-than-one-goes-ahead,
-nothing-goes-ahead, ahead-of-a-penalty, ahead-of-a-grammar, ahead-of-the-urgent, the-wrong-one-gives-way,
+an-output-is-not-cached, a-token-too-many-counts, ahead-of-the-last-token, more-than-one-goes-ahead, nothing-goes-ahead,
+ahead-of-a-penalty, ahead-of-a-grammar, ahead-of-the-urgent, the-wrong-one-gives-way,
 retraction-forgets-what-went-ahead, abort-ignores-in-flight.
 """
 
@@ -189,7 +189,7 @@ def test_a_retraction_waits_for_both(t):
         t.release_results(1)
         yield from t.run_until(lambda left=left: len(t.state.in_flight) == left)
         assert (a.status == "waiting") == (left == 0), f"it is {a.status} with {left} decodes in flight"
-    # Both tokens are told: they are what it says next in any case.
+    # Both tokens are sent: they are the next ones in any case.
     assert len(a.output_ids) == 4
     t.release_results()
     t.continue_generation()

@@ -1,8 +1,8 @@
 """The policy dfs-weight: prompts that share a cached prefix go one after another, the largest group first.
 
-Goal: the queue is walked like the prefix tree, the heaviest branch first and what reaches deeper before what ends, and
-a request that shares nothing is not passed over for ever. Method: one row, so that the order of starts is the order of
-ends; a tree with a small branch that is longer than the large one. Origin: SGLang's schedule policies; atlas pull
+Goal: the queue is walked like the prefix tree, the heaviest branch first and deeper branches before requests that end,
+and a request that shares nothing is not passed over forever. Method: one row, so that the order of starts is the order
+of ends; a tree with a small branch that is longer than the large one. Origin: SGLang's schedule policies; atlas pull
 request 911. Mutants: longest-branch-first, walk-without-a-bound.
 """
 

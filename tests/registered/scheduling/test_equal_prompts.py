@@ -1,9 +1,8 @@
 """Equal prompts that arrive together: one is computed, the others wait for its result and hit it.
 
-Goal: whatever the depth, a prompt is computed once, and one that fails, is aborted or is sent back leaves the others
-whole: they are computed in its place, at once. Method: the tokens that a stage has computed; aborts, failures, pauses
-and a deferred flush while one request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128,
-and eight of 300 up to 2,400.
+Goal: at every depth a prompt is computed once; if it fails, is aborted or is retracted, another is computed in its
+place at once. Method: the tokens that a stage has computed; aborts, failures, pauses and a deferred flush while one
+request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128, and eight of 300 up to 2,400.
 Mutants: equal-prompts-are-computed-again, waits-for-the-aborted, waits-for-those-sent-back, a-failed-prompt-is-hit,
 flush-keeps-what-one-waits-for, one-that-waits-keeps-others-out, waits-for-another-lora, waits-for-a-few-tokens,
 a-burst-of-short-ones-is-computed-again.
@@ -29,7 +28,7 @@ BURSTS = [EngineConfig(pp_async_depth=depth - 1) for depth in (2, 4, 6)]
 
 
 def _start_two(t, tokens=1200, **second):
-    """The first one's prompt is in flight, and the second one waits for it although a slot is free."""
+    """Start two: the first one's prompt is in flight, and the second waits for it although a slot is free."""
     first = t.start_req(prompt_len=tokens, max_new_tokens=4)
     other = t.start_req(prompt_len=tokens, max_new_tokens=4, **second)
     yield
@@ -40,7 +39,7 @@ def _start_two(t, tokens=1200, **second):
 
 
 def _computed(t):
-    """Tokens of prompts: what a stage has computed but for one token a decode."""
+    """Return the prompt tokens that a stage has computed: all but one token a decode."""
     prompts = [one for record in t.history if record.microbatch for one in record.microbatch.segments if one.sampling]
     return t.stage(0).tokens, [one.start for one in prompts]
 
@@ -160,7 +159,7 @@ def test_a_failed_prompt_leaves_the_other_whole(t):
 
 @scripted(WHOLE, must_reach=[WAITS])
 def test_a_prompt_that_is_sent_back_waits_for_the_other(t):
-    """The first one is still in flight when the second one begins; then it hits what that one computes."""
+    """The first is still in flight when the second begins; then it hits the pages that the second computes."""
     first, other = yield from _start_two(t)
     t.hold_results()
     t.pause_generation("retract")

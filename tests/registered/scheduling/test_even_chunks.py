@@ -1,9 +1,9 @@
 """Dynamic chunk sizes: parts of a prompt get smaller as its prefix grows, so that the stages stay even.
 
-Goal: every microbatch costs about what the first one costs, never more than a page above it; parts end at pages, no
-sliver is left to a microbatch of its own, and the tokens are those of parts of one size. Method: a long prompt, a hit,
-two prompts in one microbatch; the cost counted from the history. Origin: SGLang pull request 23621, vLLM issue 33914.
-Mutants: chunks-of-one-size, chunk-leaves-a-sliver, chunk-cost-of-one-prompt-alone.
+Goal: every microbatch costs about what the first one costs, never more than a page above it; parts end at page
+boundaries, no sliver is left to its own microbatch, and the tokens equal a run with equal parts. Method: a long prompt,
+a hit, two prompts in one microbatch; the cost counted from the history. Origin: SGLang pull request 23621, vLLM issue
+33914. Mutants: chunks-of-one-size, chunk-leaves-a-sliver, chunk-cost-of-one-prompt-alone.
 """
 
 from ci.register import register_cpu_ci

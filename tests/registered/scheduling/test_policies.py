@@ -1,8 +1,8 @@
 """The order in which waiting requests are served.
 
-Goal: first come first served, longest prefix match and priority each do what they say, with ties in order of arrival.
-Method: one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin:
-B10, B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first, the-unmatched-starve,
+Goal: first come first served, longest prefix match and priority order as named, with ties in order of arrival. Method:
+one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin: B10, B17.
+Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first, the-unmatched-starve,
 low-priority-starves, a-backlog-overtakes-the-urgent.
 """
 

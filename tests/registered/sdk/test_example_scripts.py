@@ -1,7 +1,7 @@
 """Scripts on the example scheduler, which knows nothing of this project.
 
-Goal: what an outsider can write for a scheduler of the usual shape: every verb, wait and query that it declares.
-Method: small pools, results two steps late, prompts that share prefixes. Origin: docs/your_scheduler.md. Mutants:
+Goal: an outsider can write every verb, wait and query that a scheduler of the usual shape declares. Method: small
+pools, results two steps late, prompts that share prefixes. Origin: docs/your_scheduler.md. Mutants:
 ended-request-is-remembered, only-the-first-block-comes-back, preemption-says-nothing, what-cannot-fit-is-taken,
 half-of-the-budget, prefixes-are-never-hit, aborts-end-nothing, stop-tokens-are-ignored.
 """

@@ -1,6 +1,6 @@
 """SGLang's own scheduler under the search: its constructor, its loops, its defects, and old bugs put back into it.
 
-Goal: what SGLang's users saw is found from a schedule or a sweep, and nothing else is told. Method: schedules, and
+Goal: a schedule or a sweep finds the bugs that SGLang's users saw, and reports nothing else. Method: schedules, and
 sweeps of one workload. Origin: the pull requests that benchmarks/tables/defects.md and the mutants name. Mutant: all of
 the adapter's; without one the same workloads pass.
 """
@@ -41,7 +41,7 @@ from scripted.search.execution import execute, record
 
 register_cpu_ci(est_time=110, suite="sglang-cpu")
 
-# SGLang and what it imports warn of themselves.
+# SGLang and its imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = Path(__file__).parents[3]
@@ -163,7 +163,7 @@ def test_retraction_for_want_of_memory_is_reached() -> None:
 
 
 def test_another_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version whose loop calls something else is not searched as if it did not."""
+    """A version whose loop makes other calls is not searched."""
 
     def event_loop_normal(self: Scheduler) -> None:
         self.ingest_requests()
@@ -193,7 +193,7 @@ def test_a_name_that_begins_like_no_other_is_safe() -> None:
     ],
 )
 def test_what_the_front_end_knows_is_no_defect(line: str) -> None:
-    """A full queue refuses who comes; what comes after a pause that aborts waits until nothing is left."""
+    """A full queue refuses arrivals; arrivals after an aborting pause wait until no request is left."""
     assert failure_of(line) == ""
 
 
@@ -203,7 +203,7 @@ def copied_in(name: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["sglang-host", "sglang-host-write-back", "sglang-storage-waits"])
 def test_pages_go_to_the_host_and_come_back(name: str) -> None:
-    """And to the storage, where there is one: the window of every rule about them is reached."""
+    """And to the storage, if there is one: the window of every rule about them is reached."""
     copied = copied_in(name)
     tiers = {(_tier_of(source), _tier_of(target)) for source, target in copied}
     assert {("device", "host"), ("host", "device")} <= tiers
@@ -264,7 +264,7 @@ def test_what_a_tier_is_held_for_is_waited_for() -> None:
     ],
 )
 def test_copies_go_on_like_the_original(name: str) -> None:
-    """Before each step a copy is made; it does this step and the next one, and the original goes on undisturbed."""
+    """A copy made before each step does this step and the next one, and the original continues undisturbed."""
     adapter = adapter_named("sglang")
     steps = [(one.step.events, one.stepped) for one in records_of(adapter.workloads[name])]
     machine = adapter.new_parts(Schedule.parse(adapter.workloads[name], of="sglang").config, record=False)[0]
@@ -282,7 +282,7 @@ def test_every_bug_is_searched_for() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_search_finds(mutant: Mutant) -> None:
-    """The failure is the one that the bug causes, not any failure."""
+    """The failure is caused by the bug, not any failure."""
     report = api.explore(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
 

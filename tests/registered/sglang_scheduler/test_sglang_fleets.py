@@ -1,9 +1,9 @@
 """SGLang's schedulers as prefill and decode servers: a fleet under the machine and the oracle of every fleet.
 
-Goal: each request says what it says alone, whatever becomes of servers, links and writes; no page is written that was
-given back, and none is sent before it is computed. Method: the workloads of the adapter `sglang-fleet`, generated
-fleets, schedules of what SGLang does wrong, and sweeps with its old bugs. Origin: the pull requests that the mutants
-name. Mutant: all of `fleet_mutants.toml`; without one the same workloads pass.
+Goal: each output equals a run alone after any failure of servers, links and writes; no page is written after its
+release, and none is sent before it is computed. Method: the workloads of the adapter `sglang-fleet`, generated fleets,
+schedules of what SGLang does wrong, and sweeps with its old bugs. Origin: the pull requests that the mutants name.
+Mutant: all of `fleet_mutants.toml`; without one the same workloads pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scripted.search.strategies import extras_of
 
 register_cpu_ci(est_time=90, suite="sglang-cpu")
 
-# SGLang and what it imports warn of themselves.
+# SGLang and its imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("default")
 
 SEVERAL = Schedule.parse(ADAPTER.workloads["several"], of=NAME)
@@ -162,6 +162,6 @@ def test_every_bug_is_searched_for() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_search_finds(mutant: Mutant) -> None:
-    """The failure is the one that the bug causes, not any failure."""
+    """The failure is caused by the bug, not any failure."""
     report = api.explore(SHOWN_BY[mutant.name], adapter=NAME, mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())

@@ -36,7 +36,7 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=40, suite="sglang-cpu")
 
-# SGLang and what it imports warn of themselves.
+# SGLang and its imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("default")
 
 WORKLOADS = (
@@ -156,7 +156,7 @@ def test_the_plugin_records_schedulers_only_where_the_variable_asks(monkeypatch:
 
 
 def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:
-    """A lost abort of a running request breaks its promise within one load: two events are left of 64 clients."""
+    """A lost abort of a running request breaks its promise within one load; 64 clients shrink to two events."""
     engine = sglang()
     planted = next(mutant for mutant in engine.bugs() if mutant.name == "lost-abort")
     row = row_of(engine, planted, tmp_path)

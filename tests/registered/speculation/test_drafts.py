@@ -1,10 +1,10 @@
 """Speculation: guesses that one forward verifies change when tokens come, never which.
 
-Goal: the output equals that of a request that runs alone, whatever is guessed; the pages of wrong guesses are given
-back, no request gives way to a guess, and nothing that is not verified becomes a prefix. Method: three tokens share
-nearly all of the probability, so that some guesses hold and some do not; stops, aborts, pauses and retractions while
-they are verified. Origin: vLLM pull requests 12193 and 42722, SGLang issues 13741 and 31599, transformers issue 47912.
-Mutants: wrong-guesses-count-as-computed, wrong-guesses-keep-their-pages, tokens-after-a-stop, guesses-are-published,
+Goal: the output equals a run alone, with any guesses; the pages of wrong guesses are given back, no request is
+retracted for a guess, and only verified tokens become a prefix. Method: three tokens share nearly all of the
+probability, so that some guesses hold and some do not; stops, aborts, pauses and retractions while they are verified.
+Origin: vLLM pull requests 12193 and 42722, SGLang issues 13741 and 31599, transformers issue 47912. Mutants:
+wrong-guesses-count-as-computed, wrong-guesses-keep-their-pages, tokens-after-a-stop, guesses-are-published,
 window-slides-past-guesses, guesses-take-the-last-pages, failed-guesses-go-on, guesses-of-the-ended-are-not-counted.
 """
 
@@ -21,17 +21,17 @@ from scripted import scripted
 register_cpu_ci(est_time=12, suite="base-cpu")
 
 GUESS = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "speculative_ngram_max": 1}
-# Without the sanitizer, so that the outputs tell.
+# Without the sanitizer, so that the outputs show the fault.
 ONE_STAGE = EngineConfig(**GUESS, page_size=4)
 PP4 = EngineConfig(**GUESS, page_size=4, pp_size=4, pp_async_depth=1, chunked_prefill_size=32, kv_sanitizer=True)
 SMALL = EngineConfig(**GUESS, page_size=4, max_total_tokens=64, chunked_prefill_size=16, pp_size=2)
 SINGLE = EngineConfig(**GUESS, speculative_num_draft_tokens=2)
 WINDOW = EngineConfig(**GUESS, model="embedded-window", page_size=4, chunked_prefill_size=64, max_window_tokens=320)
-# Nothing but these three has a chance, and each has one.
+# Only these three tokens are probable.
 FEW = {33: 60.0, 34: 60.0, 35: 60.0}
 # As many as a prime, so that every step goes through all of them.
 LETTERS = string.ascii_letters[:47]
-# A real model says them about as often as one another.
+# A real model samples them about equally often.
 EVEN = 5.0
 
 HELD = "a guess held"
@@ -45,7 +45,7 @@ BOTH = [HELD, WRONG, VERIFYING]
 
 
 def _note(t):
-    """Note how the guesses have fared so far."""
+    """Note the guesses' results so far."""
     stats = t.scheduler.stats()
     t.sometimes(HELD, stats.accepted_tokens > 0)
     t.sometimes(WRONG, stats.drafted_tokens > stats.accepted_tokens)
@@ -61,7 +61,7 @@ def _run_until_verifying(t):
 
 
 def _run_guessing(t, *, temperature=0.0):
-    """Three requests that guess, beside each other. The oracle compares each with a run alone."""
+    """Run three guessing requests together. The oracle compares each with a run alone."""
     few = [
         t.start_req(
             prompt_len=20 + i, prompt_seed=i, max_new_tokens=20, logit_bias=FEW, temperature=temperature, seed=i

@@ -1,8 +1,8 @@
 """A request whose grammar is being compiled waits, and nothing else waits for it.
 
-Goal: readiness is an event like any other, in whatever order it comes with aborts, pauses, flushes and updates. Method:
-hold grammars back, let others pass, end the wait in each way. Origin: SGLang pull request 6803, vLLM pull request
-45012, vLLM issues 14151 and 53130; A05, B12. Mutants: abort-overlooks-the-grammar-queue, failed-grammar-is-waited-for,
+Goal: readiness is an event like any other, in every order with aborts, pauses, flushes and updates. Method: hold
+grammars back, let others overtake, end the wait in each way. Origin: SGLang pull request 6803, vLLM pull request 45012,
+vLLM issues 14151 and 53130; A05, B12. Mutants: abort-overlooks-the-grammar-queue, failed-grammar-is-waited-for,
 grammar-queue-blocks-the-others, abort-cancels-a-shared-grammar, flush-forgets-a-grammar-in-use.
 """
 

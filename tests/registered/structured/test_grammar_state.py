@@ -1,9 +1,8 @@
 """The state of a grammar is a function of the output: it is right after chunks, a retraction, a prefix hit, in a batch.
 
-Goal: every output follows its grammar to the end, whatever happens to its request. Method: outputs are matched against
-the grammar and compared with the request alone. Origin: vLLM pull requests 30916 and 22896, vLLM issues 45014 and
-29379; B06. Mutants: grammar-begins-anew, grammar-follows-the-prompt, grammar-goes-on-after-its-end,
-dead-end-is-overlooked.
+Goal: every output follows its grammar to the end after any event of its request. Method: outputs are matched against
+the grammar and compared with a run alone. Origin: vLLM pull requests 30916 and 22896, vLLM issues 45014 and 29379; B06.
+Mutants: grammar-begins-anew, grammar-follows-the-prompt, grammar-goes-on-after-its-end, dead-end-is-overlooked.
 """
 
 import re
@@ -90,7 +89,7 @@ def test_after_a_prefix_hit(t):
     yield from t.run_until_finished(second)
     t.sometimes("a prefix is hit", second.cached_tokens > 0)
     assert second.output_ids == first.output_ids, f"{second.client} does not follow its grammar"
-    # A prompt that goes on as the output of another did: the grammar begins with its own output.
+    # The prompt continues like another's output, but the grammar begins with the request's own output.
     third = t.start_req(prompt_ids=[*first.prompt_ids, *first.output_ids[:5]], regex=REGEX, max_new_tokens=20)
     yield from t.run_until_finished(third)
     assert re.fullmatch(REGEX, third.client.text), f"{third.client} does not follow its grammar"

@@ -1,11 +1,11 @@
 """Flush, weight update and sleep wait for transfers on both sides, and no KV goes between engines of other weights.
 
-Goal: an engine whose pages are written or read by transfers is not quiescent, and says so; the stages do not sleep
-over a transfer; a prompt is neither asked for nor delivered under the weights of before an update. Method: the calls
-while KV is held on its way, when it has come and generation is paused, and while it is sent; an update between a
-request and its step. Origin: SGLang pull requests 9865, 18646 and 36150; vLLM pull requests 41180 and 42695, issue
-44483. Mutants: flush-overlooks-kv-that-came, flush-overlooks-what-is-sent, update-overlooks-what-is-sent,
-sleep-overlooks-transfers, busy-with-nothing, kv-of-other-weights, wanted-with-the-weights-of-before.
+Goal: an engine whose pages are written or read by transfers is not quiescent, and says so; the stages do not sleep over
+a transfer; a prompt is neither asked for nor delivered under the weights from before an update. Method: the calls while
+KV is held in transit, after its arrival in a pause, and while it is sent; an update between a request and its step.
+Origin: SGLang pull requests 9865, 18646 and 36150; vLLM pull requests 41180 and 42695, issue 44483. Mutants:
+flush-overlooks-kv-that-came, flush-overlooks-what-is-sent, update-overlooks-what-is-sent, sleep-overlooks-transfers,
+busy-with-nothing, kv-of-other-weights, wanted-with-the-weights-of-before.
 """
 
 from ci.register import register_cpu_ci

@@ -1,7 +1,7 @@
-"""Receivers and the queue: neither keeps the other waiting, and both are counted as what they need.
+"""Receivers and the queue: neither keeps the other waiting, and each reserves only the memory that it needs.
 
-Goal: requests start beside one whose KV does not come, what was received goes before the queue, a receiver is admitted
-when its own pages are there, and what another engine computes is no load of this one. Method: transfers are held
+Goal: requests start beside one whose KV does not arrive, received prompts go before the queue, a receiver is admitted
+when its own pages are free, and tokens computed by another engine are no load of this one. Method: transfers are held
 beside a queue that has no row, a prompt that is computed here, and a pool that two receivers fill exactly. Origin:
 TensorRT-LLM pull request 13713; vLLM pull requests 42568 and 57841; FastDeploy pull request 8022. Mutants:
 a-receiver-blocks-the-queue, received-waits-for-an-empty-queue, receivers-reserve-as-if-they-ran,

@@ -1,12 +1,12 @@
 """A receiver keeps its pages until the stages have ended its transfer, even if the request ends first.
 
-Goal: a request that is aborted, runs out of time or is sent back while its KV comes keeps its pages until no stage
-writes them, then gives them back once, and both the stages and the prefill engine hear that it has left. Method:
-transfers are held, so that nothing comes; the request leaves; the pages that are held are counted in the step of its
-end and after it. Origin: SGLang issue 24527 and pull requests 9817, 27372 and 35049; vLLM pull request 25067;
-TensorRT-LLM pull request 12314. Mutants: receiver-freed-while-kv-comes, receiver-freed-twice,
-aborted-receiver-keeps-its-pages, abort-does-not-stop-the-transfer, abort-untold-to-the-prefill-engine,
-retraction-does-not-stop-the-transfer, death-keeps-what-transfers-use.
+Goal: a request that is aborted, times out or is retracted while its KV arrives keeps its pages until no stage writes
+them, then gives them back once, and the stages and the prefill engine are told that it has left. Method: transfers are
+held, so that nothing comes; the request leaves; the pages that are held are counted in the step of its end and after
+it. Origin: SGLang issue 24527 and pull requests 9817, 27372 and 35049; vLLM pull request 25067; TensorRT-LLM pull
+request 12314. Mutants: receiver-freed-while-kv-comes, receiver-freed-twice, aborted-receiver-keeps-its-pages,
+abort-does-not-stop-the-transfer, abort-untold-to-the-prefill-engine, retraction-does-not-stop-the-transfer,
+death-keeps-what-transfers-use.
 """
 
 import pytest
@@ -25,7 +25,7 @@ ON_ITS_WAY = "the KV of seven pages is on its way"
 
 
 def _receives(t, **more):
-    """A request that has its pages, while no KV comes."""
+    """Start a request that has its pages while no KV arrives."""
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4, **more)
     yield from t.run_until(lambda: bool(t.state.transferring))

@@ -1,10 +1,10 @@
 """A prompt that is sent ends when all of it is sent, with an error when a part of it is not, and once.
 
 Goal: the prefill engine says that a prompt is delivered when its last page is, also when it has nothing else to do; a
-send that fails ends the request at once and stops the others; whoever leaves keeps its pages until no stage reads
-them. Method: transfers are held, so that three of them are open; one fails, or the request is aborted, beside a chunk
-in flight too. Origin: SGLang issue 33507, pull requests 31075 and 38961; TensorRT-LLM issue 12540 and pull request
-13713. Mutants: delivered-before-it-is-sent, delivered-and-never-told, failed-send-counts-as-sent,
+send that fails ends the request at once and stops its other sends; a request that leaves keeps its pages until no stage
+reads them. Method: transfers are held, so that three of them are open; one fails, or the request is aborted, beside a
+chunk in flight too. Origin: SGLang issue 33507, pull requests 31075 and 38961; TensorRT-LLM issue 12540 and pull
+request 13713. Mutants: delivered-before-it-is-sent, delivered-and-never-told, failed-send-counts-as-sent,
 two-failed-sends-end-twice, sender-freed-while-it-sends, aborted-sender-keeps-its-pages,
 the-end-of-a-transfer-counts-for-all.
 """
@@ -23,7 +23,7 @@ AND_A_CHUNK = "a transfer is open and the next chunk is in flight"
 
 
 def _delivers(t):
-    """A prompt that is computed, while none of its pages leaves."""
+    """Start a prompt that is computed while none of its pages is sent."""
     t.hold_transfers()
     a = t.prefill(prompt_len=40)
     # The first four of its pages are the cache's.

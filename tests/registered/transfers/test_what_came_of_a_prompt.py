@@ -1,11 +1,11 @@
-"""A receiver goes on from the KV that has come, when it has come, and from nothing else.
+"""A receiver continues from the KV that has arrived, once it has arrived, and from nothing else.
 
-Goal: what did not come is computed, what came is not, the last token always is; a transfer that fails or is late is
-stopped and not asked for again, and no stage writes into pages that the request computes with. Method: all of a prompt
-comes, a part of it, nothing of it in time; with and without a cached prefix, and with an engine that has nothing else
-to do; tokens are counted, and outputs are those of the request alone. Origin: SGLang issue 30233, pull
-request 38961; TensorRT-LLM pull request 12313; vLLM issue 55181, pull request 53250; local-inference-lab/vllm issue
-191; G24. Mutants: kv-that-did-not-come-is-used, received-counts-from-the-start, the-last-token-is-received,
+Goal: missing KV is computed, received KV is not, the last token always is; a transfer that fails or is late is stopped
+and not asked for again, and no stage writes into pages that the request computes with. Method: all of a prompt comes, a
+part of it, nothing of it in time; with and without a cached prefix, and with an engine that has nothing else to do;
+tokens are counted, and outputs equal a run alone. Origin: SGLang issue 30233, pull request 38961; TensorRT-LLM pull
+request 12313; vLLM issue 55181, pull request 53250; local-inference-lab/vllm issue 191; G24. Mutants:
+kv-that-did-not-come-is-used, received-counts-from-the-start, the-last-token-is-received,
 late-kv-comes-into-pages-in-use, late-only-beside-a-queue, late-is-asked-again, came-in-part-is-asked-again,
 a-failure-does-not-wake-the-engine, received-keeps-room-for-the-rest, receiver-freed-twice.
 """

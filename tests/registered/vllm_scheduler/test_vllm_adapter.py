@@ -1,8 +1,7 @@
-"""The adapter of vLLM's scheduler: its workloads pass, copies go on as originals do, what it declares is true.
+"""The adapter of vLLM's scheduler: its workloads pass, copies behave like originals, its declarations are true.
 
-Goal: what the search says of vLLM is about vLLM. Method: each workload by itself; schedules from their beginning
-beside the same from a copy; settings that make no engine; plans with gaps. Origin: review. Mutant: none; gaps are made
-by hand.
+Goal: the search's findings are vLLM's own. Method: each workload by itself; schedules from their beginning and from a
+copy; settings that make no engine; plans with gaps. Origin: review. Mutant: none; gaps are made by hand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vLLM's KV connectors: loads that fail, are held and offered again; two defects of the released version are found.
 
-Goal: nobody reads what did not arrive, nobody waits for ever. Method: schedules with a connector that does what they
-say; a sweep of two workloads; the same with vLLM's classes alone. Origin: vLLM issues 45138 and 49250, and a failed
-load that is offered again. Mutant: none; the released version has them.
+Goal: no request reads KV that did not arrive, and none waits forever. Method: schedules with a connector that does what
+they say; a sweep of two workloads; the same with vLLM's classes alone. Origin: vLLM issues 45138 and 49250, and a
+failed load that is offered again. Mutant: none; the released version has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM's schedulers as producers and consumers of KV: a fleet under the machine and the oracle of every fleet.
 
-Goal: each request says what it says alone, whatever becomes of engines, links and transfers, and nothing is kept for
-ever. Method: the workloads of the adapter `vllm-fleet`, a sweep of one with every event of links and engines, generated
+Goal: each output equals a run alone after any failure of engines, links and transfers, and nothing is kept forever.
+Method: the workloads of the adapter `vllm-fleet`, a sweep of one with every event of links and engines, generated
 fleets; and two bugs of a connector, which must be found. Origin: vLLM pull requests 25067 and 42568. Mutant: none; the
 bugs are put into the connector of the adapter.
 """

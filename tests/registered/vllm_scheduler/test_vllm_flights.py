@@ -144,7 +144,7 @@ def test_what_is_not_recorded_ends_the_recording_and_not_the_engine(recorders: l
 
 
 def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:
-    """An abort that leaves its request among the running ones kills the engine: two events are left of 64 clients."""
+    """An abort that leaves its request among the running ones kills the engine; 64 clients shrink to two events."""
     planted = next(mutant for mutant in vllm().bugs() if mutant.name == "lost-abort")
     row = row_of(vllm(), planted, tmp_path)
     assert "| crash | yes | the scheduler dies of KeyError" in row

@@ -1,7 +1,7 @@
 """Images on vLLM's scheduler: its encoder's cache, shared by requests, and caches that a pause empties.
 
-Goal: what a plan reads of an image the workers have, and nobody waits for the encoder for ever. Method: schedules; the
-defect of the released version also with vLLM's classes alone. Origin: vLLM pull requests 31857, 23551 and 53723.
+Goal: the workers have every image that a plan reads, and no request waits for the encoder forever. Method: schedules;
+the defect of the released version also with vLLM's classes alone. Origin: vLLM pull requests 31857, 23551 and 53723.
 Mutant: images-of-who-cannot-start; the released version has the defect.
 """
 

@@ -1,9 +1,9 @@
 """Schedulers and KV connectors of the user's, beside vLLM's own parts, and two connectors at once.
 
-Goal: what a connector loads is what its tokens lead to, or is reported; it may be asked twice; what it begins ends; a
-scheduler of another class is searched like vLLM's. Method: one contract of workloads for a connector of our own, for
-two of them behind vLLM's MultiConnector, for two broken ones, and for vLLM's own. Origin: vLLM issues
-44100 and 46951, LMCache pull request 5248. Mutant: none; the broken classes of this file take their place.
+Goal: a connector loads its tokens' KV or reports a failure; it may be asked twice; its transfers end; a scheduler of
+another class is searched like vLLM's. Method: one contract of workloads for a connector of our own, for two of them
+behind vLLM's MultiConnector, for two broken ones, and for vLLM's own. Origin: vLLM issues 44100 and 46951, LMCache pull
+request 5248. Mutant: none; the broken classes of this file take their place.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def named(flag: str, classes: str) -> str:
 
 
 def broken(name: str) -> dict[str, str]:
-    """The workloads of the contract that a connector breaks, with what is said."""
+    """Return the workloads of the contract that a connector breaks, with their failures."""
     contract = {one: text for one, text in adapter_named(name).workloads.items() if one.startswith("connector-")}
     assert len(contract) >= 14
     outcomes = {one: execute(Schedule.parse(text, of=name)).failure for one, text in contract.items()}

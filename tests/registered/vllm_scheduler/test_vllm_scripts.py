@@ -1,4 +1,4 @@
-"""Scripts on vLLM's own scheduler: what its users do between two steps, written down step by step.
+"""Scripts on vLLM's own scheduler: its users' calls between two steps, step by step.
 
 Goal: a race of vLLM is a test of a few lines. Method: asynchronous scheduling, so that results are one step late.
 Origin: vLLM pull requests 20739, 46066 and 48245. Mutant: preempted-while-in-flight, flush-drops-the-next-token.

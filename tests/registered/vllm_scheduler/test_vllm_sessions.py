@@ -1,8 +1,8 @@
-"""Streaming sessions on vLLM's scheduler: a request that keeps its KV goes on with more input. Its defects are found.
+"""Streaming sessions on vLLM's scheduler: a request that keeps its KV continues with more input. Its defects are found.
 
-Goal: what is new is computed, on what was there, and a session that waits keeps nobody from its end. Method: schedules
-and a script; the defects of the released version, also with vLLM's classes alone. Origin: vLLM pull requests 37843,
-44526 and 49439, issue 52071. Mutant: as-long-as-the-first-answer; the released version has the defects.
+Goal: only new tokens are computed, on the kept KV, and a waiting session keeps no other request from ending. Method:
+schedules and a script; the defects of the released version, also with vLLM's classes alone. Origin: vLLM pull requests
+37843, 44526 and 49439, issue 52071. Mutant: as-long-as-the-first-answer; the released version has the defects.
 """
 
 from __future__ import annotations

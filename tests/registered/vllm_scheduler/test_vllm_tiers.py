@@ -1,4 +1,4 @@
-"""vLLM's bounded replay, which computes a window again behind each hit, and HiSparse, whose pages are on the host.
+"""vLLM's bounded replay, which recomputes a window behind each hit, and HiSparse, whose pages are on the host.
 
 Goal: the search reaches both, and finds it when one of their parts does nothing. Method: workloads, seen as their
 batches, and as failures where a method of vLLM's is cut. Origin: issue 28. Mutant: made by hand in each test.

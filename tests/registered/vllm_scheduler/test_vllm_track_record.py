@@ -1,8 +1,8 @@
 """Bugs that vLLM's scheduler really had, put back into the installed version: the search finds each of them.
 
-Goal: the checks of the search see what vLLM's users saw. Method: each bug is switched on, and one workload is swept
-with one event more at every place. Origin: the closed issues and pull requests that each mutant names. Mutant: all of
-the adapter's; without one the same workloads pass.
+Goal: the checks of the search find the bugs that vLLM's users saw. Method: each bug is switched on, and one workload is
+swept with one event more at every place. Origin: the closed issues and pull requests that each mutant names. Mutant:
+all of the adapter's; without one the same workloads pass.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_every_bug_is_searched_for() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_search_finds(mutant: Mutant) -> None:
-    """The failure is the one that the bug causes, not any failure."""
+    """The failure is caused by the bug, not any failure."""
     try:
         with mutant.switched_on():
             pass
