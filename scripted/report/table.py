@@ -118,18 +118,6 @@ def _columns(
     Narrow columns fold: an ellipsis is no ASCII and would hide the text.
     """
     folds: dict[str, Any] = {"overflow": "fold"}
-
-    def marks(step: ShownStep, _: ShownPipeline) -> str:
-        """Mark the step that failed, the window, and the step that was asked for."""
-        in_window = step.in_window and marks_window
-        return "X" * bool(step.failure) + "*" * in_window + ">" * (step.step == around)
-
-    def answers(step: ShownStep, _: ShownPipeline) -> str:
-        said = [one.text for one in step.answered]
-        if step.failure:
-            said.append("DIED HERE" if step.error else "FAILED HERE")
-        return "\n".join(said)
-
     arrived = [said.text for step in shown for said in step.arrived]
     launched = [step.launched.text for step in shown if step.launched is not None]
     arrives = folds | {"ratio": 5, "min_width": _widest(arrived)}
@@ -139,7 +127,7 @@ def _columns(
     else:
         stages = [(f"in stages 0 to {log.stages - 1}", folds, functools.partial(_in_all_stages))]
     return [
-        ("", {"no_wrap": True}, marks),
+        ("", {"no_wrap": True}, functools.partial(_marks, around, marks_window)),
         ("step", {"justify": "right", "no_wrap": True}, lambda step, _: str(step.step)),
         *([("line", folds | {"justify": "right"}, lambda step, _: lines.get(step.step, ""))] if lines else []),
         (
@@ -155,8 +143,21 @@ def _columns(
         *stages,
         ("result\nwaits", folds, lambda _, pipeline: " ".join(f"#{batch}" for batch in pipeline.results)),
         ("queues", folds | {"min_width": 9, "ratio": 1}, lambda step, _: _queues(step)),
-        ("answered", folds | {"ratio": 5}, answers),
+        ("answered", folds | {"ratio": 5}, _answers),
     ]
+
+
+def _marks(around: int | None, marks_window: bool, step: ShownStep, _: ShownPipeline) -> str:
+    """Mark the step that failed, the window, and the step that was asked for."""
+    in_window = step.in_window and marks_window
+    return "X" * bool(step.failure) + "*" * in_window + ">" * (step.step == around)
+
+
+def _answers(step: ShownStep, _: ShownPipeline) -> str:
+    said = [one.text for one in step.answered]
+    if step.failure:
+        said.append("DIED HERE" if step.error else "FAILED HERE")
+    return "\n".join(said)
 
 
 def _widest(texts: Sequence[str]) -> int:

@@ -444,9 +444,17 @@ def _rule_of(reply: Reply) -> str:
 
 def _agree(specification: Specification, scheduler: Scheduler, waiting: int) -> bool:
     """Return whether all counters are equal; making the statistics would cost as much as all other checks together."""
-    books, memory, specified = scheduler.books, scheduler.memory, specification.memory
-    limits = specification.limits
-    sizes = (
+    memory, specified, loras = scheduler.memory, specification.memory, specification.loras
+    return (
+        _specified_sizes(specification, waiting) == _sizes_of(scheduler)
+        and (not specification.limits.max_loras or len(loras.resident) == scheduler.features.loras.resident)
+        and (specified.host is None or memory.host is None or _agree_on_host(specified.host, memory.host))
+    )
+
+
+def _specified_sizes(specification: Specification, waiting: int) -> tuple[object, ...]:
+    memory = specification.memory
+    return (
         specification.steps,
         waiting,
         specification.chunked is None,
@@ -455,34 +463,33 @@ def _agree(specification: Specification, scheduler: Scheduler, waiting: int) -> 
         specification.paused,
         specification.calls.sleep_level,
         len(specification.live),
-        specified.free_pages,
-        specified.cached_pages,
-        specified.free_rows,
+        memory.free_pages,
+        memory.cached_pages,
+        memory.free_rows,
         specification.grammars.waiting(),
         len(specification.transfers.open),
         specification.launched,
         *specification.totals.values(),
     )
+
+
+def _sizes_of(scheduler: Scheduler) -> tuple[object, ...]:
+    books, memory = scheduler.books, scheduler.memory
     return (
-        sizes
-        == (
-            scheduler.step_number,
-            len(books.waiting),
-            books.chunked is None,
-            len(books.running),
-            len(books.in_flight),
-            books.paused,
-            books.sleep_level,
-            len(books.requests),
-            memory.pages.free,
-            memory.pages.cached,
-            memory.rows.free,
-            scheduler.features.grammars.waiting,
-            books.open_transfers,
-            *_counted(scheduler.counters),
-        )
-        and (not limits.max_loras or len(specification.loras.resident) == scheduler.features.loras.resident)
-        and (specified.host is None or memory.host is None or _agree_on_host(specified.host, memory.host))
+        scheduler.step_number,
+        len(books.waiting),
+        books.chunked is None,
+        len(books.running),
+        len(books.in_flight),
+        books.paused,
+        books.sleep_level,
+        len(books.requests),
+        memory.pages.free,
+        memory.pages.cached,
+        memory.rows.free,
+        scheduler.features.grammars.waiting,
+        books.open_transfers,
+        *_counted(scheduler.counters),
     )
 
 

@@ -104,10 +104,7 @@ class Specification:
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
-                alive = self.live.get(event.rid)
-                if alive is not None:
-                    self._end(alive, event.finish_reason)
-                self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
+                self._on_abort(event)
             case messages.AbortAll():
                 self._answer(event, ok=True, says=f"aborted {self._abort_all()} requests")
             case messages.FlushCache() | messages.UpdateWeights() | messages.StartProfile() | messages.StopProfile():
@@ -129,6 +126,12 @@ class Specification:
                 self._answer_all(self.loras.ask(event, [*self.live.values(), *self.memory.owners], self.now))
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
+
+    def _on_abort(self, event: messages.Abort) -> None:
+        alive = self.live.get(event.rid)
+        if alive is not None:
+            self._end(alive, event.finish_reason)
+        self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
 
     # -- what is where, recounted --
 
@@ -219,14 +222,19 @@ class Specification:
             self._leave_if_landed(request)
         for request, _, end in computed:
             self.memory.slide(request, end)
-        if not plan and mode is not ForwardMode.LORA:
+        if not plan:
+            self._on_control_completion(mode, error)
+
+    def _on_control_completion(self, mode: ForwardMode, error: str | None) -> None:
+        """**Changes**, **Weight update**, **Sleep**, **Profile**: the result of a microbatch without tokens."""
+        if mode is not ForwardMode.LORA:
             self._answer_all(self.calls.finish(mode, error))
             self._end_outdated()
-        elif not plan:
-            answers, left = self.loras.land(error, self.launched, self.waiting)
-            self._answer_all(answers)
-            for request in left:
-                self._end(request, FinishReason.UNAVAILABLE, error=error)
+            return
+        answers, left = self.loras.land(error, self.launched, self.waiting)
+        self._answer_all(answers)
+        for request in left:
+            self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _end_outdated(self) -> None:
         """**Send**: a request that waits to be sent with weights that the engine no longer has ends."""
