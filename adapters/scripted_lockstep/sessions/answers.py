@@ -290,7 +290,8 @@ class OpenAnswer:
         told = {index: _added_up(choices) for index, choices in parts.items()}
         if 0 in told and prompt is not None:
             told[0] = told[0]._replace(prompt=prompt)
-        tiers = next((event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event), {})
+        shown = (event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event)
+        tiers: dict[str, int] = next(shown, {})
         return told, events[-1].get("usage"), tiers
 
     def _events(self) -> list[dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +291,36 @@ def a_talker(t):
 def test_what_a_script_prints_in_its_hundred_runs_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
     assert _vetted(a_talker, {}).notices_something
     assert capfd.readouterr() == ("", "")
+
+
+class KeptRecords(logging.Handler):
+    """Keeps what is logged, as caplog does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def a_reader_of_its_own_log(t, kept):
+    kept.texts.clear()
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    logging.getLogger("vetted").warning("%d tokens", len(r.output_ids))
+    assert kept.texts == ["3 tokens"]
+
+
+def test_a_script_may_assert_on_its_own_log_which_is_written_nowhere(tmp_path: Path) -> None:
+    log, kept = logging.getLogger("vetted"), KeptRecords()
+    with closing(logging.FileHandler(tmp_path / "log")) as to_file:
+        log.addHandler(to_file)
+        log.addHandler(kept)
+        try:
+            found = _vetted(a_reader_of_its_own_log, {"kept": kept})
+        finally:
+            log.removeHandler(kept)
+            log.removeHandler(to_file)
+    assert (found.failure, found.notices_something) == ("", True)
+    assert (tmp_path / "log").read_text() == ""
