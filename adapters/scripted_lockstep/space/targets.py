@@ -339,12 +339,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         # A long prompt waits for an equal one only while it is in flight.
         values["pp_size"] = rng.choice((1, 2, 2, 2, 4))
     page = values["page_size"] = values["page_size"] * (16 if large else 1)
-    pools = _POOLS
-    if large:
-        pools = _LARGE_POOLS
-    elif windowed:
-        pools = _WINDOWED_POOLS
-    values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
+    values["max_total_tokens"] = max(2 * page, rng.choice(_pools_of(row)[row.get("pool")]))
     values["chunked_prefill_size"] = chunk = rng.choice(_chunk_sizes(row.get("chunk"), page, large=large))
     if "budget" in row or (windowed and chunk == -1):
         # The budget of a microbatch: below a chunk, or without chunks exactly a prompt of usual length.
@@ -368,10 +363,21 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     config = EngineConfig(**values)
     if windowed != "tight":
         return config
+    return EngineConfig(**values, max_window_tokens=page * _tight_window_pages(config, rng))
+
+
+def _pools_of(row: Row) -> dict[str | None, tuple[int, ...]]:
+    """Return the sizes of the pool by its level, in tokens."""
+    if "scale" in row:
+        return _LARGE_POOLS
+    return _WINDOWED_POOLS if row.get("window") else _POOLS
+
+
+def _tight_window_pages(config: EngineConfig, rng: random.Random) -> int:
+    """Draw a number of window pages at or just above one row's."""
     limits = limits_of(config)
     most = min(limits.most_window_pages, limits.total_pages)
-    pages = min(most, limits.row_window_pages + rng.choice((0, 0, 1, 2, 4)))
-    return EngineConfig(**values, max_window_tokens=pages * page)
+    return min(most, limits.row_window_pages + rng.choice((0, 0, 1, 2, 4)))
 
 
 def _with_sharing(row: Row, rng: random.Random) -> Row:
