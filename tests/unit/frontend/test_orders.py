@@ -6,15 +6,18 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import FinishReason, Generate, TokenOutput
+from engine.frontend.http.body_reader import BodyReader
 from engine.frontend.http.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
 from engine.frontend.http.process import sampling_defaults_of
 from engine.frontend.http.routes.generation import order_works, orders_of
@@ -283,3 +286,25 @@ def test_special_tokens_and_stop_strings_are_shown_as_asked(served: ServedModel,
     for kind, body in bodies.items():
         order = orders_of(served)[kind](json.dumps(body).encode())
         assert (order.shows_special, order.shows_stop) == (is_shown, is_shown), kind
+
+
+def test_a_large_body_is_not_copied_when_its_last_part_is_here() -> None:
+    """To join 16 MB took 11 ms of the event loop, and twice the memory of the body."""
+    part, parts = 65_536, 64
+
+    async def receive() -> dict[str, Any]:
+        nonlocal parts
+        parts -= 1
+        return {"type": "http.request", "body": bytes([parts]) * part, "more_body": parts > 0}
+
+    async def most_bytes() -> int:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+        tracemalloc.start()
+        try:
+            async with BodyReader(2**26).body_of(Request(scope, receive)) as body:
+                assert (len(body), body[0], body[-1]) == (64 * part, 63, 0)
+                return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert asyncio.run(most_bytes()) < 1.5 * 64 * part
