@@ -266,7 +266,7 @@ class _Hooks(Hooks):
             self._numbers_of.by_name.pop(name, None)
 
     def _note_plan(self, plan: Any) -> None:
-        recorder, live = self.recorder, self._scheduler.get_num_unfinished_requests()
+        recorder, live = self.recorder, self._open_requests()
         if plan.num_scheduled_tokens:
             recorder.packed_plan(packed_of(plan, self._plans, recorder.now, self._numbers_of), live)
         elif plan.preempted_req_ids:
@@ -277,6 +277,14 @@ class _Hooks(Hooks):
             recorder.planned(frame, live)
         else:
             recorder.planned_nothing(self._plans, recorder.now, live)
+
+    def _open_requests(self) -> int:
+        """Count the requests that vLLM could run, and once its queues are empty the ones that all of them have lost."""
+        queued: int = self._scheduler.get_num_unfinished_requests()
+        # In a pause none of them counts.
+        if queued or any(self._scheduler.get_request_counts()):
+            return queued
+        return sum([not one.is_finished() for one in self._scheduler.requests.values()])
 
     def _compiles(self, name: str) -> bool:
         request = self._scheduler.requests.get(name)

@@ -85,8 +85,9 @@ class VllmOfFlight:
         self._empty: deque[int] = deque()
         self._calls = 0
         self._throttles = False
-        # The step whose result reported the end of a request's load.
+        # The step whose result reported the end of a request's load, and the tokens of its next load.
         self._loaded: dict[str, int] = {}
+        self._loads: dict[str, int] = {}
         self._plan = 0
         self._replies: list[Any] = []
         self._flushed: set[str] = set()
@@ -169,6 +170,7 @@ class VllmOfFlight:
             del num_computed_tokens
             answers = self._answers.get(request.request_id)
             answer = answers.popleft() if answers else None
+            self._loads[request.request_id] = (answer.tokens or 0) if answer is not None and answer.is_async else 0
             return (0, False) if answer is None else (answer.tokens, answer.is_async)
 
         def finished(request: Any, block_ids: Any) -> tuple[bool, None]:
@@ -314,10 +316,31 @@ class VllmOfFlight:
 
     def hints(self) -> Mapping[str, Hint]:
         hints = {}
+        reserved = {
+            request.request_id: self.scheduler._request_remaining_blocks(request)  # noqa: SLF001 - no other says it
+            for request in self.scheduler._inflight_prefills  # noqa: SLF001
+        }
         for name, request in self.scheduler.requests.items():
             hint = _WAITS.get(request.status.name)
             if hint is not None and hint.kind == "load" and name in self._loaded:
                 hint = Hint("nothing", f"nothing: its load ended in step {self._loaded[name]}, and nothing wakes it")
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+                hint = self._reservation(name, reserved)
             if hint is not None:
                 hints[name] = hint
         return hints
+
+    def _reservation(self, name: str, reserved: Mapping[str, int]) -> Hint | None:
+        """Return the hint for a load that finds no room beside the blocks reserved for prefills; None if it finds some.
+
+        vLLM reserves blocks for a request whose load has failed too, and lets its next load find room beside them.
+        """
+        needs = -(-self._loads.get(name, 0) // self.limits.block_size)
+        free, all_reserved = self.counts()["blocks_free"], sum(reserved.values())
+        if not needs or not all_reserved or needs <= free - all_reserved:
+            return None
+        text = f"{plural(needs, 'block')} for its load: {free} free, {all_reserved} of them reserved for "
+        if name in reserved:
+            over = f", whose load of step {self._loaded[name]} has failed" if name in self._loaded else ""
+            return Hint("blocks", f"{text}{name} itself{over}")
+        return Hint("blocks", f"{text}{', '.join(sorted(reserved))}", tuple(reserved))

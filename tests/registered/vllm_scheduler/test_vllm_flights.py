@@ -19,12 +19,14 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
+from scripted_vllm.config import VllmSettings
 from scripted_vllm.flight.hook import attach
 from scripted_vllm.machine import VllmMachine
 
 from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
+from scripted.sdk import Add
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
@@ -136,6 +138,27 @@ def test_a_request_that_waits_for_a_load_says_so(
     flights_of(line, recorders)
     (stand,) = replayed(flights[0], monkeypatch).stands
     assert (stand.kind, stand.root) == ("load", "a_1 waits for the load of its prefix from outside")
+
+
+def test_a_failed_load_that_waits_for_itself_says_so(recorders: list[FlightRecorder]) -> None:
+    """The defect of benchmarks/tables/defects.md: the last load reserves blocks that the next one needs."""
+    sizes = "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute"
+    line = f"{sizes} kv_offered_tokens=16; 1 start a prompt=16 new=1; 1 fail-load"
+    (flight,) = flights_of(line, recorders, why="stall")
+    (stand,) = replay_flight(ADAPTER, flight).stands
+    wait = "4 blocks for its load: 6 free, 4 of them reserved for a_1 itself, whose load of step 3 has failed"
+    assert stand.root == f"a_1 waits for {wait}"
+
+
+def test_a_request_that_every_queue_has_lost_is_open(recorders: list[FlightRecorder]) -> None:
+    """A lost wake-up is a stall, also where vLLM itself counts no request any more."""
+    machine = VllmMachine(VllmSettings())
+    machine.step([Add(rid="a", prompt_ids=(1, 2), max_new_tokens=4)], 0.0)
+    machine.scheduler.running.clear()
+    machine.step([], 0.0)
+    assert machine.scheduler.get_num_unfinished_requests() == 0
+    assert recorders[-1]._live == 1
+    recorders[-1].close()
 
 
 def test_what_is_not_recorded_ends_the_recording_and_not_the_engine(recorders: list[FlightRecorder]) -> None:
