@@ -14,13 +14,14 @@ from scripted.search.execution import execute
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 
-# These bugs cost work or time, but no token and no page is wrong.
+# These bugs cost work, time or weights, which the simulation lacks, but no token and no page is wrong.
 RULES_OF_ORDER = {
     "who-is-behind-a-victim-is-skipped",
     "result-of-the-retracted-is-dropped",
     "gap-bound-measures-what-it-made-small",
     "equals-preempt-each-other",
     "a-hit-on-its-way-puts-all-of-it-back",
+    "the-last-sleep-counts",
 }
 
 
