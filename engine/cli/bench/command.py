@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine.cli.bench.goodput import find_goodput, goodput_table
 from engine.cli.bench.plan import Arrivals, BenchPlan
 from engine.cli.bench.results import BenchResult, comparison_table, read_result, result_tables, write_result
 from engine.cli.bench.run import BenchError, run_bench
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
-from lockstep.output_files import require_writable
+from lockstep.output_files import require_writable, write_output
 
 EXIT_FAILED = 1
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -34,14 +36,27 @@ def bench(
     url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="its name there; unset: the first that the server lists")] = "",
     chat: Annotated[bool, typer.Option(help="ask /v1/chat/completions, not /v1/completions")] = False,
-    arrivals: Annotated[Arrivals, typer.Option(help="when requests arrive")] = Arrivals.CLOSED,
-    rate: Annotated[float | None, typer.Option(help="requests a second, for poisson and constant arrivals")] = None,
+    arrivals: Annotated[
+        Arrivals | None, typer.Option(help="when requests arrive; unset: poisson with --rate, else closed")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="requests, or conversations, a second, for poisson and constant arrivals")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help=f"clients of closed arrivals; unset: {DEFAULT_CLIENTS}")] = None,
     requests: Annotated[int, typer.Option(help="measured requests")] = 100,
     warmup: Annotated[int, typer.Option(help="requests before those, not measured")] = 4,
     prefix_words: Annotated[int, typer.Option(help="words that all synthetic prompts begin with")] = 0,
     input_words: Annotated[int, typer.Option(help="further words of each synthetic prompt")] = 128,
     output_tokens: Annotated[int, typer.Option(help="tokens of output of each synthetic request")] = 128,
+    turns: Annotated[int, typer.Option(help="requests of a conversation, each with all before it")] = 1,
+    think_s: Annotated[float, typer.Option(help="seconds from an answer to the next turn")] = 0.0,
+    long_percent: Annotated[float, typer.Option(help="share of first prompts with --long-words")] = 0.0,
+    long_words: Annotated[int, typer.Option(help="words of these, instead of --input-words")] = 0,
+    slo_first_ms: Annotated[float | None, typer.Option(help="bound of a request's first token to count")] = None,
+    slo_gap_ms: Annotated[float | None, typer.Option(help="bound of each gap between its tokens")] = None,
+    goodput: Annotated[
+        bool, typer.Option("--goodput", help="from --rate on, find the highest at which 99 % keep the bounds")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option(help="send ignore_eos, so that all answers are full length")] = True,
     temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of prompts and of poisson arrivals")] = 0,
@@ -56,6 +71,8 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     warn_of_unread_variables()
+    if arrivals is None:
+        arrivals = Arrivals.CLOSED if rate is None else Arrivals.POISSON
     with refuse_bad_configuration():
         require_writable("--json", json)
         plan = BenchPlan(
@@ -70,12 +87,21 @@ def bench(
             prefix_words=prefix_words,
             input_words=input_words,
             output_tokens=output_tokens,
+            turns=turns,
+            think_s=think_s,
+            long_words=long_words,
+            long_percent=long_percent,
+            slo_first_ms=slo_first_ms,
+            slo_gap_ms=slo_gap_ms,
             ignore_eos=ignore_eos,
             temperature=temperature,
             seed=seed,
             recording=recording,
             request_timeout_s=request_timeout_s,
         )
+        if goodput:
+            _search(plan, api_key, json)
+            return
         result = _run(plan, api_key)
     _show(result, json)
 
@@ -101,6 +127,15 @@ def _run(plan: BenchPlan, api_key: str | None) -> BenchResult:
         except BenchError as exc:
             sys.stderr.write(f"error: {exc}\n")
             raise typer.Exit(EXIT_FAILED) from exc
+
+
+def _search(plan: BenchPlan, api_key: str | None, json: Path | None) -> None:
+    found = find_goodput(plan, lambda tried: _run(tried, api_key))
+    Console().print(goodput_table(found))
+    if json is not None:
+        write_output(json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if not found.goodput_per_s:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _show(result: BenchResult, json: Path | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,7 +32,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark. Raises ConfigError for a value that breaks a rule.
 
     ``rate_per_s`` belongs to poisson and constant arrivals, ``clients`` to closed ones; word counts to synthetic
-    prompts. With a ``recording`` the requests come from that file.
+    prompts, of which ``long_percent`` have ``long_words`` instead of ``input_words``. A conversation has ``turns``
+    requests: each one after the first has the whole conversation before its words, and is due ``think_s`` after the
+    answer; what arrives are conversations. With a ``recording`` the requests come from that file. The bounds ``slo_``
+    hold for the first token and for each gap of a request.
     """
 
     url: str
@@ -45,6 +49,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix_words: int = 0
     input_words: int = 128
     output_tokens: int = 128
+    turns: int = 1
+    think_s: float = 0.0
+    long_words: int = 0
+    long_percent: float = 0.0
+    slo_first_ms: float | None = None
+    slo_gap_ms: float | None = None
     ignore_eos: bool = True
     temperature: float = 0.0
     seed: int = 0
@@ -60,7 +70,21 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         self._require(self.prefix_words >= 0, "prefix_words", "be >= 0")
         self._require(self.temperature >= 0, "temperature", "be >= 0")
         self._require(self.request_timeout_s > 0, "request_timeout_s", "be > 0 seconds")
+        self._check_workload()
         self._check_arrivals()
+
+    def _check_workload(self) -> None:
+        self._require(1 <= self.turns <= MAX_REQUESTS, "turns", f"be from 1 to {MAX_REQUESTS}")
+        self._require(self.turns == 1 or self.recording is None, "turns", "be 1 with a recording")
+        self._require(self.think_s >= 0, "think_s", "be >= 0 seconds")
+        self._require(0 <= self.long_percent <= 100, "long_percent", "be from 0 to 100")
+        if self.long_percent:
+            self._require(self.long_words >= 1, "long_words", "be >= 1 with long_percent")
+        else:
+            self._require(self.long_words == 0, "long_words", "be 0 without long_percent")
+        for name in ("slo_first_ms", "slo_gap_ms"):
+            bound = getattr(self, name)
+            self._require(bound is None or bound > 0, name, "be > 0 milliseconds")
 
     def _check_arrivals(self) -> None:
         rated = self.arrivals in (Arrivals.POISSON, Arrivals.CONSTANT)
@@ -83,7 +107,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrival_times(plan: BenchPlan, count: int) -> list[float]:
-    """Return when each of ``count`` requests is due, in seconds from the start. For arrivals with a rate alone."""
+    """Return when each of ``count`` requests or conversations is due, in seconds from the start.
+
+    For arrivals with a rate alone.
+    """
     assert plan.rate_per_s is not None, "only arrivals with a rate have a schedule of their own"
     if plan.arrivals is Arrivals.CONSTANT:
         return [number / plan.rate_per_s for number in range(count)]
@@ -107,7 +134,7 @@ WARMUP_SEED_OFFSET = 1_000_003
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request, and one line of a recording as JSON. ``prompt`` is a text or token ids.
 
-    ``at_s`` is when it is due, in seconds from the start; None: when a client is free.
+    ``at_s`` is when it is due, in seconds from the start; None: when a client is free, or its turn has come.
     """
 
     prompt: str | list[int]
@@ -120,23 +147,33 @@ def requests_of(plan: BenchPlan) -> tuple[list[BenchRequest], list[BenchRequest]
     warmup = _synthetic(plan, plan.warmup, plan.seed + WARMUP_SEED_OFFSET)
     measured = _recorded(plan, plan.recording) if plan.recording else _synthetic(plan, plan.requests, plan.seed)
     if plan.rate_per_s is not None:
-        times = arrival_times(plan, len(measured))
-        measured = [msgspec.structs.replace(request, at_s=at_s) for request, at_s in zip(measured, times, strict=True)]
+        for place, at_s in enumerate(arrival_times(plan, -(-len(measured) // plan.turns))):
+            first = place * plan.turns
+            measured[first] = msgspec.structs.replace(measured[first], at_s=at_s)
     return warmup, measured
 
 
+def conversations_of(plan: BenchPlan, requests: Sequence[BenchRequest]) -> list[Sequence[BenchRequest]]:
+    """Return the requests by conversation, in order; the last one may be shorter."""
+    return [requests[first : first + plan.turns] for first in range(0, len(requests), plan.turns)]
+
+
 def _synthetic(plan: BenchPlan, count: int, seed: int) -> list[BenchRequest]:
-    """Make prompts that share their first ``prefix_words`` words and nothing after them."""
+    """Make prompts that share their first ``prefix_words`` words and nothing after them.
+
+    A later turn has only its own words: the prefix is in the first one's.
+    """
     prefix = random.Random(plan.seed).choices(WORDS, k=plan.prefix_words)  # noqa: S311 - a workload, no secret
     generator = random.Random(seed)  # noqa: S311
-    return [
-        BenchRequest(
-            # The number comes first, so that no two prompts share a longer prefix.
-            prompt=" ".join([*prefix, f"{seed}.{number}", *generator.choices(WORDS, k=plan.input_words)]),
-            max_tokens=plan.output_tokens,
-        )
-        for number in range(count)
-    ]
+    made = []
+    for number in range(count):
+        is_first = number % plan.turns == 0
+        is_long = is_first and plan.long_percent > 0 and generator.random() * 100 < plan.long_percent
+        words = generator.choices(WORDS, k=plan.long_words if is_long else plan.input_words)
+        # The number comes first, so that no two prompts share a longer prefix.
+        prompt = " ".join([*(prefix if is_first else ()), f"{seed}.{number}", *words])
+        made.append(BenchRequest(prompt=prompt, max_tokens=plan.output_tokens))
+    return made
 
 
 def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:

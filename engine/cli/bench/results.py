@@ -23,7 +23,7 @@ class Record(msgspec.Struct, kw_only=True):
     """The outcome of a request; times are in seconds from the benchmark's start.
 
     ``due_s`` is when it should have been sent; its latencies count from there. ``gaps_s`` lie between events with text.
-    With ``error`` set nothing else is a measurement.
+    ``turn`` is its place in its conversation, from 1. With ``error`` set nothing else is a measurement.
     """
 
     due_s: float
@@ -34,6 +34,7 @@ class Record(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     counted_by_usage: bool = False
     gaps_s: list[float] = []
+    turn: int = 1
     error: str | None = None
 
 
@@ -64,7 +65,10 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a benchmark. Rates count successes, from the first due request to the last text."""
+    """The numbers of a benchmark. Rates count successes, from the first due request to the last text.
+
+    ``later_ttft_ms`` is of second and later turns alone, None without them.
+    """
 
     succeeded: int
     failed: int
@@ -81,6 +85,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution | None
     e2e_ms: Distribution | None
     lateness_ms: Distribution | None
+    later_ttft_ms: Distribution | None = None
 
 
 def summarize(records: Sequence[Record]) -> Summary:
@@ -114,7 +119,26 @@ def summarize(records: Sequence[Record]) -> Summary:
         ),
         e2e_ms=Distribution.of([end - due for due, _, end in whole]),
         lateness_ms=Distribution.of([record.sent_s - record.due_s for record in good]),
+        later_ttft_ms=Distribution.of(
+            [first - due for record, (due, first, _) in zip(good, whole, strict=True) if record.turn > 1]
+        ),
     )
+
+
+def kept_share(records: Sequence[Record], first_ms: float | None, gap_ms: float | None) -> float:
+    """Return the share of requests that kept the bounds of first token and gaps; None is no bound.
+
+    A request keeps them with its first token and each of its gaps. One that ended in an error does not.
+    """
+    first_s, gap_s = (math.inf if bound is None else bound / 1000 for bound in (first_ms, gap_ms))
+    kept = [
+        record.error is None
+        and record.first_s is not None
+        and record.first_s - record.due_s <= first_s
+        and max(record.gaps_s, default=0.0) <= gap_s
+        for record in records
+    ]
+    return sum(kept) / len(kept)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -153,6 +177,7 @@ def read_result(path: Path) -> BenchResult:
 
 LATENCIES = {
     "ttft_ms": "time to first token",
+    "later_ttft_ms": "of these, later turns",
     "itl_ms": "inter-token latency",
     "tpot_ms": "time per output token",
     "e2e_ms": "end to end",
@@ -181,6 +206,8 @@ def comparison_table(first: BenchResult, second: BenchResult, names: tuple[str, 
     for field, label in LATENCIES.items():
         for percent in PERCENTILES:
             values = [_value(getattr(result.summary, field), percent) for result in (first, second)]
+            if field == "later_ttft_ms" and values == [None, None]:
+                continue
             _add_change(table, f"{label} {percent}, ms", *values)
     table.add_row("errors", str(first.summary.failed), str(second.summary.failed), "")
     return table
@@ -206,6 +233,11 @@ def _totals(result: BenchResult) -> Table:
     table.add_row("duration", f"{summary.duration_s:.2f} s")
     for field, label in RATES.items():
         table.add_row(label, f"{getattr(summary, field):.1f}")
+    plan = result.plan
+    bounds = [("first token", plan.slo_first_ms), ("gaps", plan.slo_gap_ms)]
+    if asked := [f"{what} <= {bound:g} ms" for what, bound in bounds if bound is not None]:
+        share = kept_share(result.records, plan.slo_first_ms, plan.slo_gap_ms)
+        table.add_row("kept " + ", ".join(asked), f"{100 * share:.1f} %")
     table.add_row("tokens", f"{summary.prompt_tokens} in, {summary.output_tokens} out, counted {counted}")
     return table
 

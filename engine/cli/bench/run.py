@@ -1,4 +1,4 @@
-"""Runs a benchmark: the warm-up, every request at its time or as clients become free, the summary.
+"""Runs a benchmark: the warm-up, every conversation at its time or as clients become free, the summary.
 
 Owns the order, and a request's times as its client sees them: it notes the time of each event and tells all failures
 apart. An answer that did not end in order is an error, whatever came before.
@@ -7,16 +7,17 @@ apart. An answer that did not end in order is an error, whatever came before.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import platform
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 
 from engine import __version__
-from engine.cli.bench.plan import BenchPlan, BenchRequest, requests_of
+from engine.cli.bench.plan import BenchPlan, BenchRequest, conversations_of, requests_of
 from engine.cli.bench.results import BenchResult, Record, summarize
 from engine.core.errors import EngineError
 
@@ -44,6 +45,15 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class Exchange(NamedTuple):
+    """A turn of a conversation."""
+
+    prompt: str | list[int]
+    answer: str
+
+
+Progress = Callable[[Record], None]
+
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
@@ -58,23 +68,53 @@ class RequestSender:
         """Return the seconds since the benchmark's start."""
         return time.perf_counter() - self._started_s
 
-    async def send(self, request: BenchRequest, due_s: float | None = None) -> Record:
-        """Send a request now and read its answer to the end. ``due_s``: when it should have been sent."""
+    async def converse(
+        self, conversation: Sequence[BenchRequest], due_s: float | None = None, progress: Progress | None = None
+    ) -> list[Record]:
+        """Send the turns of a conversation, each after the answer before it. No turn follows one that failed."""
+        history: list[Exchange] = []
+        records: list[Record] = []
+        for turn, request in enumerate(conversation, start=1):
+            if turn > 1:
+                due_s = self.now_s() + self._plan.think_s
+                await asyncio.sleep(self._plan.think_s)
+            if len(history) < turn - 1:
+                record = Record(due_s=self.now_s(), sent_s=self.now_s(), error="an earlier turn failed")
+            else:
+                record = await self.send(request, due_s, history)
+            record.turn = turn
+            records.append(record)
+            if progress is not None:
+                progress(record)
+        return records
+
+    async def send(
+        self, request: BenchRequest, due_s: float | None = None, history: list[Exchange] | None = None
+    ) -> Record:
+        """Send a request now and read its answer to the end. ``due_s``: when it should have been sent.
+
+        It continues ``history``, to which a complete answer is added.
+        """
+        history = [] if history is None else history
         sent_s = self.now_s()
         record = Record(due_s=sent_s if due_s is None else due_s, sent_s=sent_s)
         path = "/v1/chat/completions" if self._plan.chat else "/v1/completions"
         try:
-            async with self._client.stream("POST", path, json=self._body(request)) as response:
+            async with self._client.stream("POST", path, json=self._body(request, history)) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")
                     record.error = f"HTTP {response.status_code}: {text}"[:MAX_ERROR_CHARS]
                 else:
-                    await self._read(response.aiter_lines(), record)
+                    answer = await self._read(response.aiter_lines(), record)
+                    if record.error is None:
+                        history.append(Exchange(request.prompt, answer))
         except (httpx.HTTPError, msgspec.DecodeError) as exc:
             record.error = f"{type(exc).__name__}: {exc}"[:MAX_ERROR_CHARS]
         return record
 
-    async def _read(self, lines: AsyncIterator[str], record: Record) -> None:
+    async def _read(self, lines: AsyncIterator[str], record: Record) -> str:
+        """Note the times of the events, and return the text without the reasoning."""
+        answer: list[str] = []
         last_s: float | None = None
         done = False
         async for line in lines:
@@ -87,19 +127,21 @@ class RequestSender:
             event = _decode_event(data)
             if event.error is not None:
                 record.error = f"the stream broke: {event.error}"[:MAX_ERROR_CHARS]
-                return
+                return ""
             now_s = self.now_s()
             if event.usage is not None:
                 record.prompt_tokens, record.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
                 record.counted_by_usage = True
             if not any(map(_has_text, event.choices)):
                 continue
+            answer += [choice.text or (choice.delta and choice.delta.content) or "" for choice in event.choices]
             if last_s is None:
                 record.first_s = now_s
             else:
                 record.gaps_s.append(now_s - last_s)
             last_s = now_s
         self._close(record, last_s, done)
+        return "".join(answer)
 
     def _close(self, record: Record, last_s: float | None, done: bool) -> None:
         if not done:
@@ -111,7 +153,7 @@ class RequestSender:
             # A server that reports no usage is assumed to send one token an event.
             record.output_tokens = record.output_tokens or len(record.gaps_s) + 1
 
-    def _body(self, request: BenchRequest) -> dict[str, Any]:
+    def _body(self, request: BenchRequest, history: Sequence[Exchange]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.max_tokens,
@@ -122,8 +164,22 @@ class RequestSender:
         if self._plan.ignore_eos:
             body["ignore_eos"] = True
         if self._plan.chat:
-            return body | {"messages": [{"role": "user", "content": request.prompt}]}
-        return body | {"prompt": request.prompt}
+            said = [text for exchange in history for text in exchange]
+            roles = itertools.cycle(("user", "assistant"))
+            messages = [{"role": next(roles), "content": text} for text in (*said, request.prompt)]
+            return body | {"messages": messages}
+        return body | {"prompt": _continued(history, request.prompt)}
+
+
+def _continued(history: Sequence[Exchange], prompt: str | list[int]) -> str | list[int]:
+    """Return a whole conversation as one text. An answer begins with the space that its tokens have, or with a new one.
+
+    Token ids come from recordings, which have no later turns.
+    """
+    if isinstance(prompt, list):
+        return prompt
+    said = [f"{asked}{'' if answer[:1].isspace() else ' '}{answer}" for asked, answer in history]
+    return " ".join([*said, prompt])
 
 
 def _has_text(choice: _Choice) -> bool:
@@ -134,8 +190,6 @@ def _has_text(choice: _Choice) -> bool:
 CONNECT_TIMEOUT_S = 10.0
 # Routes at which servers report their version.
 VERSION_PATHS = ("/server_info", "/version")
-
-Progress = Callable[[Record], None]
 
 
 class BenchError(EngineError):
@@ -150,13 +204,15 @@ async def run_bench(plan: BenchPlan, api_key: str | None = None, progress: Progr
     warmup, measured = requests_of(plan)
     async with _client(plan, api_key) as client:
         model = plan.model or await _served_model(client, plan.url)
-        await _in_closed_loop(RequestSender(plan, model, client, time.perf_counter()), warmup, plan.clients or 1, None)
+        warm = conversations_of(plan, warmup)
+        await _in_closed_loop(RequestSender(plan, model, client, time.perf_counter()), warm, plan.clients or 1, None)
+        conversations = conversations_of(plan, measured)
         began_at = time.time()
         sender = RequestSender(plan, model, client, time.perf_counter())
         if plan.clients is not None:
-            records = await _in_closed_loop(sender, measured, plan.clients, progress)
+            records = await _in_closed_loop(sender, conversations, plan.clients, progress)
         else:
-            records = await _on_schedule(sender, measured, progress)
+            records = await _on_schedule(sender, conversations, progress)
         return BenchResult(
             plan=plan,
             model=model,
@@ -184,41 +240,35 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
 
 
 async def _on_schedule(
-    sender: RequestSender, requests: Sequence[BenchRequest], progress: Progress | None
+    sender: RequestSender, conversations: Sequence[Sequence[BenchRequest]], progress: Progress | None
 ) -> list[Record]:
-    """Send each request at its time, however many are open by then."""
-
-    async def one(request: BenchRequest) -> Record:
-        record = await sender.send(request, request.at_s)
-        if progress is not None:
-            progress(record)
-        return record
-
+    """Begin each conversation at its time, however many are open by then."""
     async with asyncio.TaskGroup() as tasks:
-        sent = [tasks.create_task(one(request)) async for request in _due(sender, requests)]
-    return [task.result() for task in sent]
+        begun = [
+            tasks.create_task(sender.converse(one, one[0].at_s, progress)) async for one in _due(sender, conversations)
+        ]
+    return [record for task in begun for record in task.result()]
 
 
-async def _due(sender: RequestSender, requests: Sequence[BenchRequest]) -> AsyncIterator[BenchRequest]:
-    for request in requests:
+async def _due(
+    sender: RequestSender, conversations: Sequence[Sequence[BenchRequest]]
+) -> AsyncIterator[Sequence[BenchRequest]]:
+    for conversation in conversations:
         # Sleep until an absolute time: a late request does not delay the next ones.
-        await asyncio.sleep(max(0.0, (request.at_s or 0.0) - sender.now_s()))
-        yield request
+        await asyncio.sleep(max(0.0, (conversation[0].at_s or 0.0) - sender.now_s()))
+        yield conversation
 
 
 async def _in_closed_loop(
-    sender: RequestSender, requests: Sequence[BenchRequest], clients: int, progress: Progress | None
+    sender: RequestSender, conversations: Sequence[Sequence[BenchRequest]], clients: int, progress: Progress | None
 ) -> list[Record]:
-    """Run ``clients`` clients, each of which sends its next request after the last answer."""
-    left = iter(requests)
+    """Run ``clients`` clients, each of which begins its next conversation after the last answer."""
+    left = iter(conversations)
     records: list[Record] = []
 
     async def client() -> None:
-        for request in left:
-            record = await sender.send(request)
-            records.append(record)
-            if progress is not None:
-                progress(record)
+        for conversation in left:
+            records.extend(await sender.converse(conversation, None, progress))
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(clients):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import httpx
 import pytest
 from rich.console import Console
 
-from engine.cli.bench.plan import Arrivals, BenchPlan, BenchRequest, arrival_times, requests_of
+from engine.cli.bench.goodput import Probe, find_goodput, goodput_of, goodput_table, next_rate
+from engine.cli.bench.plan import Arrivals, BenchPlan, BenchRequest, arrival_times, conversations_of, requests_of
 from engine.cli.bench.results import (
     BenchResult,
     Record,
     comparison_table,
+    kept_share,
     percentile,
     read_result,
     result_tables,
@@ -54,6 +57,13 @@ def _good(due_s: float, sent_s: float, first_s: float, end_s: float, tokens: int
         ({"output_tokens": 0}, "output_tokens must be >= 1"),
         ({"temperature": -1.0}, "temperature must be >= 0"),
         ({"request_timeout_s": 0.0}, "request_timeout_s must be > 0"),
+        ({"turns": 0}, "turns must be from 1"),
+        ({"turns": 2, "recording": "a"}, "turns must be 1 with a recording"),
+        ({"think_s": -1.0}, "think_s must be >= 0"),
+        ({"long_percent": 101.0}, "long_percent must be from 0 to 100"),
+        ({"long_percent": 5.0}, "long_words must be >= 1 with"),
+        ({"long_words": 5}, "long_words must be 0 without"),
+        ({"slo_gap_ms": 0.0}, "slo_gap_ms must be > 0"),
     ],
 )
 def test_plan_is_checked_before_anything_is_sent(changes: dict[str, Any], message: str) -> None:
@@ -209,3 +219,144 @@ def test_tables_show_the_numbers_and_the_change() -> None:
     assert "1500.00" in text
     assert "+50.0 %" in text
     assert "the plans differ in clients: 2 and 4" in text
+
+
+def test_conversations_arrive_whole_and_share_the_system_prompt() -> None:
+    """C10: a later turn has no time of its own and repeats nothing; the same seed gives the same load."""
+    plan = _plan(clients=None, arrivals=Arrivals.CONSTANT, rate_per_s=2.0, turns=3, requests=8, prefix_words=2)
+    _, measured = requests_of(plan)
+    talks = conversations_of(plan, measured)
+    assert [len(talk) for talk in talks] == [3, 3, 2]
+    assert [[turn.at_s for turn in talk] for talk in talks] == [[0, None, None], [0.5, None, None], [1, None]]
+    words = [[turn.prompt.split() for turn in talk] for talk in talks]
+    shared = words[0][0][:2]
+    assert all(talk[0][:2] == shared and len(talk[0]) == 2 + 1 + 128 for talk in words)
+    assert all(len(turn) == 1 + 128 for talk in words for turn in talk[1:])
+
+
+def test_some_first_prompts_are_long() -> None:
+    """C10: as many as asked for, drawn from the seed, and no later turn."""
+    plan = _plan(requests=4000, turns=2, input_words=3, long_words=9, long_percent=25.0)
+    sizes = [len(request.prompt.split()) - 1 for request in requests_of(plan)[1]]
+    assert set(sizes[1::2]) == {3}
+    assert set(sizes[::2]) == {3, 9}
+    assert 450 < sizes[::2].count(9) < 550
+
+
+def _talk(plan: BenchPlan, answers: list[bytes]) -> tuple[list[Record], list[dict[str, Any]]]:
+    """Hold a conversation with a server that gives these answers; returns what it was sent, too."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, content=answers[len(bodies) - 1])
+
+    async def scene() -> list[Record]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url=URL) as client:
+            talk = [BenchRequest(prompt=text, max_tokens=2) for text in ("one", "two", "three")]
+            return await RequestSender(plan, "m", client, 0.0).converse(talk, 0.0)
+
+    return asyncio.run(scene()), bodies
+
+
+def test_a_turn_continues_all_before_it() -> None:
+    """The prefix of a turn is what the server has computed: prompts and answers, without anything between."""
+    said = [b'data: {"choices": [{"text": " x"}]}\n\n' + EVENT + DONE, EVENT + DONE, EVENT + DONE]
+    records, bodies = _talk(_plan(turns=3), said)
+    assert [body["prompt"] for body in bodies] == ["one", "one xa two", "one xa two a three"]
+    assert [record.turn for record in records] == [1, 2, 3]
+    assert records[1].due_s >= records[0].end_s, "a later turn is due after the answer"
+    thought = b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}, {"delta": {"content": "b"}}]}\n\n' + DONE
+    _, bodies = _talk(_plan(turns=3, chat=True), [thought] * 3)
+    assert [(one["role"], one["content"]) for one in bodies[1]["messages"]] == [
+        ("user", "one"),
+        ("assistant", "b"),
+        ("user", "two"),
+    ]
+
+
+def test_no_turn_follows_one_that_failed() -> None:
+    """C10: the turns that were not sent are errors, so that the requests add up."""
+    records, bodies = _talk(_plan(turns=3), [EVENT + DONE, EVENT])
+    assert len(bodies) == 2
+    assert [record.error for record in records] == [None, "the stream ended without [DONE]", "an earlier turn failed"]
+
+
+def test_first_tokens_of_later_turns_are_shown_apart() -> None:
+    later = _good(1.0, 1.0, 1.2, 3.0, tokens=5)
+    later.turn = 2
+    summary = summarize([_good(0.0, 0.0, 1.0, 2.0, tokens=5), later])
+    assert (summary.ttft_ms.count, summary.later_ttft_ms.count) == (2, 1)
+    assert summary.later_ttft_ms.p50 == pytest.approx(200)
+    assert summarize([_good(0.0, 0.0, 1.0, 2.0, tokens=5)]).later_ttft_ms is None
+
+
+def test_a_request_keeps_its_bounds_with_every_gap() -> None:
+    """A first token counts from when it was due; an error keeps nothing, whatever came before."""
+    records = [
+        Record(due_s=0.0, sent_s=0.4, first_s=0.5, end_s=0.7, gaps_s=[0.1, 0.1]),
+        Record(due_s=0.0, sent_s=0.4, first_s=0.6, end_s=0.6),
+        Record(due_s=0.0, sent_s=0.0, first_s=0.1, end_s=0.5, gaps_s=[0.01, 0.3]),
+        Record(due_s=0.0, sent_s=0.0, first_s=0.1, end_s=0.1, error="the stream broke"),
+    ]
+    bounds = [(500, 100), (500, None), (None, 100), (None, None), (1, 1)]
+    assert [kept_share(records, *one) for one in bounds] == [0.25, 0.5, 0.5, 0.75, 0]
+
+
+def _server_of(capacity: float, tried: list[BenchPlan]) -> Callable[[BenchPlan], BenchResult]:
+    """A server that keeps the bounds up to a rate."""
+
+    def run(plan: BenchPlan) -> BenchResult:
+        tried.append(plan)
+        # One of a hundred may miss.
+        missed = 1 if plan.rate_per_s <= capacity else 2
+        good = _good(0.0, 0.0, 0.1, 0.2, tokens=2)
+        late = _good(0.0, 0.0, 0.9, 1.0, tokens=2)
+        records = [*[good] * (100 - missed), *[late] * missed]
+        versions = {"lockstep": "1"}
+        return BenchResult(
+            plan=plan, model="m", began_at=0, versions=versions, summary=summarize(records), records=records
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("capacity", [7.3, 0.3, 100.0])
+def test_goodput_is_the_highest_rate_that_keeps_the_bounds(capacity: float) -> None:
+    """C10: within a tenth, from a first rate above or below; no two benchmarks share prompts."""
+    tried: list[BenchPlan] = []
+    plan = _plan(clients=None, arrivals=Arrivals.POISSON, rate_per_s=2.0, slo_first_ms=500.0)
+    found = find_goodput(plan, _server_of(capacity, tried))
+    assert capacity / 1.1 <= found.goodput_per_s <= capacity
+    assert found.goodput_per_s == goodput_of(found.probes)
+    assert len({one.seed for one in tried}) == len(tried) <= 12
+
+
+def test_a_rate_that_passed_by_luck_above_one_that_failed_does_not_count() -> None:
+    summary = summarize([])
+    shares = {2.0: 1.0, 4.0: 0.5, 8.0: 1.0}
+    probes = [Probe(rate_per_s=rate, kept_share=share, summary=summary) for rate, share in shares.items()]
+    assert goodput_of(probes) == 2.0
+    assert 2.0 < next_rate(probes, 2.0) < 4.0
+
+
+def test_a_server_that_keeps_nothing_has_no_goodput_and_is_not_waited_for() -> None:
+    tried: list[BenchPlan] = []
+    plan = _plan(clients=None, arrivals=Arrivals.POISSON, rate_per_s=8.0, slo_first_ms=500.0)
+    found = find_goodput(plan, _server_of(0.0, tried))
+    assert (found.goodput_per_s, [one.rate_per_s for one in tried]) == (0, [8, 4, 2, 1, 0.5])
+    console = Console(width=120, file=io.StringIO())
+    console.print(goodput_table(found))
+    assert "goodput: 0 requests a second" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slo_first_ms": 5.0}, "goodput needs arrivals with a rate"),
+        ({"clients": None, "arrivals": Arrivals.POISSON, "rate_per_s": 1.0}, "goodput needs a bound"),
+    ],
+)
+def test_a_search_without_a_rate_or_bounds_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_goodput(_plan(**changes), _server_of(1.0, []))

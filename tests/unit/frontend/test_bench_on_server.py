@@ -56,6 +56,25 @@ def test_refused_requests_are_errors_and_the_exit_status_says_so(server: RealSer
     assert (read_result(path).summary.failed, read_result(path).summary.ttft_ms) == (6, None)
 
 
+def test_conversations_and_goodput(server: RealServer, tmp_path: Path) -> None:
+    """C10: later turns continue the first ones and hit their prefixes; a bound that nothing keeps has no goodput."""
+    path = tmp_path / "a.json"
+    load = ["--turns", "2", "--prefix-words", "3", "--long-percent", "50", "--long-words", "9", "--rate", "200"]
+    done = _bench(server, *FAST, *load, "--slo-first-ms", "60000", "--json", str(path))
+    assert done.exit_code == 0, done.output
+    assert "first token <= 60000 ms" in done.stdout
+    assert "100.0 %" in done.stdout
+    result = read_result(path)
+    assert (result.summary.succeeded, result.summary.later_ttft_ms.count) == (6, 3)
+    first, later = ([one for one in result.records if one.turn == turn] for turn in (1, 2))
+    assert min(one.prompt_tokens for one in later) > max(one.prompt_tokens for one in first)
+    few = ["--requests", "2", "--warmup", "0", "--input-words", "2", "--output-tokens", "2", "--rate", "1000"]
+    searched = _bench(server, *few, "--goodput", "--slo-first-ms", "0.001", "--json", str(path))
+    assert searched.exit_code == 1
+    assert "goodput: 0 requests a second" in searched.stdout
+    assert len(msgspec.json.decode(path.read_bytes())["probes"]) == 5
+
+
 def test_bad_arguments_and_dead_servers_are_sentences() -> None:
     """A benchmark holds its schedule and times no error as a success (C10)."""
     bad = CliRunner().invoke(app, ["bench", "--arrivals", "poisson"])

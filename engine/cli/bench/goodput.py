@@ -1,0 +1,113 @@
+"""Goodput: the highest rate of arrivals at which a server keeps the plan's bounds for 99 % of its requests.
+
+Owns the choice of the next rate: doubled until one fails, then between the last that passed and the first that failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from rich.table import Table
+
+from engine.cli.bench.plan import BenchPlan
+from engine.cli.bench.results import BenchResult, Distribution, Summary, kept_share
+from engine.core.errors import ConfigError
+
+KEPT_SHARE: Final = 0.99
+# The search ends when the lowest rate that failed is this much above the highest that passed.
+PRECISION: Final = 1.1
+MOST_PROBES: Final = 16
+# Below a rate that failed the requests of a plan take ever longer to arrive.
+MOST_HALVINGS: Final = 4
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """A benchmark at one rate. Requests that ended in an error keep no bound."""
+
+    rate_per_s: float
+    kept_share: float
+    summary: Summary
+
+    @property
+    def has_passed(self) -> bool:
+        return self.kept_share >= KEPT_SHARE
+
+
+class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a search, as its JSON file has it. ``goodput_per_s`` is 0 where no rate passed."""
+
+    plan: BenchPlan
+    model: str
+    began_at: float
+    versions: dict[str, str]
+    goodput_per_s: float
+    probes: list[Probe]
+
+
+def find_goodput(plan: BenchPlan, run: Callable[[BenchPlan], BenchResult]) -> GoodputResult:
+    """Search from the plan's rate. Each benchmark has prompts of its own, so that none hits another's cache.
+
+    Raises ConfigError for a plan without a rate or without bounds.
+    """
+    if plan.rate_per_s is None:
+        raise ConfigError("goodput needs arrivals with a rate to begin with, got none; set --rate")
+    if plan.slo_first_ms is None and plan.slo_gap_ms is None:
+        raise ConfigError("goodput needs a bound to keep, got none; set --slo-first-ms, --slo-gap-ms or both")
+    probes: list[Probe] = []
+    results: list[BenchResult] = []
+    while (rate := next_rate(probes, plan.rate_per_s)) is not None:
+        tried = msgspec.structs.replace(plan, rate_per_s=rate, seed=plan.seed + len(probes))
+        results.append(run(tried))
+        share = kept_share(results[-1].records, plan.slo_first_ms, plan.slo_gap_ms)
+        probes.append(Probe(rate_per_s=rate, kept_share=share, summary=results[-1].summary))
+    return GoodputResult(
+        plan=plan,
+        model=results[0].model,
+        began_at=results[0].began_at,
+        versions=results[0].versions,
+        goodput_per_s=goodput_of(probes),
+        probes=probes,
+    )
+
+
+def next_rate(probes: Sequence[Probe], first: float) -> float | None:
+    """Return the rate to try after these; None when the goodput is known, or the search has lasted long enough."""
+    if not probes:
+        return first
+    failed = [probe.rate_per_s for probe in probes if not probe.has_passed]
+    best = goodput_of(probes)
+    if len(probes) >= MOST_PROBES:
+        return None
+    if not failed:
+        return 2 * best
+    if not best:
+        return min(failed) / 2 if len(failed) <= MOST_HALVINGS else None
+    return math.sqrt(best * min(failed)) if min(failed) > PRECISION * best else None
+
+
+def goodput_of(probes: Sequence[Probe]) -> float:
+    """Return the highest rate that passed below every rate that failed; 0 without one."""
+    lowest_failed = min((probe.rate_per_s for probe in probes if not probe.has_passed), default=math.inf)
+    passed = [probe.rate_per_s for probe in probes if probe.has_passed and probe.rate_per_s < lowest_failed]
+    return max(passed, default=0.0)
+
+
+def goodput_table(result: GoodputResult) -> Table:
+    """Make the table of all rates, in the order of the rate; the caption has the goodput."""
+    unit = "conversations" if result.plan.turns > 1 else "requests"
+    caption = f"goodput: {result.goodput_per_s:.3g} {unit} a second"
+    table = Table(f"{unit}/s", "kept, %", "first token p99, ms", "gap p99, ms", "output tokens/s", caption=caption)
+    for column in table.columns:
+        column.justify = "right"
+    for probe in sorted(result.probes, key=lambda one: one.rate_per_s):
+        summary = probe.summary
+        tails = (_p99(summary.ttft_ms), _p99(summary.itl_ms), f"{summary.output_tokens_per_s:.1f}")
+        table.add_row(f"{probe.rate_per_s:.3g}", f"{100 * probe.kept_share:.1f}", *tails)
+    return table
+
+
+def _p99(found: Distribution | None) -> str:
+    return "-" if found is None else f"{found.p99:.2f}"
