@@ -87,6 +87,7 @@ SHOWN_BY = {
     "the-last-output-is-cached": "sglang-turns",
     "a-report-of-the-load-empties-it": "twins",
     "retracted-behind-others": "sglang-growing",
+    "a-second-pause-ends-the-first": "sglang-paused-twice",
 }
 # Three requests that do not fit together, and one behind them.
 FULL = "max_total_tokens=24 schedule_conservativeness=0.1; " + "; ".join(

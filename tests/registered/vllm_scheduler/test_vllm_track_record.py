@@ -73,6 +73,7 @@ SHOWN_BY = {
     "each-question-moves-the-cursor": "connector-partly-here",
     "each-lookup-is-counted": "vllm-counted",
     "dropped-with-the-aborted": "vllm-growing",
+    "the-first-pause-counts": "vllm-paused-twice",
 }
 
 # The mutants that one promise finds alone, or long before the end of the run: a schedule, the check and its text, and
