@@ -1,4 +1,4 @@
-"""Streams beside a long prompt, by ``mixed_chunk`` and ``max_gap_ms``: the engine in one process, in its CPU time.
+"""Streams beside a long prompt, by ``mixed_chunk`` and the bounds of gaps: the engine in one process, in its CPU time.
 
 Time is each stage's CPU time for each microbatch, which other load disturbs little: a stage begins a microbatch when it
 is launched, the stage before has finished it, and the stage has finished its previous one. Run: ``python -m
@@ -131,7 +131,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--chunk", type=int, nargs="+", default=[512], help="values of chunked_prefill_size")
-    parser.add_argument("--max-gap-ms", type=int, nargs="+", default=[50], help="values of max_gap_ms, beside none")
+    parser.add_argument("--max-gap-ms", type=int, nargs="*", default=[50], help="values of max_gap_ms, beside none")
+    parser.add_argument("--max-gap-steps", type=int, nargs="*", default=[4], help="values of max_gap_steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -142,6 +143,7 @@ def main() -> None:
             model["model"] = name
         mixing: list[dict[str, Any]] = [{"mixed_chunk": False}, {"mixed_chunk": True}]
         mixing += [{"mixed_chunk": True, "max_gap_ms": gap} for gap in arguments.max_gap_ms]
+        mixing += [{"mixed_chunk": True, "max_gap_steps": steps} for steps in arguments.max_gap_steps]
         ways = [(n, chunk, m) for n in arguments.stages for chunk in arguments.chunk for m in range(len(mixing))]
         seen = {way: Seen() for way in ways}
         for number in range(arguments.rounds):
@@ -150,13 +152,13 @@ def main() -> None:
                 config = EngineConfig(**(model | {"pp_size": stages, "chunked_prefill_size": chunk} | mixing[mixed]))
                 play(config, arguments, number, seen[way])
     heads = ("gap p50", "p99", "longest", "first token of the prompt", "tokens a CPU second")
-    table = Table("stages", "parts of", "mixed_chunk", "max_gap_ms", *heads)
+    table = Table("stages", "parts of", "mixed_chunk", "max_gap_ms", "max_gap_steps", *heads)
     for (stages, chunk, mixed), one in seen.items():
         gaps = [f"{gap:,.0f} ms" for gap in np.percentile(one.gaps, (50, 99, 100))]
         rest = (f"{np.median(one.first):,.0f} ms", f"{np.median(one.rates):,.0f}")
         setting = mixing[mixed]
-        is_mixed, gap = "on" if setting["mixed_chunk"] else "off", str(setting.get("max_gap_ms", "-"))
-        table.add_row(str(stages), str(chunk), is_mixed, gap, *gaps, *rest)
+        bounds = (str(setting.get(name, "-")) for name in ("max_gap_ms", "max_gap_steps"))
+        table.add_row(str(stages), str(chunk), "on" if setting["mixed_chunk"] else "off", *bounds, *gaps, *rest)
     print_with_machine(table)
 
 
