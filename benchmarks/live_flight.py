@@ -21,8 +21,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import aiohttp
 import msgspec
@@ -38,8 +39,7 @@ from scripted.sdk.flight.replay import replay_flight
 _SHAPE: Final = "S"
 _CONTEXT: Final = 1024
 _READY_S: Final = 900.0
-_HANGS_UP: Final = 0.15
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -73,22 +73,51 @@ class Turn(msgspec.Struct):
         return statistics.quantiles(self.gaps, n=100)[-1] * 1e3
 
 
+class Process(Protocol):
+    """A server's process, as subprocess has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        ...
+
+
 class Server:
     """A server in its own process group; ``folder`` receives its recorder's files, None without a recorder."""
 
-    def __init__(self, engine: str, model: Path, port: int, folder: Path | None) -> None:
+    # The share of requests whose client hangs up.
+    hangs_up = 0.15
+
+    def __init__(
+        self,
+        engine: str,
+        model: Path,
+        port: int,
+        folder: Path | None,
+        more_words: Sequence[str] = (),
+        more_environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._path = "/generate" if engine == "sglang" else "/v1/completions"
-        environment = os.environ | _ENVIRONMENT
+        environment = os.environ | ENVIRONMENT
         if folder is not None:
             environment |= {FOLDER_VARIABLE: str(folder), OPTIONS_VARIABLE: "steps=1000000 mib=1024"}
+        environment |= more_environment or {}
         common = ["--host", "127.0.0.1", "--port", str(port)]
         words = _SGLANG if engine == "sglang" else _VLLM
         place = "--model-path" if engine == "sglang" else "--model"
-        command = [sys.executable, "-m", *words, place, str(model), *common]
-        log = (model.parent / f"{engine}-{port}.log").open("wb")
-        self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
-        self.log = Path(log.name)
+        self.log = model.parent / f"{engine}-{port}.log"
+        self.process = self.launch([*words, place, str(model), *common, *more_words], environment)
+
+    def launch(self, words: Sequence[str], environment: Mapping[str, str]) -> Process:
+        """Start the module and its arguments in a session of its own."""
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", *words]
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
 
     def await_ready(self) -> None:
         deadline = time.monotonic() + _READY_S
@@ -111,7 +140,7 @@ class Server:
         return {"model": "S", "prompt": prompt, "stream": True, "temperature": 0, "max_tokens": new}
 
     async def ask(self, session: aiohttp.ClientSession, chance: random.Random, turn: Turn) -> None:
-        most = chance.randrange(1, 20) if chance.random() < _HANGS_UP else 1 << 30
+        most = chance.randrange(1, 20) if chance.random() < self.hangs_up else 1 << 30
         said, before = 0, 0.0
         async with session.post(self.url + self._path, json=self.body(chance)) as answer:
             answer.raise_for_status()
