@@ -2,7 +2,7 @@
 
 `.venv-vllm/bin/python -m benchmarks.live_hang` starts vLLM's server with a KV connector whose loads fail, and with
 `kv_load_failure_policy=recompute`: the defect "A failed load waits for itself" of benchmarks/tables/defects.md. One
-client asks; the recorder sees the stall, and `scripted stuck` names the cause from the running server's folder.
+client asks, and `scripted stuck` is asked for the running server's folder.
 """
 
 from __future__ import annotations
