@@ -89,12 +89,15 @@ def _red_with_the_mutant(adapter: Any, name: str, python: str) -> str | None:
     """Say why a mutant's file is not red with the mutant and green without; None if it is."""
     from scripted.core.mutant import switched_on
     from scripted.sdk.standalone import text_of
+    from scripted.search.execution import execute
     from scripted.search.mutant_search import find_mutant
     from scripted.search.shrinking import shrink
 
     found = find_mutant(name, adapter.name)
     if found.finding is None or found.finding.schedule is None:
         return f"{_NO_FILE}: {found.result}"
+    if execute(found.finding.schedule).failure is not None:
+        return f"{_NO_FILE}: the first failure of the sweep is the release's own"
     with switched_on(adapter, name):
         schedule = shrink(found.finding.schedule, found.finding.failure.signature, budget_s=_SHRINK_S).schedule
         file, why = text_of(adapter.standalone, schedule, "export")

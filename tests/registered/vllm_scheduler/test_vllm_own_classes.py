@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,13 +21,13 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted_vllm import ADAPTER
+from scripted_vllm.config import VllmSettings
 from scripted_vllm.versions import installed_version
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from scripted.core.adapters import adapter_named, variant_name
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.sdk.standalone import text_of
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
@@ -167,7 +168,6 @@ def test_a_class_that_is_not_there_is_refused() -> None:
 
 def test_no_file_of_vllms_own_classes_is_written_for_a_connector_of_the_users():
     """Its worker's side is the adapter's; a file without it failed with an AttributeError of the recording."""
-    schedule = Schedule.parse(f"adapter=vllm connector_cls={OFFLOADING}; 1 start a prompt=4 new=1")
-    file, why = text_of(ADAPTER.standalone, schedule, "export")
-    assert file is None
-    assert "the adapter is the worker" in why
+    machine = SimpleNamespace(settings=VllmSettings(connector_cls=OFFLOADING), scheduler=None)
+    with pytest.raises(NotImplementedError, match="the adapter is the worker"):
+        ADAPTER.standalone.watched(machine)
