@@ -19,8 +19,7 @@ REACHED_S = 30
 
 def main() -> int:
     """Run the race: 0 where the request was answered, 1 where it waits for ever."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    # After the command line: these take seconds to import, and usage needs neither.
+    # Here, because these take seconds to import, and the usage needs neither.
     import torch
     from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -63,4 +62,5 @@ def wait_until(holds: Any) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     raise SystemExit(main())
