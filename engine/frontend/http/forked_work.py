@@ -20,7 +20,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Final, NoReturn, Protocol, Self
@@ -138,7 +138,7 @@ class ForkedWork:
         os.kill(self.parent_pid, signal.SIGKILL)
         os.waitpid(self.parent_pid, 0)
 
-    async def _bounded(self, parts: Iterable[bytes], limit_s: float) -> bytes:
+    async def _bounded(self, parts: Sequence[bytes], limit_s: float) -> bytes:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -154,7 +154,7 @@ class ForkedWork:
                 ) from exc
             try:
                 async with asyncio.timeout(limit_s):
-                    for part in parts:
+                    for part in (_LENGTH.pack(sum(map(len, parts))), *parts):
                         await loop.sock_sendall(ours, part)
                     ours.shutdown(socket.SHUT_WR)
                     answer = bytearray()
@@ -166,9 +166,9 @@ class ForkedWork:
                 raise WorkTooLargeError(f"the process of this work broke: {exc}") from exc
             finally:
                 _end(worker)
-        if len(answer) < _LENGTH.size or _LENGTH.unpack_from(answer)[0] != len(answer) - _LENGTH.size:
+        if (content := _whole(answer)) is None:
             raise WorkTooLargeError("the process of this work ended without an answer")
-        return bytes(memoryview(answer)[_LENGTH.size :])
+        return content
 
     async def _begun(self, connection: socket.socket) -> int:
         """Wait for the worker's pid and return its pidfd. The worker waits for its work, so the pid is not reused."""
@@ -281,13 +281,14 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
         # Never closed explicitly: the traceback is then written before the owner sees the end of the socket.
         connection = socket.socket(fileno=file)
         connection.sendall(_PID.pack(os.getpid()))
-        question = bytearray()
+        received = bytearray()
         while part := connection.recv(RECEIVE_BYTES):
-            question += part
-        _limit_memory(len(question))
-        answer = work(bytes(question))
-        connection.sendall(_LENGTH.pack(len(answer)))
-        connection.sendall(answer)
+            received += part
+        if (question := _whole(received)) is not None:  # Else the owner left while it sent.
+            _limit_memory(len(question))
+            answer = work(question)
+            connection.sendall(_LENGTH.pack(len(answer)))
+            connection.sendall(answer)
         status = 0
     except (BrokenPipeError, ConnectionResetError, MemoryError):  # The owner has left, or sees the worker's end.
         status = 0
@@ -295,6 +296,13 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
         os.write(told, traceback.format_exc().encode())
     finally:
         os._exit(status)
+
+
+def _whole(received: bytearray) -> bytes | None:
+    """Return the content that follows its length; None when the sender left before the end."""
+    if len(received) < _LENGTH.size or _LENGTH.unpack_from(received)[0] != len(received) - _LENGTH.size:
+        return None
+    return bytes(memoryview(received)[_LENGTH.size :])
 
 
 def _limit_worker() -> None:

@@ -7,6 +7,8 @@ import gc
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ PATIENCE_S = 30.0
 LARGE = 5_000_000
 SHORT_S = 0.3
 STUCK_S = 0.6
+QUESTION = struct.pack("=Q", 5) + b"hello"
 
 
 def work(data: bytes) -> bytes:
@@ -101,6 +104,22 @@ def test_a_worker_that_ends_loses_its_own_piece_only(end: bytes, capfd: pytest.C
 
     run(scene)
     assert ("SystemExit" in capfd.readouterr().err) == (end == b"raise")
+
+
+@pytest.mark.parametrize("sent", [b"", QUESTION[:5], QUESTION[:-1]], ids=["nothing", "half a length", "a part"])
+def test_a_question_that_its_owner_cut_is_not_worked_on(sent: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    """An owner that was silent for too long, or whose client left, closes the socket of a worker that has begun."""
+    with working() as forked, socket.socket(fileno=os.dup(forked.fileno())) as orders:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(orders, [b"+"], [theirs.fileno()])
+            ours.settimeout(PATIENCE_S)
+            assert len(ours.recv(8)) == 8  # the pid of the worker
+            ours.sendall(sent)
+            ours.shutdown(socket.SHUT_WR)
+            assert ours.recv(1) == b""
+    assert capfd.readouterr().err == ""
 
 
 def test_only_so_many_work_at_once() -> None:
