@@ -55,17 +55,15 @@ def variant_name(adapter: str, defaults: Mapping[str, str]) -> str:
     return adapter + "".join(f"+{name}={value}" for name, value in defaults.items())
 
 
-@functools.cache
 def adapter_named(name: str) -> Adapter:
     """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name.
 
     ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other processes find it by its name too.
     """
-    if name in installed_adapters():
-        return cast(Adapter, installed_adapters()[name].load())
-    found = _outside(name)
-    # A schedule's text names its adapter so that another process can load it.
-    found.name = name
+    found = _found(name)
+    # A schedule's text names its adapter so that another process can load it. Two paths may lead to one file.
+    if found.name != name and name not in installed_adapters():
+        found.name = name
     return found
 
 
@@ -103,7 +101,10 @@ def contract_name(name: str) -> type:
     raise ScriptDefinitionError(f"no installed adapter offers {name}; there are {', '.join(installed_adapters())}")
 
 
-def _outside(name: str) -> Adapter:
+@functools.cache
+def _found(name: str) -> Adapter:
+    if name in installed_adapters():
+        return cast(Adapter, installed_adapters()[name].load())
     if name.endswith(".py"):
         return _adapter_in_file(name)
     if (variant := _VARIANT.fullmatch(name)) is not None:
