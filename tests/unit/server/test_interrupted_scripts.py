@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ServerDied
+from scripted import ScriptOptions, ServerDied
 
 REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 60.0
@@ -106,11 +107,41 @@ def test_an_interrupt_ends_the_server_with_its_script(endless: ForkedCommand, fo
     wait_until(lambda: not processes_in(folders))
 
 
+class InterruptedSocket:
+    """The socket of a gate. Ctrl-C arrives when the first frame is sent, before anybody waits for its reply."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.sent = inner, 0
+
+    def send(self, frame: bytes) -> None:
+        self.sent += 1
+        self.inner.send(frame)
+        if self.sent == 1:
+            raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_an_interrupt_right_after_the_order_kills_the_server(parent: PreloadedParent) -> None:
+    """Its script runs by then, so it would not read an order to end."""
+    with EngineServer.start(EngineConfig(), parent=parent) as server:
+        server._socket = interrupted = InterruptedSocket(server._socket)
+        with pytest.raises(KeyboardInterrupt):
+            server.run(endless_script, options=ScriptOptions(max_steps=10**9))
+    assert interrupted.sent == 1
+
+
 def test_a_killed_test_process_leaves_nothing(endless: ForkedCommand, folders: Path) -> None:
     assert folders_in(folders)
     os.kill(endless.pid, signal.SIGKILL)
     wait_until(lambda: not folders_in(folders))
     wait_until(lambda: not processes_in(folders))
+
+
+def endless_script(t):
+    while True:
+        yield
 
 
 def kills_the_supervisor(t):

@@ -164,8 +164,8 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         self._steps.clear()
         # Until its process reports its position.
         self._position = definition_of(script.__code__)
-        self._socket.send(encode(command))
         try:
+            self._socket.send(encode(command))
             return self._await_result(command)
         except BadFrameError as exc:
             self.usable = False
