@@ -100,7 +100,9 @@ class KVReceiver:
         # Transfers are numbered as they are ordered: one beyond the last is still to come.
         self._last = 0
         self._open: dict[int, _Receiving] = {}
-        self._connections: dict[socket.socket, Thread] = {}
+        self._connections: set[socket.socket] = set()
+        # Those of connections that are over may still be ending.
+        self._threads: list[Thread] = []
         self._is_closed = False
         self._listener: socket.socket | LinkListener
         if endpoint is None:
@@ -154,14 +156,14 @@ class KVReceiver:
             self._is_closed = True
             self._open.clear()
             self._lock.notify_all()
-            connections = dict(self._connections)
+            connections = set(self._connections)
         forget_kv_address(self._private_dir, self._stage)
         os.eventfd_write(self._wake, 1)
         for connection in connections:
             # Wakes the thread that reads there; an error says that the peer was faster.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        for thread in (self._thread, *connections.values()):
+        for thread in (self._thread, *self._threads):
             thread.join(_CLOSE_WAIT_S)
         os.close(self._wake)
         if isinstance(self.address.place, Path):
@@ -205,8 +207,9 @@ class KVReceiver:
             is_one_too_many = self._is_closed or len(self._connections) >= MAX_CONNECTIONS
             if not is_one_too_many:
                 thread = Thread(target=self._converse, args=(connection, peer), name="kv-receiver", daemon=True)
-                self._connections[connection] = thread
+                self._connections.add(connection)
                 thread.start()
+                self._threads = [*filter(Thread.is_alive, self._threads), thread]
         if is_one_too_many:
             logger.warning("dropped %s, because %d others bring KV", peer, MAX_CONNECTIONS)
             connection.close()
@@ -225,7 +228,7 @@ class KVReceiver:
             logger.exception("closed the connection by which %s brings KV", peer)
         finally:
             with self._lock:
-                self._connections.pop(connection, None)
+                self._connections.discard(connection)
             connection.close()
 
     def _take_all(self, connection: socket.socket) -> None:

@@ -461,6 +461,25 @@ def test_one_who_does_not_greet_is_let_go(decode: Decode, opened: Open, monkeypa
     assert stranger.recv(1) == b""
 
 
+def test_a_thread_that_is_ending_is_waited_for(decode: Decode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is over and forgotten before it has ended itself."""
+    close, is_ending = socket.socket.close, threading.Event()
+
+    def slow(connection: socket.socket) -> None:
+        if threading.current_thread().name == "kv-receiver":
+            is_ending.set()
+            time.sleep(0.2)
+        close(connection)
+
+    monkeypatch.setattr(socket.socket, "close", slow)
+    _, receiver = decode
+    with no_thread_is_left():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            stranger.connect(str(receiver.address.place))
+        assert is_ending.wait(WAIT_S)
+        receiver.close()
+
+
 def test_one_too_many_is_let_go(decode: Decode, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     target, receiver = decode
     monkeypatch.setattr(kv_receiver, "MAX_CONNECTIONS", 1)
