@@ -156,7 +156,7 @@ def asserting_nothing(name: str) -> str:
 
 
 class _Now:
-    """What is measured at this moment.
+    """The measurement that runs now, one a process.
 
     ``turned`` is the site whose assertion is negated; ``read`` reads attributes for the script.
     """
