@@ -1,4 +1,4 @@
-"""Parts that the commands ``engine`` and ``scripted`` share: exit statuses, output files, errors for wrong input.
+"""Parts that ``engine`` and ``scripted`` share: exit statuses, whole and output files, errors for wrong input.
 
 Imports neither: a search of another project's scheduler needs this package and ``scripted`` alone.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.process.whole_file import write_whole
+from lockstep.whole_file import write_whole
 
 DEATH_FILE = "death.json"
 # Exit status of a process that could not go on; stderr has the reason.

@@ -13,7 +13,7 @@ import msgspec
 from engine.core.errors import ConfigError
 from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.private_dir import ADDRESS_SUFFIX
-from engine.process.whole_file import write_whole
+from lockstep.whole_file import write_whole
 
 _UNIX: Final = "unix"
 _TCP: Final = "tcp"

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from lockstep.whole_file import write_whole
 from scripted.core.installed import installed_adapters
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.whole_file import write_whole
 
 DEFAULT_KNOWN: Final = Path("scripted-known.toml")
 _TABLE: Final = "defects.toml"

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from scripted.core.whole_file import write_whole
+from lockstep.whole_file import write_whole
 
 _Kept = TypeVar("_Kept")
 _DIGEST_BYTES: Final = 16

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from lockstep.documents import DocumentError, document
+from lockstep.whole_file import write_whole
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.core.whole_file import write_whole
 from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.process import whole_file as engines
-from scripted.core import whole_file
+from lockstep.whole_file import write_whole
 from scripted.core.defects import Defect, add_known
 from scripted.search.failure_database import FailureDatabase, SavedFailure
 
@@ -33,12 +32,11 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda file: whole_file.write_whole(file, b"new content"),
-        lambda file: engines.write_whole(file, b"new content"),
+        lambda file: write_whole(file, b"new content"),
         lambda file: add_known(file, KNOWN),
         lambda file: FailureDatabase(file).replace(SAVED),
     ],
-    ids=["harness", "engine", "known defects", "failures"],
+    ids=["any file", "known defects", "failures"],
 )
 def test_a_full_disk_leaves_the_old_content(write: Callable[[Path], None], tmp_path: Path) -> None:
     file = tmp_path / "old"
@@ -54,6 +52,6 @@ def test_a_file_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     drafts: list[str] = []
     write = Path.write_bytes
     monkeypatch.setattr(Path, "write_bytes", lambda path, data: (drafts.append(path.suffix), write(path, data))[1])
-    engines.write_whole(tmp_path / "kv-0.address", b"unix:/a#b")
+    write_whole(tmp_path / "kv-0.address", b"unix:/a#b")
     assert drafts == [".address"]
     assert (tmp_path / "kv-0.address").read_bytes() == b"unix:/a#b"

@@ -17,7 +17,7 @@ import psutil
 
 from engine.core.messages import encode
 from engine.process.control import Control
-from scripted.core.whole_file import write_whole
+from lockstep.whole_file import write_whole
 from scripted.script.wire import ScriptFailedReply
 from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.tiers.server.wire import decode_replies
