@@ -433,13 +433,16 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
     # -- actions --
 
     def _apply(self, here: Iterable[Placed]) -> None:
-        self._passed = 0
         for placed in here:
             action = placed.action
+            reaches = action.is_start or action.reaches(self)
             if not action.is_start:
                 self.cells.append(self.met_by(action))
-                if not action.reaches(self):
-                    self.unreached.append(placed)
+            if reaches:
+                # An action without effect explains no wait.
+                self._passed = 0
+            else:
+                self.unreached.append(placed)
             action.apply(self)
 
     # -- targets of actions --

@@ -82,6 +82,9 @@ def test_batches_with_room_do_not_leave_out_who_waits_for_ever(monkeypatch: pyte
         found = failure_of(f"default; {late}", EXAMPLE)
         # There is no room beside a: it may wait.
         crowded = failure_of(f"blocks=6; {late}", EXAMPLE)
+        # Nothing is held: these release nothing, and explain no wait.
+        idle = failure_of(f"default; {late}; 6 release; 8 release count=1; 11 release; 14 release", EXAMPLE)
+    assert found == idle
     assert found is not None
     assert "b (waiting since step 4); 8 batches with room were launched without it" in found.text
     assert crowded is None
