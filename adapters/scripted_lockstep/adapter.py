@@ -21,6 +21,7 @@ from scripted.core.base_adapter import BaseAdapter, written_call
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.mutant import Mutant
 from scripted.core.placed_action import Placed
+from scripted.core.prompts import PROMPT_CALL, PROMPT_IMPORT
 from scripted.core.protocol import ConfigValue, TestHead
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.translation import Translated
@@ -384,7 +385,7 @@ class LockstepAdapter(
             # The engine at the other end of its transfers is imaginary.
             decorator="@scripted(CONFIG)",
             imports=("from engine import EngineConfig",),
-            more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
+            more=(PROMPT_IMPORT,) if PROMPT_CALL in body else (),
             before=("", f"CONFIG = {written_call('EngineConfig', values, _LONGEST_LINE)}"),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -11,23 +12,30 @@ import msgspec
 # are built before the route can refuse them.
 MOST_ITEMS: Final = 1 << 20
 
+# In the text of a script, and the import that it needs.
+PROMPT_CALL: Final = "prompt_of("
+PROMPT_IMPORT: Final = "from scripted.core.prompts import prompt_of"
+
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
 _FIRST_PROMPT_ID: Final = 32
 _PROMPT_IDS: Final = 95
 _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
+# A list of pieces, each SEED:TOKENS or SEED:FIRST:TOKENS. The digits bound the stream that a piece is cut from.
+PIECES: Final = r"^(\d{1,9}(:\d{1,6}){1,2}(,\d{1,9}(:\d{1,6}){1,2})*)?$"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """The seeds of a prompt: all tokens from ``seed``, or the first ``shared`` from it and the rest from ``tail``.
 
-    With ``after`` it continues the request of that name: ``begun`` tokens, the first ``cut`` of its output included,
-    come before those of the seeds.
+    The pieces of ``parts`` come before these. With ``after`` it continues the request of that name: ``begun`` tokens,
+    the first ``cut`` of its output included, come before all others.
     """
 
     seed: int
     shared: int = 0
     tail: int = 0
+    parts: str = ""
     after: str = ""
     cut: int | None = None
     begun: int = 0
@@ -49,11 +57,71 @@ def _stream_of(length: int, seed: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[int, ...]:
+def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0, parts: str = "") -> tuple[int, ...]:
     """Make ``length`` token ids; equal seeds give equal prefixes, as ``start_req(prompt_len=, prompt_seed=)`` does.
 
-    The first ``shared`` come from ``seed`` and the others from ``tail``; with ``shared=0`` all come from ``seed``.
+    The pieces of ``parts`` come first. Of the others, the first ``shared`` come from ``seed`` and the rest from
+    ``tail``; with ``shared=0`` all come from ``seed``.
     """
+    if parts:
+        return tuple([token for piece in pieces_of(length, seed, shared, tail, parts) for token in piece.tokens])
     if not shared:
         return tuple(prompt_of(length, seed))
     return (*prompt_of(min(shared, length), seed), *prompt_of(max(0, length - shared), tail))
+
+
+class Piece(NamedTuple):
+    """The ``length`` tokens of a seed from its token ``first`` on."""
+
+    seed: int
+    first: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.seed}:{self.first}:{self.length}" if self.first else f"{self.seed}:{self.length}"
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length
+
+    @property
+    def tokens(self) -> list[int]:
+        return prompt_of(self.end, self.seed)[self.first :]
+
+    @property
+    def code(self) -> str:
+        """The expression of a script that makes its tokens."""
+        return f"{PROMPT_CALL}{self.end}, {self.seed})" + (f"[{self.first}:]" if self.first else "")
+
+
+def pieces_of(length: int, seed: int, shared: int = 0, tail: int = 0, parts: str = "") -> list[Piece]:
+    """Return the pieces of the prompt that ``prompt_ids`` makes of these."""
+    rest = [Piece(seed, 0, shared), Piece(tail, 0, length)] if shared else [Piece(seed, 0, length)]
+    pieces = []
+    for piece in (*read_pieces(parts), *rest):
+        count = min(piece.length, length)
+        length -= count
+        pieces += [piece._replace(length=count)] if count else []
+    return pieces
+
+
+def read_pieces(text: str) -> Iterator[Piece]:
+    """Parse a list of pieces, which ``PIECES`` matches."""
+    for part in text.split(",") if text else ():
+        seed, *first, count = map(int, part.split(":"))
+        yield Piece(seed, first[0] if first else 0, count)
+
+
+def recipe_from(pieces: Sequence[Piece]) -> Recipe:
+    """Return the simplest recipe of these pieces; the last one continues as far as the prompt does."""
+    last = pieces[-1] if pieces and not pieces[-1].first else None
+    parts = pieces if last is None else pieces[:-1]
+    seed = 0 if last is None else last.seed
+    if len(parts) == 1 and not parts[0].first:
+        return Recipe(seed=parts[0].seed, shared=parts[0].length, tail=seed)
+    return Recipe(seed=seed, parts=",".join(map(str, parts)))
+
+
+def code_of(pieces: Iterable[Piece]) -> str:
+    """Return the expression of a script that makes these pieces."""
+    return f"[{', '.join([f'*{piece.code}' for piece in pieces])}]"

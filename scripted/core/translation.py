@@ -17,12 +17,14 @@ from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResul
 from scripted.core.machine import EventT
 from scripted.core.phrases import common_start
 from scripted.core.placed_action import Placed
-from scripted.core.prompts import Recipe
+from scripted.core.prompts import Piece, Recipe, recipe_from
 from scripted.core.schedule import Schedule
 
 _RecordT = TypeVar("_RecordT")
 # The length of an output that did not end by itself: it would have continued.
 ENDLESS = 1 << 30
+# Fewer tokens than this are equal by chance.
+_LEAST_CHUNK = 4
 
 
 class RecordedStep(NamedTuple, Generic[EventT]):
@@ -40,6 +42,28 @@ class _Turn(NamedTuple):
     name: str
     prompt: tuple[int, ...]
     said: list[int]
+
+
+class _Made(NamedTuple):
+    """A recorded prompt in a schedule's terms: the request that it continues, and pieces after ``begun`` tokens."""
+
+    pieces: tuple[Piece, ...] = ()
+    after: str = ""
+    cut: int | None = None
+    begun: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.begun + sum([piece.length for piece in self.pieces])
+
+    def first(self, tokens: int) -> _Made:
+        """Return the part that makes this many tokens of the prompt."""
+        left, pieces = tokens - self.begun, []
+        for piece in self.pieces:
+            if left > 0:
+                pieces.append(piece._replace(length=min(left, piece.length)))
+            left -= piece.length
+        return self._replace(pieces=tuple(pieces))
 
 
 class Translated(NamedTuple):
@@ -76,17 +100,20 @@ class Translator(ABC, Generic[EventT]):
     ) -> None:
         self.names: dict[str, str] = {}
         self.steps: list[int] = []
-        self.partly_shared = 0
         self._actions = tuple(actions)
         self._depth = depth
         self._page_size = page_size
+        # Prompts share pages behind different beginnings only where a page is more than a token.
+        self._chunk = 0 if page_size == 1 else -(-_LEAST_CHUNK // page_size) * page_size
         self._lengths = lengths
         self._timed = timed
         self._guesses = guesses
-        self._recipes: dict[tuple[int, ...], Recipe] = {}
+        self._made: dict[tuple[int, ...], _Made] = {}
+        # Where each chunk of tokens came first, and how many tokens of each seed are in use.
+        self._chunks: dict[tuple[int, ...], Piece] = {}
+        self._used: dict[int, int] = {}
         # The last request of each rid.
         self._turns: dict[str, _Turn] = {}
-        self._seeds = 0
         # The step of the schedule that launches each microbatch, by id.
         self._launches: dict[int, int] = {}
 
@@ -150,8 +177,6 @@ class Translator(ABC, Generic[EventT]):
         if self._guesses:
             yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
         yield from self.own_notes()
-        if self.partly_shared:
-            yield f"{self.partly_shared} prompts share more of another than a schedule can say; here they share less"
 
     def own_notes(self) -> Iterable[str]:
         """Return the adapter's notes."""
@@ -185,36 +210,60 @@ class Translator(ABC, Generic[EventT]):
         common, like = self._most_like(prompt)
         turn = self._turn_of(prompt)
         if turn is not None and turn.begun >= common:
-            recipe = turn
+            made = turn
         elif common < self._page_size and common < len(prompt):
-            recipe = Recipe(seed=self._next_seed())
+            made = _Made()
         else:
-            recipe = self._recipes[like]
-            if common < min(len(prompt), len(like)):
-                own = common - recipe.begun
-                self.partly_shared += own > recipe.shared > 0
-                shared = min(own, recipe.shared or own)
-                recipe = msgspec.structs.replace(recipe, shared=shared, tail=self._next_seed())
-        self._recipes.setdefault(prompt, recipe)
-        return recipe
+            made = self._made[like].first(common)
+        made = made._replace(pieces=tuple(self._continued(prompt, made)))
+        self._made.setdefault(prompt, made)
+        self._note_chunks(prompt, made)
+        return msgspec.structs.replace(recipe_from(made.pieces), after=made.after, cut=made.cut, begun=made.begun)
 
     def _most_like(self, prompt: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """Find the earlier prompt that shares the most tokens of its own with this one, and their number."""
-        shared = ((common_start([prompt, other]), other) for other in self._recipes)
-        return max((one for one in shared if one[0] > self._recipes[one[1]].begun), default=(0, ()))
+        shared = [(common_start([prompt, other]), other) for other in self._made]
+        own = [one for one in shared if one[0] > self._made[one[1]].begun]
+        return max(own, key=lambda one: (one[0], len(one[1])), default=(0, ()))
 
-    def _turn_of(self, prompt: tuple[int, ...]) -> Recipe | None:
-        """Return the recipe of a prompt that goes beyond that of an earlier request and into its output."""
+    def _turn_of(self, prompt: tuple[int, ...]) -> _Made | None:
+        """Return the beginning of a prompt that goes beyond that of an earlier request and into its output."""
         best = None
         for turn in self._turns.values():
             begun = common_start([prompt, (*turn.prompt, *turn.said)])
             if begun > max(len(turn.prompt), 0 if best is None else best.begun):
-                best = Recipe(seed=0, after=turn.name, cut=begun - len(turn.prompt), begun=begun)
-        return None if best is None else msgspec.structs.replace(best, seed=self._next_seed())
+                best = _Made(after=turn.name, cut=begun - len(turn.prompt), begun=begun)
+        return best
 
-    def _next_seed(self) -> int:
-        self._seeds += 1
-        return self._seeds
+    def _continued(self, prompt: tuple[int, ...], made: _Made) -> list[Piece]:
+        """Return the pieces of a whole prompt: the given ones, chunks of earlier prompts, and new tokens."""
+        pieces, at = list(made.pieces), made.end
+        while at < len(prompt):
+            until = min(len(prompt), (at // self._chunk + 1) * self._chunk) if self._chunk else len(prompt)
+            last = pieces[-1] if pieces else None
+            piece = self._chunks.get(prompt[at:until]) or self._new_tokens(last, until - at)
+            if last is not None and (last.seed, last.end) == (piece.seed, piece.first):
+                pieces[-1] = last._replace(length=last.length + piece.length)
+            else:
+                pieces.append(piece)
+            at = until
+        return pieces
+
+    def _new_tokens(self, last: Piece | None, count: int) -> Piece:
+        """Return tokens of no earlier prompt: the next ones of the last piece's seed if no prompt has used them."""
+        seed = len(self._used) + 1 if last is None or last.end < self._used[last.seed] else last.seed
+        first = self._used.get(seed, 0)
+        self._used[seed] = first + count
+        return Piece(seed, first, count)
+
+    def _note_chunks(self, prompt: tuple[int, ...], made: _Made) -> None:
+        """Note where the chunks of a prompt come from that lie in one piece."""
+        at = made.begun
+        for piece in made.pieces if self._chunk else ():
+            for place in range(-(-at // self._chunk) * self._chunk, at + piece.length - self._chunk + 1, self._chunk):
+                chunk = Piece(piece.seed, piece.first + place - at, self._chunk)
+                self._chunks.setdefault(prompt[place : place + self._chunk], chunk)
+            at += piece.length
 
 
 class Lengths:

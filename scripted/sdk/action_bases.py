@@ -12,7 +12,7 @@ import msgspec
 
 from scripted.core.action import Action, Culprit, RunLike, Spoken, smaller_requests
 from scripted.core.errors import BadCall
-from scripted.core.prompts import Recipe, prompt_ids, prompt_of
+from scripted.core.prompts import PIECES, Piece, Recipe, code_of, pieces_of, prompt_ids, prompt_of, recipe_from
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.static_checks import bounded, check_count, check_prompt_len
@@ -31,7 +31,8 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     """A request with a prompt of ``prompt`` tokens; equal ``seed`` values give equal prefixes.
 
     ``new`` is its ``max_new_tokens`` and ``stop`` a token that ends it. ``shared`` tokens of the prompt come from
-    ``seed`` and the rest from ``tail``; with 0 all come from ``seed``.
+    ``seed`` and the rest from ``tail``; with 0 all come from ``seed``. The pieces of ``parts`` come before these, each
+    SEED:TOKENS or SEED:FIRST:TOKENS: prompts with equal blocks behind different beginnings.
 
     With ``after`` it is a further turn: its prompt begins with the prompt of the request ``after`` and the first
     ``cut`` tokens of its output, by default all tokens that exist when this request begins. An unknown or refused
@@ -46,6 +47,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     stop: int | None = None
     shared: int = 0
     tail: int = 0
+    parts: Annotated[str, msgspec.Meta(pattern=PIECES)] = ""
     after: str = ""
     cut: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
@@ -55,7 +57,17 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens made from its seeds: the whole prompt, unless the request continues another one."""
-        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+        return prompt_ids(self.prompt, self.seed, self.shared, self.tail, self.parts)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces of ``prompt_ids``."""
+        return pieces_of(self.prompt, self.seed, self.shared, self.tail, self.parts)
+
+    @property
+    def prompt_code(self) -> Code:
+        """The tokens of ``prompt_ids`` as an argument of a script."""
+        return Code(code_of(self.pieces), self.prompt_ids)
 
     def spoken_before(self, run: RunLike) -> Spoken | None:
         """Return the request ``after`` with its output so far; None if there is none."""
@@ -112,6 +124,20 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
             if isinstance(smaller, RequestStart) and not smaller.after and not smaller.prompt:
                 smaller = msgspec.structs.replace(smaller, prompt=1)
             yield smaller
+        for pieces in self._fewer_pieces() if self.parts else ():
+            fields = recipe_from(pieces)
+            yield msgspec.structs.replace(
+                self, seed=fields.seed, shared=fields.shared, tail=fields.tail, parts=fields.parts
+            )
+
+    def _fewer_pieces(self) -> Iterator[list[Piece]]:
+        """Yield the pieces in the simplest form, then without one of them, then with one from its seed's beginning."""
+        pieces = self.pieces
+        yield pieces
+        for place, piece in enumerate(pieces):
+            yield pieces[:place] + pieces[place + 1 :]
+            if piece.first:
+                yield [*pieces[:place], piece._replace(first=0), *pieces[place + 1 :]]
 
     @classmethod
     def among(cls, starts: Iterable[Action]) -> list[Self]:

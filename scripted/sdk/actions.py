@@ -76,6 +76,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b after=a cut=3 prompt=5",
+        "start b prompt=20 parts=1:8,2:4:8",
     )
     event: ClassVar = Add
 
@@ -141,7 +142,9 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     def _all_images(self, run: RunLike, prompt: int) -> tuple[Image, ...]:
         """Return its images and those of the request that it continues; its whole prompt has ``prompt`` tokens."""
-        own = images_in(self.prompt, self.images, self.seed + self.tail, behind=max(0, prompt - self.prompt))
+        # A script that gives tokens gives no seeds.
+        first = 0 if self.parts else self.seed + self.tail
+        own = images_in(self.prompt, self.images, first, behind=max(0, prompt - self.prompt))
         before = run.spoken(self.after) if self.after else None
         return own if before is None or not isinstance(before.message, Add) else (*before.message.images, *own)
 
@@ -149,9 +152,12 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         given = msgspec.structs.asdict(self)
         more: dict[str, Any] = {**self.turn_arguments, **{name: given[name] for name in _NUMBERS if given[name]}}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
-        more |= {"shared_len": self.shared} if self.shared else {}
-        more |= {"tail_seed": self.tail} if self.shared or self.tail else {}
-        own = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
+        own: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
+        if self.parts and self.prompt:
+            own = {"prompt_ids": self.prompt_code}
+        elif self.shared or self.tail:
+            more |= {"shared_len": self.shared} if self.shared else {}
+            more |= {"tail_seed": self.tail}
         return (Verb("start_req", rid=self.rid, **own, max_new_tokens=self.new, **more),)
 
     @classmethod

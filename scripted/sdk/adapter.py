@@ -22,6 +22,7 @@ from scripted.core.machine import Closable, Machine, close_machine
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed_action import Placed
+from scripted.core.prompts import PROMPT_CALL, PROMPT_IMPORT
 from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
@@ -488,7 +489,6 @@ class SchedulerAdapter(
 
     def test_head(self, config: _SettingsT, body: str) -> TestHead:
         """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say."""
-        del body
         words = self.config_words(config)
         taken = sorted(_OPTIONS.intersection(words))
         if taken:
@@ -497,4 +497,5 @@ class SchedulerAdapter(
                 "call it something else in the adapter's configuration"
             )
         arguments = [f'adapter="{self.name}"', *(f"{name}={value!r}" for name, value in words.items())]
-        return TestHead(written_call("@scripted", arguments, _WIDTH))
+        more = (PROMPT_IMPORT,) if PROMPT_CALL in body else ()
+        return TestHead(written_call("@scripted", arguments, _WIDTH), more=more)

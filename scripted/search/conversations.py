@@ -126,7 +126,7 @@ _KINDS: Final[Sequence[_Kind]] = (
 
 def _turn(start: StartsTurns, rid: str, after: str, prompt: int, seed: int, cut: int | None = None) -> Action:
     """Make a turn with the fields of the first request, but without a prefix of another prompt."""
-    return _replaced(start, rid=rid, after=after, cut=cut, prompt=prompt, seed=seed, shared=0, tail=0)
+    return _replaced(start, rid=rid, after=after, cut=cut, prompt=prompt, seed=seed, shared=0, tail=0, parts="")
 
 
 def _replaced(start: StartsTurns, **fields: object) -> Action:

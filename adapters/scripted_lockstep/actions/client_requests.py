@@ -226,6 +226,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
+        "start b prompt=40 parts=1:16,2:16:16 seed=3",
         "start b after=a cut=3 prompt=5",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
@@ -427,10 +428,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
         if self.wide and self.prompt:
             prompt = {"prompt_ids": list(self.prompt_ids)}
-        elif self.shared and self.prompt:
-            own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
-            text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
-            prompt = {"prompt_ids": Code(text, self.prompt_ids)}
+        elif (self.shared or self.parts) and self.prompt:
+            prompt = {"prompt_ids": self.prompt_code}
         named = {**_OF_MESSAGE, **_OF_SAMPLING}
         changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
         more: dict[str, Any] = {named[field]: getattr(self, field) for field in changed if field in named}

@@ -145,7 +145,7 @@ class Verbatim:
         if not isinstance(start, StartRequest) or prompt[max(0, begun) :] != start.prompt_ids:
             return Recipe(seed=0)
         turn = {"after": start.after, "cut": start.cut, "begun": begun}
-        return Recipe(seed=start.seed, shared=start.shared, tail=start.tail, **turn)
+        return Recipe(seed=start.seed, shared=start.shared, tail=start.tail, parts=start.parts, **turn)
 
 
 def config_for(action: Action) -> EngineConfig:
@@ -177,7 +177,7 @@ def without_detail(action: Action | None) -> Action | None:
         return FailTransfer()
     if not isinstance(action, StartRequest):
         return action
-    kept = ("rid", "prompt", "new", "seed", "priority", "shared", "tail", "after", "cut")
+    kept = ("rid", "prompt", "new", "seed", "priority", "shared", "tail", "parts", "after", "cut")
     return StartRequest(**{name: getattr(action, name) for name in kept})
 
 

@@ -369,6 +369,31 @@ def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Pat
     assert translation.same_steps == len(translation.steps)
 
 
+def test_blocks_behind_different_beginnings_are_equal_in_a_schedule_too(tmp_path: Path) -> None:
+    """Documents in any order behind any beginning: equal blocks stay equal, whatever precedes them."""
+    line = (
+        "page_size=4 max_total_tokens=256; 1 start a prompt=20; 6 start b prompt=20 parts=7:8 seed=3; "
+        "12 start c prompt=22 parts=9:4,7:4:4,0:8:12; 18 start d prompt=10 seed=9"
+    )
+    path, schedule = tmp_path / "run.rec", Schedule.parse(line)
+    record_to(path, schedule)
+    translation = schedule_of_recording(path)
+    assert translation.same_steps == len(translation.steps)
+    assert not translation.notes
+    assert equal_blocks(translation.schedule) == equal_blocks(schedule) != set()
+
+
+def equal_blocks(schedule: Schedule) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+    """Which blocks of four tokens of the prompts are equal: each by its request and place."""
+    prompts = [one.action.prompt_ids for one in schedule.placed if isinstance(one.action, StartRequest)]
+    blocks = [
+        ((number, place), prompt[place : place + 4])
+        for number, prompt in enumerate(prompts)
+        for place in range(0, len(prompt) - 3, 4)
+    ]
+    return {(one, other) for one, block in blocks for other, same in blocks if block == same and one < other}
+
+
 @pytest.mark.parametrize("redacted", [False, True])
 def test_a_recorded_crash_becomes_a_small_test(
     redacted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

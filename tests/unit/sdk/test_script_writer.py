@@ -127,7 +127,8 @@ def test_a_mutant_is_found_and_written_as_a_test(mutant: str, tmp_path: Path) ->
 EVERY_VERB = (
     "1 start a prompt=30 new=3; 2 hold; 2 start b prompt=20 seed=1 new=2 priority=1; 4 advance seconds=1.5; "
     "5 release count=1; 6 pause mode=retract; 7 flush; 9 continue; 9 release; 10 abort b; "
-    "11 start c prompt=12 shared=8 tail=3 stop=40; 12 fail"
+    "11 start c prompt=12 shared=8 tail=3 stop=40; 12 fail; "
+    "20 start d prompt=12 parts=0:4,3:4:4 seed=5"
 )
 
 
