@@ -11,7 +11,17 @@ from typing import Final
 import psutil
 
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.flight.recorder import ALL, FOLDER_VARIABLE, LIVE_SUFFIX, SIGNAL, SUFFIX
+from scripted.sdk.flight.recorder import (
+    ALL,
+    DEAF,
+    FOLDER_VARIABLE,
+    LIVE_SUFFIX,
+    MOST_FILES,
+    SIGNAL,
+    SUFFIX,
+    flights_of,
+    is_full,
+)
 
 _LOOK_S: Final = 0.05
 _LONGEST_S: Final = 20.0
@@ -36,8 +46,9 @@ def flight_of(place: Path) -> Path:
     answer = _asked(place, running[0]) if running else None
     flights = _by_age(place.glob(f"*{SUFFIX}"))
     if not flights:
+        left = "; one has ended without an open request, or was killed" if any(place.glob(f"*{LIVE_SUFFIX}")) else ""
         raise ScriptDefinitionError(
-            f"no server records in {place}, and no flight is there; start it with {FOLDER_VARIABLE}={place}"
+            f"no server records in {place}, and no flight is there{left}; start it with {FOLDER_VARIABLE}={place}"
         )
     return answer or flights[-1]
 
@@ -49,7 +60,7 @@ def _by_age(paths: Iterable[Path]) -> list[Path]:
 def _pid_of(path: Path) -> int | None:
     """Return the process of a file that a recorder keeps while it runs; None if that process is gone."""
     try:
-        pid, written = int(path.read_text()), path.stat().st_mtime
+        pid, written = int(path.read_text().partition(" ")[0]), path.stat().st_mtime
     except (OSError, ValueError):
         return None
     return pid if _runs(pid, written) else None
@@ -75,6 +86,10 @@ def _asked(folder: Path, pid: int) -> Path | None:
     if whole is not None:
         return whole
     before = _times(folder, pid)
+    newest = f"; the newest flight there is {_by_age(before)[-1]}" if before else ""
+    refusal = _refusal(folder, pid)
+    if refusal is not None:
+        raise ScriptDefinitionError(f"the process {pid} {refusal}{newest}")
     asked = time.time()
     try:
         os.kill(pid, SIGNAL)
@@ -88,10 +103,23 @@ def _asked(folder: Path, pid: int) -> Path | None:
         if not _runs(pid, asked):
             return None
         time.sleep(_LOOK_S)
-    newest = f"; the newest flight there is {_by_age(before)[-1]}" if before else ""
     raise ScriptDefinitionError(
         f"the process {pid} has written no flight in {folder} within {_LONGEST_S:g} s; its log says why{newest}"
     )
+
+
+def _refusal(folder: Path, pid: int) -> str | None:
+    """Return why a process would leave a signal unanswered, or end of it; None if a recorder of it answers."""
+    announced = list(folder.glob(f"*-{pid}{LIVE_SUFFIX}"))
+    if announced and all(path.read_text().endswith(DEAF) for path in announced):
+        return (
+            "takes no SIGUSR2, because its scheduler was made outside of the main thread, or the signal has another "
+            "handler: it writes at a stall, at a crash and at its end"
+        )
+    if announced and all(is_full(folder, path.stem) for path in announced):
+        left = sum([len(flights_of(folder, path.stem)) for path in announced])
+        return f"has left {left} flights in {folder}, and a recorder leaves at most {MOST_FILES}; move some away"
+    return None
 
 
 def _times(folder: Path, pid: int) -> dict[Path, int]:

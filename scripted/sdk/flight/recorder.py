@@ -37,7 +37,11 @@ LIVE_SUFFIX: Final = ".live"
 ALL: Final = "all"
 # A full ring drops its oldest part; each part begins with what a replay needs.
 _PARTS: Final = 4
-_MOST_FILES: Final = 16
+# Of one process, the one of its end included.
+MOST_FILES: Final = 16
+# The second word of a live file, after the process.
+HEARS: Final = "hears"
+DEAF: Final = "deaf"
 _ENDS: Final = ("crash", "exit")
 # Overhead of a frame: the header of a bytes object and its slot in the list.
 _ENTRY_BYTES: Final = 48
@@ -255,7 +259,11 @@ class FlightRecorder:
             with contextlib.suppress(OSError):
                 ended.touch()
             return ended
-        if len(self.written) >= _MOST_FILES:
+        if self._stream is None and is_full(self._folder, self._process, why):
+            _log.warning(
+                "the flight recorder has not written %r: %s has %d flights of this process, the most; move some away",
+                *(why, self._folder, len(flights_of(self._folder, self._process))),
+            )
             return None
         if not self._writing.acquire(timeout=_LONGEST_WRITE_S):
             _log.warning("the flight recorder has not written %r: the disk has not taken an earlier file", why)
@@ -275,7 +283,9 @@ class FlightRecorder:
                 self._stream.put(packed(end))
             return self._stream.path
         try:
-            path = self._name(f"{len(self.written) + 1}-{end.why}")
+            # A process may have the number of an earlier one, which left files too.
+            number = 1 + max(map(self._number_of, flights_of(self._folder, self._process)), default=0)
+            path = self._name(f"{number}-{end.why}")
             write_frames(path, self._frames(end), Redactor() if self.options.redact else None)
         except Exception as exc:  # noqa: BLE001 - a full disk, or an object that cannot be encoded
             self.fail(exc)
@@ -311,15 +321,20 @@ class FlightRecorder:
         self._asked.set()
 
     def watch(self) -> None:
-        """Start the watching thread, handle the signal if it has no other handler, and announce this engine."""
+        """Start the watching thread, handle the signal if it has no other handler, and announce this engine.
+
+        Python handles signals for the main thread alone. Without its handler the signal would end the engine, so the
+        announcement says whether to send it.
+        """
         watching = (weakref.ref(self), self._asked)
         threading.Thread(target=_watch, args=watching, name="flight-recorder", daemon=True).start()
         if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
             signal.signal(SIGNAL, _ask_all)
+        hears = HEARS if signal.getsignal(SIGNAL) is _ask_all else DEAF
         with contextlib.suppress(OSError):
             self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open_private(self._live_file) as file:
-                file.write(str(os.getpid()).encode())
+                file.write(f"{os.getpid()} {hears}".encode())
 
     @property
     def watches(self) -> bool:
@@ -344,6 +359,20 @@ class FlightRecorder:
 
     def _name(self, what: str) -> Path:
         return self._folder / f"{self._process}-{what}{SUFFIX}"
+
+    def _number_of(self, path: Path) -> int:
+        number = path.name.removeprefix(f"{self._process}-").partition("-")[0]
+        return int(number) if number.isdecimal() else 0
+
+
+def flights_of(folder: Path, process: str) -> list[Path]:
+    """Return the flights in a folder that a process has left; ``process`` begins their names and its live file's."""
+    return [path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(f"{process}-")]
+
+
+def is_full(folder: Path, process: str, why: str = "") -> bool:
+    """Whether a process has left as many flights as it may; the last place is for its end."""
+    return len(flights_of(folder, process)) >= MOST_FILES - (why not in _ENDS)
 
 
 def _watch(of: weakref.ref[FlightRecorder], asked: threading.Event) -> None:

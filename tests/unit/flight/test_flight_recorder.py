@@ -18,7 +18,7 @@ from scripted.sdk.flight import live
 from scripted.sdk.flight.frames import Arrived, Planned, Result, Start
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
-from scripted.sdk.flight.recorder import FlightRecorder, read_options
+from scripted.sdk.flight.recorder import MOST_FILES, FlightRecorder, read_options
 
 ARRIVED = Arrived(id=1, rid="a", prompt_ids=(1, 2), max_new_tokens=3)
 
@@ -208,6 +208,52 @@ def test_a_process_with_the_number_of_a_killed_server_gets_no_signal(
     monkeypatch.setattr(live.os, "kill", lambda _, number: signals.append(number))
     assert flight_of(tmp_path) == left
     assert not any(signals)
+
+
+def test_a_process_that_has_left_its_most_flights_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the remedy: a flight that is moved away makes room. The last place is for its end."""
+    recorder = new_recorder(tmp_path, start)
+    monkeypatch.setattr(live, "_LONGEST_S", 0.5)
+    with answering(recorder):
+        recorder.event(ARRIVED)
+        left = [path for _ in range(MOST_FILES) if (path := recorder.leave("call")) is not None]
+        assert len(left) == MOST_FILES - 1
+        with pytest.raises(
+            ScriptDefinitionError, match=r"has left 15 flights in .*at most 16; move some away; the newest"
+        ):
+            flight_of(tmp_path)
+        left[0].rename(tmp_path / "moved")
+        assert flight_of(tmp_path).name.endswith("-16-signal.flight")
+        assert recorder.leave("stall") is None
+        assert recorder.leave("crash") is not None
+
+
+def test_an_engine_outside_of_the_main_thread_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the engine: Python handles signals for the main thread alone."""
+    recorder = new_recorder(tmp_path, start)
+    watching = threading.Thread(target=recorder.watch)
+    watching.start()
+    watching.join()
+    signals: list[int] = []
+    monkeypatch.setattr(live, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(live.os, "kill", lambda _, number: signals.append(number))
+    with pytest.raises(
+        ScriptDefinitionError, match="takes no SIGUSR2, because its scheduler was made outside of the main"
+    ):
+        flight_of(tmp_path)
+    recorder.close()
+    assert not any(signals)
+
+
+def test_a_process_with_the_number_of_an_earlier_one_keeps_its_flights(tmp_path: Path) -> None:
+    """In a container each start of a server may have the same number."""
+    recorder = new_recorder(tmp_path, start)
+    recorder.event(ARRIVED)
+    earlier = recorder.leave("stall")
+    recorder.written.clear()
+    assert recorder.leave("stall") != earlier
 
 
 def test_two_engines_of_a_process_write_files_of_their_own(tmp_path: Path) -> None:
