@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -12,10 +13,12 @@ from scripted.sdk.flight.frames import Arrived, Event, Planned
 from scripted.sdk.flight.of_machine import MachineOfFlight
 from scripted.sdk.flight.packed import planned_from
 from scripted.sdk.flight.replay import name_of
+from scripted.sdk.flight.standing import Hint
 from scripted_sglang.config import SglangSettings
 from scripted_sglang.event_loop import request
 from scripted_sglang.flight.plans import packed_of
 from scripted_sglang.machine import SglangMachine
+from scripted_sglang.scheduler_view import rid_of
 
 # Limits of a header: a hostile one would fill the memory before the first frame.
 _MOST_TOKENS: Final = 1 << 24
@@ -46,7 +49,11 @@ class SglangOfFlight(MachineOfFlight):
         """Plan once; an empty plan has no digests."""
         self._flown.begin_plan(plan, now)
         super().plan(plan, now)
+        self._flown.end_plan()
         return self._flown.planned or Planned(plan=plan, now=now, shape=0)
+
+    def hints(self) -> Mapping[str, Hint]:
+        return self._flown.hints()
 
 
 class _FlownMachine(SglangMachine):
@@ -58,6 +65,8 @@ class _FlownMachine(SglangMachine):
         self._frames: dict[str, Arrived] = {}
         self._numbers: dict[str, int] = {}
         self._plan, self._now = 0, 0.0
+        # The request that did not fit when ``batch_is_full`` was set; None while it is not.
+        self._full_for: str | None = None
         config = self.scheduler.model_config
         config.vocab_size, config.hf_eos_token_id = _VOCABULARY, set()
         run = self.scheduler.run_batch
@@ -71,6 +80,32 @@ class _FlownMachine(SglangMachine):
 
     def begin_plan(self, plan: int, now: float) -> None:
         self.planned, self._plan, self._now = None, plan, now
+
+    def end_plan(self) -> None:
+        """Note for whom the running batch became full: the first request that was left in the queue."""
+        if not self.scheduler.running_batch.batch_is_full:
+            self._full_for = None
+        elif self._full_for is None:
+            self._full_for = next(self._queue, "")
+
+    @property
+    def _queue(self) -> Iterator[str]:
+        return (rid_of(req.rid) for req in self.scheduler.waiting_queue)
+
+    def hints(self) -> Mapping[str, Hint]:
+        """Return what a queue waits for whose first request did not fit and has left it since."""
+        queue, full_for = list(self._queue), self._full_for
+        if not full_for or full_for in queue or full_for in self._running:
+            return {}
+        text = (
+            f"its turn: batch_is_full is set since {full_for} did not fit, which has left the queue, and only a "
+            "request that leaves the batch clears it"
+        )
+        return {rid: Hint("turn", text) for rid in queue}
+
+    @property
+    def _running(self) -> list[str]:
+        return [rid_of(req.rid) for req in self.scheduler.running_batch.reqs]
 
     def arrive(self, event: Arrived) -> None:
         name = name_of(event)

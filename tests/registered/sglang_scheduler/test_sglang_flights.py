@@ -66,10 +66,10 @@ def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FlightRec
     return made
 
 
-def flight_of(schedule: Schedule, recorders: list[FlightRecorder]) -> Flight:
+def flight_of(schedule: Schedule, recorders: list[FlightRecorder], why: str = "call") -> Flight:
     """The flight of a schedule's machine."""
     execute(schedule)
-    flights = [read_flight(path) for path in [recorder.leave("call") for recorder in recorders] if path is not None]
+    flights = [read_flight(path) for path in [recorder.leave(why) for recorder in recorders] if path is not None]
     for recorder in recorders:
         recorder.close()
     (flight,) = [flight for flight in flights if flight.plans > 2]
@@ -125,6 +125,17 @@ def test_a_host_tier_is_named_where_plans_differ(
     differs = replayed(flight, monkeypatch).differs
     assert differs is not None
     assert differs.likely == "the host tier"
+
+
+def test_who_waits_behind_an_abort_that_left_the_batch_full_says_so(
+    recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect of benchmarks/tables/defects.md: the aborted request did not fit, the one behind it would."""
+    line = "default; 1 start a prompt=5 new=13; 1 start b prompt=12 new=13; 1 start c prompt=1 new=1; 3 abort b"
+    flight = flight_of(Schedule.parse(line, of="sglang"), recorders, "stall")
+    roots = [stand.root for stand in replayed(flight, monkeypatch).stands]
+    wait = "its turn: batch_is_full is set since b did not fit, which has left the queue, and only a request that"
+    assert roots[0].startswith(f"c waits for {wait}"), roots
 
 
 def test_what_is_not_recorded_ends_the_recording_and_not_the_server(recorders: list[FlightRecorder]) -> None:
