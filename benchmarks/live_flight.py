@@ -3,7 +3,7 @@
 `.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20] [--turns 6]` starts two
 servers of checkpoint S on this machine's CPU, one of them with a recorder. Clients load them in turns: they send a
 request after each answer, and sometimes hang up. Then the flight is replayed in this process. With `--turns 0` there is
-one server, with a recorder, and one load.
+one server, with a recorder, and one load. With `--control` neither server records: the comparison is the noise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Turn(msgspec.Struct):
     requests: int = 0
     aborts: int = 0
     # CPU time of the server and its processes, which other load disturbs less than wall time.
-    cpu_s: float = 0.0
+    cpu_s: dict[str, float] = {}
     gaps: list[float] = []
 
     @property
@@ -66,7 +66,11 @@ class Turn(msgspec.Struct):
 
     @property
     def cpu_ms_a_token(self) -> float:
-        return self.cpu_s / self.tokens * 1e3
+        return sum(self.cpu_s.values()) / self.tokens * 1e3
+
+    def cpu_of(self, process: str) -> float:
+        """Return the milliseconds of a process for each token."""
+        return self.cpu_s.get(process, 0.0) / self.tokens * 1e3
 
     @property
     def p99_ms(self) -> float:
@@ -168,14 +172,18 @@ class Server:
         begun, cpu_s = time.monotonic(), self.cpu_s()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*[client(number) for number in range(clients)])
-        turn.seconds, turn.cpu_s = time.monotonic() - begun, self.cpu_s() - cpu_s
+        turn.seconds = time.monotonic() - begun
+        turn.cpu_s = {name: now - cpu_s.get(name, 0.0) for name, now in self.cpu_s().items()}
         return turn
 
-    def cpu_s(self) -> float:
-        """Return the process time of the server and its processes."""
+    def cpu_s(self) -> dict[str, float]:
+        """Return the process time of the server and its processes, by the names that they give themselves."""
         root = psutil.Process(self.process.pid)
-        times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
-        return sum([one.user + one.system for one in times])
+        times: dict[str, float] = {}
+        for one in (root, *root.children(recursive=True)):
+            name, used = one.name() if one != root else "server", one.cpu_times()
+            times[name] = times.get(name, 0.0) + used.user + used.system
+        return times
 
     def stop(self) -> None:
         for kind in (signal.SIGTERM, signal.SIGKILL):
@@ -209,23 +217,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a turn (default: 20)")
     parser.add_argument("--turns", type=int, default=6, help="of each server (default: 6)")
     parser.add_argument("--port", type=int, default=30480)
+    parser.add_argument("--control", action="store_true", help="neither server records")
     parser.add_argument("--keep", type=Path, help="a folder for the flight; default: it is removed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as there:
         folder = options.keep or Path(there) / "flights"
         model = Path(there) / _SHAPE
         make_checkpoint(model, "float32", _SHAPE)
-        recorders = (None, folder) if options.turns else (folder,)
+        recorders: tuple[Path | None, ...] = (None, folder) if options.turns else (folder,)
+        if options.control:
+            recorders = (None, None)
         servers = [Server(options.engine, model, options.port + number, one) for number, one in enumerate(recorders)]
         try:
             for server in servers:
                 server.await_ready()
             turns = in_turns(servers, options.clients, options.seconds, options.turns)
-            flight = flight_of(folder)
+            flight = None if options.control else flight_of(folder)
         finally:
             for server in servers:
                 server.stop()
-        report(options, turns, flight)
+        if flight is None:
+            sys.stdout.write(json.dumps(compared(*turns), indent=1) + "\n")
+        else:
+            report(options, turns, flight)
 
 
 def in_turns(servers: list[Server], clients: int, seconds: float, count: int) -> list[list[Turn]]:
@@ -241,6 +255,10 @@ def in_turns(servers: list[Server], clients: int, seconds: float, count: int) ->
 def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
     """Return throughputs and gaps with and without a recorder."""
     pairs = list(zip(without, with_it, strict=True))
+    by_process = {
+        name: round(statistics.median([b.cpu_of(name) / max(a.cpu_of(name), 1e-9) for a, b in pairs]), 3)
+        for name in without[0].cpu_s
+    }
     return {
         "tokens a second without": [round(turn.tokens_a_second) for turn in without],
         "tokens a second with": [round(turn.tokens_a_second) for turn in with_it],
@@ -251,6 +269,10 @@ def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
         "cpu ms a token, median of ratios": round(
             statistics.median([b.cpu_ms_a_token / a.cpu_ms_a_token for a, b in pairs]), 3
         ),
+        "cpu ms a token of each process, without": {
+            name: round(statistics.median([turn.cpu_of(name) for turn in without]), 3) for name in by_process
+        },
+        "cpu ms a token of each process, median of ratios": by_process,
         "p99 gap without, ms": [round(turn.p99_ms) for turn in without],
         "p99 gap, median of ratios": round(statistics.median([b.p99_ms / a.p99_ms for a, b in pairs]), 3),
     }
