@@ -42,6 +42,7 @@ from scripted_lockstep.actions import (
     PauseServing,
     Press,
     ReleaseGrammars,
+    ReleaseLoras,
     ReleaseTransfers,
     Relieve,
     ResumeServing,
@@ -108,6 +109,7 @@ class LockstepAdapter(
         ReleaseGrammars(),
         ReleaseTransfers(),
         WakeServing(),
+        ReleaseLoras(),
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     packages: tuple[str, ...] = ("engine",)
@@ -189,28 +191,31 @@ class LockstepAdapter(
         return place_of(run.machine.scheduler, rid)
 
     def obstacle(self, run: EngineRun) -> Action | None:
-        """Name what requests wait for: held transfers or grammars, a stalled stage, sleep, or reserved memory."""
+        """Name what requests wait for: held transfers, grammars or LoRAs, a stalled stage, sleep, reserved memory."""
         if run.device.transfers.holds_some:
             return ReleaseTransfers()
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
         if run.device.grammars.is_holding:
             return ReleaseGrammars()
+        if run.device.loras.is_holding:
+            return ReleaseLoras()
         scheduler = run.machine.scheduler
         if scheduler.books.sleep_level and scheduler.failure is None:
             return Update.of_model(run.config.model) if scheduler.books.sleep_level > 1 else WakeServing()
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: EngineRun) -> Sequence[Event]:
-        """Return the answers to orders of grammars, and the ends of transfers."""
+        """Return the answers to orders of grammars and LoRAs, and the ends of transfers. A stalled stage reads none."""
         device = run.device
+        answers = device.answers(reads=not run.stalled)
         if not device.transfers.open:
-            return device.answers()
+            return answers
         if run.previous is not None:
             device.transfers.want(run.previous.replies)
         # The newest first: a restarted decode engine numbers its transfers from 1 again.
         prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
-        return [*device.answers(), *device.ended_transfers(prompts)]
+        return [*answers, *device.ended_transfers(prompts)]
 
     def finale(self, run: EngineRun, turn: int) -> Sequence[Event]:
         """Return a flush, and a request for the counters."""

@@ -17,6 +17,7 @@ from engine.core.messages import (
     FlushCache,
     Generate,
     GetStats,
+    LoraRead,
     PagesReceived,
     PagesSent,
     PipelineEvent,
@@ -101,6 +102,9 @@ class EngineWords(StepWords):
             case Completion() if event.error is None:
                 tokens = f"-> {some([str(token) for token in event.token_ids])}" if event.token_ids else "(chunk)"
                 return f"result #{event.microbatch_id} {'(done)' if event.microbatch_id in self._controls else tokens}"
+            case LoraRead():
+                said = "read" if event.error is None else f"NOT READ: {printable(event.error)}"
+                return f"LoRA version {event.version} {said}"
             case PagesReceived():
                 return f"transfer {event.transfer}: {plural(event.pages, 'page')} came"
             case PagesSent():

@@ -388,8 +388,17 @@ class PagesSent(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     error: str | None = None
 
 
+class LoraRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """The end of a ``LoraOrder``: every stage has read its share, or with ``error`` some stage could not."""
+
+    version: _Count
+    error: str | None = None
+
+
 TransferEvent = PagesReceived | PagesSent
-PipelineEvent = Completion | PipelineFailed | GrammarReady | TransferEvent
+# The answer of the stages to an order that they carry out beside the computation.
+OrderAnswer = GrammarReady | LoraRead | TransferEvent
+PipelineEvent = Completion | PipelineFailed | OrderAnswer
 
 # ---- operator events: from the holder of the gate, never from a socket ----
 

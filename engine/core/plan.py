@@ -96,6 +96,18 @@ class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
     grammar: Grammar | None
 
 
+class LoraOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The order to every stage to read its share of the LoRA in ``path``, or with None to drop a share that was read.
+
+    The stages read beside the computation. One ``LoraRead`` answers each order to read; the ``LoraUpdate`` of the same
+    version then takes the shares.
+    """
+
+    version: int
+    name: str
+    path: str | None = None
+
+
 class ReceivePages(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The order to every stage to write the KV of ``transfer`` into these pages, in order; nothing else uses them.
 
@@ -201,10 +213,10 @@ class SegmentShare(TypedDict, total=False):
 
 
 class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A change of every stage's LoRAs: load the one in ``path`` as ``version``, then drop version ``drop``.
+    """A change of every stage's LoRAs: take the one read from ``path`` as ``version``, then drop version ``drop``.
 
-    Versions count from 1 and are never reused; 0 is none. ``name`` is for readers of the plan. With ``drop`` equal to
-    ``version`` the stages only read and check the LoRA.
+    Versions that were taken count from 1 and are never reused; 0 is none. ``name`` is for readers of the plan. With
+    ``drop`` equal to ``version`` the stages have only read and checked the LoRA.
     """
 
     name: str

@@ -7,17 +7,15 @@ carried out in sequence, in parallel with the computation, and each order to com
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.errors import EngineError
-from engine.core.messages import FinishReason, Grammar, GrammarKind, GrammarReady
-from engine.core.plan import GrammarOrder
+from engine.core.messages import FinishReason, Grammar, GrammarKind
 from engine.grammar.source import QUIET, definition_of, why_stuck
 
 
@@ -249,48 +247,3 @@ class CompiledGrammars:
             ends = self._eos_token_ids
             self._tokenizer = LLTokenizer(self._read_tokenizer(), n_vocab=self._vocab_size, eos_token=ends)
         return self._tokenizer
-
-
-class GrammarCompiler:
-    """Compiles into ``grammars`` in a thread, from which ``answer`` is called.
-
-    The thread ends when its queue is empty, so an engine without structured output has none.
-    """
-
-    def __init__(self, grammars: CompiledGrammars, answer: Callable[[GrammarReady], None]) -> None:
-        self._grammars = grammars
-        self._answer = answer
-        self._lock = Lock()
-        self._open: deque[tuple[int, Grammar]] = deque()
-        self._is_running = False
-        self._thread: Thread | None = None
-
-    def order(self, order: GrammarOrder) -> None:
-        if order.grammar is None:
-            self._grammars.forget(order.id)
-            return
-        self._grammars.want(order.id)
-        with self._lock:
-            self._open.append((order.id, order.grammar))
-            if not self._is_running:
-                self._is_running = True
-                self._thread = Thread(target=self._run, name="grammar-compiler", daemon=True)
-                self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until every order is answered, except orders that come meanwhile."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._open:
-                    self._is_running = False
-                    return
-                grammar_id, grammar = self._open.popleft()
-            error = self._grammars.compile(grammar_id, grammar)
-            if error is None:
-                self._answer(GrammarReady(grammar_id=grammar_id))
-            else:
-                self._answer(GrammarReady(grammar_id=grammar_id, error=str(error), reason=error.reason))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,6 +39,9 @@ class Pair(NamedTuple):
 
     down: torch.Tensor
     up: torch.Tensor
+
+    def to(self, device: torch.device) -> Pair:
+        return Pair(self.down.to(device), self.up.to(device))
 
 
 # For each layer of a stage and each product of its forward pass, the pair to add to it.
@@ -113,7 +117,10 @@ class StageLoras:
         return BatchLoras([(self._held(version), self._rows(chosen)) for version, chosen in rows.items()])
 
     def load(self, path: str) -> LoadedLora:
-        """Read this stage's part of a LoRA. Raises CheckpointError, which names the misfit."""
+        """Read this stage's share of a LoRA into host memory. Raises CheckpointError, which names the misfit.
+
+        Any thread may call it: it changes nothing here, and does not touch the device.
+        """
         folder = lora_folder(path)
         config = LoraConfig(folder)
         file = folder / WEIGHTS_FILE
@@ -132,6 +139,12 @@ class StageLoras:
         return [
             [self._fused(pairs, layer, names) for names in products] for layer, products in enumerate(self._products)
         ]
+
+    def on_device(self, loaded: LoadedLora) -> LoadedLora:
+        """Copy a share to the stage's device, if that has memory of its own."""
+        if self._device.type == "cpu":
+            return loaded
+        return [[None if pair is None else pair.to(self._device) for pair in layer] for layer in loaded]
 
     # -- inside --
 
@@ -234,7 +247,7 @@ class StageLoras:
             )
         # Scales before rounding. Copies, because the tensors are views of the file, which may be overwritten.
         scaled = up.to(torch.float32) * config.scale(module, rank)
-        kept = [matrix.t().to(self._device, self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
+        kept = [matrix.t().to(self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
         if not all(bool(torch.isfinite(matrix).all()) for matrix in kept):
             raise CheckpointError(
                 f"{file}: the matrices of {module} must be finite in {self._dtype}, and have infinite numbers or NaN; "
@@ -251,13 +264,57 @@ class StageLoras:
             return present[0][1]
         widths = [self._shapes[layer][name][1] for name in names]
         down = torch.cat([pair.down for _, pair in present], dim=1)
-        up = torch.zeros((down.shape[1], sum(widths)), dtype=self._dtype, device=self._device)
+        up = torch.zeros((down.shape[1], sum(widths)), dtype=self._dtype)
         rank = 0
         for name, pair in present:
             left = sum(widths[: names.index(name)])
             up[rank : rank + pair.up.shape[0], left : left + pair.up.shape[1]] = pair.up
             rank += pair.up.shape[0]
         return Pair(down, up)
+
+
+class ReadLoras:
+    """The shares that a thread has read and no ``LoraUpdate`` has taken, each with the LoRAs of the stage it is for."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # A version that is not wanted any more when it is read is dropped.
+        self._wanted: set[int] = set()
+        self._read: dict[int, tuple[StageLoras, LoadedLora]] = {}
+
+    def want(self, version: int) -> None:
+        with self._lock:
+            self._wanted.add(version)
+
+    def read(self, version: int, path: str, loras: StageLoras) -> None:
+        """Read a share in any thread. Raises CheckpointError."""
+        loaded = loras.load(path)
+        with self._lock:
+            if version in self._wanted:
+                self._read[version] = loras, loaded
+
+    def take(self, version: int, loras: StageLoras) -> LoadedLora:
+        """Take a share for ``loras``. Raises IntegrityError if it was not read, CheckpointError if it does not fit."""
+        with self._lock:
+            self._wanted.discard(version)
+            found = self._read.pop(version, None)
+        if found is None:
+            raise IntegrityError(f"version {version} of a LoRA must be read before it is taken, and is not")
+        read_for, loaded = found
+        if not loras.has_the_products_of(read_for):
+            raise CheckpointError("the weights changed while the LoRA was read, and compute otherwise; load it again")
+        return loaded
+
+    def forget(self, version: int) -> None:
+        """Drop a share, also one that is still being read."""
+        with self._lock:
+            self._wanted.discard(version)
+            self._read.pop(version, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._wanted.clear()
+            self._read.clear()
 
 
 def _require_floats(file: str, module: str, types: Sequence[str]) -> None:

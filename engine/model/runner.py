@@ -19,7 +19,16 @@ from engine.core.config import EngineConfig
 from engine.core.errors import DeviceLostError, EngineError, IntegrityError, StepFailedError
 from engine.core.limits import Limits
 from engine.core.messages import Completion
-from engine.core.plan import Control, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
+from engine.core.plan import (
+    Control,
+    LoraChange,
+    LoraOrder,
+    LoraUpdate,
+    Microbatch,
+    ProfileSwitch,
+    SleepSwitch,
+    WeightUpdate,
+)
 from engine.grammar.compiled import CompiledGrammars
 from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, emitters_of
@@ -33,7 +42,7 @@ from engine.model.checkpoint import (
 )
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
-from engine.model.lora import LoadedLora, StageLoras
+from engine.model.lora import LoadedLora, ReadLoras, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.page_image import PageImages
 from engine.model.profiling import StageProfile
@@ -97,6 +106,7 @@ class StageRunner:
         self._files = states_of(self.facts.folder)
         # The commit of each prepared control, by its number.
         self._prepared: dict[int, Rest] = {}
+        self.read_loras = ReadLoras()
         self._profile: StageProfile | None = None
         self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
         self._record = SlotRecord(self.model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
@@ -152,6 +162,7 @@ class StageRunner:
         if self._newest is not None:
             self._newest.forget()
         self.grammars.clear()
+        self.read_loras.clear()
         self._fail_next = False
 
     def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:
@@ -279,8 +290,8 @@ class StageRunner:
     def prepare(self, control: Control) -> str | None:
         """Do the part of a control that can fail. Returns the reason of a failure, None on success.
 
-        Holds new weights, or a new LoRA, beside the present ones until ``settle``, which also frees the memory of a
-        stage that goes to sleep.
+        Holds new weights beside the present ones until ``settle``, which also takes a LoRA that was read and frees the
+        memory of a stage that goes to sleep.
         """
         error: str | None = None
         rest: Rest | None = None
@@ -289,7 +300,7 @@ class StageRunner:
                 case WeightUpdate():
                     rest = self._load_beside(control.path)
                 case LoraUpdate():
-                    rest = self._read_lora(control.change)
+                    rest = self._prepare_lora(control.change)
                 case SleepSwitch(level=0):
                     rest = self._wake()
                 case SleepSwitch():
@@ -316,21 +327,28 @@ class StageRunner:
             give_back(self.model.device)
 
     def _why_not(self, control: Control, exc: Exception) -> str:
-        """Word a control's failure for callers and for requests that wait for a LoRA. Only the log gets tracebacks."""
+        """Word a control's failure for callers. Only the log gets tracebacks."""
         match control:
+            case LoraUpdate():
+                return self._why_no_lora(control.change, exc)
             case WeightUpdate():
                 doing = f"load {control.path or 'its weights'}"
-            case LoraUpdate():
-                doing = f"load the LoRA {control.change.name!r} from {control.change.path}"
             case SleepSwitch():
                 doing = "sleep" if control.level else "wake"
             case ProfileSwitch():
                 doing = "profile"
+        return f"stage {self.stage}: {exc}" if isinstance(exc, EngineError) else self._logged(doing, exc)
+
+    def _why_no_lora(self, lora: LoraOrder | LoraChange, exc: Exception) -> str:
+        """Word the failure of a LoRA, for callers and for requests that wait for it.
+
+        Clients whose requests wait must not learn its path; operators may learn everything.
+        """
+        return self._logged(f"load the LoRA {lora.name!r} from {lora.path}", exc)
+
+    def _logged(self, doing: str, exc: Exception) -> str:
         is_expected = isinstance(exc, EngineError)
         why = str(exc) if is_expected else f"{type(exc).__name__}: {exc}"
-        # Clients whose requests wait for a LoRA must not learn its path; operators may learn everything.
-        if is_expected and not isinstance(control, LoraUpdate):
-            return f"stage {self.stage}: {why}"
         _log.warning("stage %d could not %s: %s", self.stage, doing, why, exc_info=None if is_expected else exc)
         return f"stage {self.stage} could not {doing}: {why}"
 
@@ -404,24 +422,40 @@ class StageRunner:
             return None
         return DraftModel(self._config, self._limits, never=self._never, device=self.model.device)
 
-    def _read_lora(self, change: LoraChange) -> Rest:
-        """Read this stage's part of a LoRA, beside the loaded ones. Blocks the stage meanwhile."""
+    def begin_lora(self, order: LoraOrder) -> Callable[[], str | None]:
+        """Return the reading of this stage's share of a LoRA, for another thread; it returns the reason of a failure.
+
+        It reads for the present model, which a weight update may replace meanwhile.
+        """
+        self.read_loras.want(order.version)
+        return partial(self._read_lora, order, self.model.lora)
+
+    def _read_lora(self, order: LoraOrder, loras: StageLoras | None) -> str | None:
+        assert order.path is not None, f"{order} names nothing to read"
+        try:
+            self.read_loras.read(order.version, order.path, _there(loras))
+        except Exception as exc:  # noqa: BLE001 - a LoRA that cannot be read must not end an engine that serves
+            self.read_loras.forget(order.version)
+            return self._why_no_lora(order, exc)
+        return None
+
+    def _prepare_lora(self, change: LoraChange) -> Rest:
+        """Put the share that was read where the model computes. It is dropped if another stage fails."""
+        loras = _there(self.model.lora)
+        if change.path is None:
+            self._fail_if_told()
+            return partial(self._take_lora, change, None)
+        read = self.read_loras.take(change.version, loras)
         self._fail_if_told()
-        return partial(self._take_lora, change, None if change.path is None else self._loras().load(change.path))
+        return partial(self._take_lora, change, loras.on_device(read))
 
     def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
         """Take a loaded LoRA, and drop another one to make room for it."""
-        held = self._loras().held
+        held = _there(self.model.lora).held
         if loaded is not None:
             held[change.version] = loaded
         if change.drop:
             del held[change.drop]
-
-    def _loras(self) -> StageLoras:
-        loras = self.model.lora
-        if loras is None:
-            raise StepFailedError("this stage holds no LoRAs; start the server with --max-loras N")
-        return loras
 
     def _switch_profile(self, folder: str | None) -> None:
         # A profile may be left over if another stage failed to start its own.
@@ -537,3 +571,9 @@ class StageRunner:
         self.counters.last_microbatch_id = microbatch.id
         self.counters.microbatches += 1
         self.counters.tokens += microbatch.tokens
+
+
+def _there(loras: StageLoras | None) -> StageLoras:
+    if loras is None:
+        raise StepFailedError("this stage holds no LoRAs; start the server with --max-loras N")
+    return loras

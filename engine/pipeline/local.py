@@ -13,16 +13,14 @@ from threading import Lock
 from typing import Any
 
 from engine.core.errors import EngineError
-from engine.core.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
-from engine.core.plan import Forward, GrammarOrder, Microbatch, TransferOrder
-from engine.grammar.compiled import GrammarCompiler
+from engine.core.messages import Completion, LoraRead, OrderAnswer, PipelineEvent, TransferEvent
+from engine.core.plan import Forward, GrammarOrder, LoraOrder, Microbatch, TransferOrder
 from engine.model.runner import StageRunner
 from engine.model.sampler_output import LaunchedStep
+from engine.pipeline.beside import GrammarCompiler, LoraReader
 from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-
-Answer = GrammarReady | TransferEvent
 
 
 class LocalPipeline:
@@ -49,8 +47,9 @@ class LocalPipeline:
         self._completed: deque[Completion] = deque()
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_answer)
-        # Filled by the threads of the compiler and the port; the eventfd wakes the gate.
-        self._answers: deque[Answer] = deque()
+        self._lora_reader = LoraReader(runner, self._note_read)
+        # Filled by the threads of the compiler, the reader and the port; the eventfd wakes the gate.
+        self._answers: deque[OrderAnswer] = deque()
         self._answer_lock = Lock()
         self._answer_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._kv_port = None if kv_port is None else kv_port(self._note_answer)
@@ -113,13 +112,16 @@ class LocalPipeline:
     def order_grammar(self, order: GrammarOrder) -> None:
         self._compiler.order(order)
 
+    def order_lora(self, order: LoraOrder) -> None:
+        self._lora_reader.order(order)
+
     def order_transfer(self, order: TransferOrder) -> None:
         """Send or receive KV concurrently with the computation, or stop a transfer."""
         assert self._kv_port is not None, f"an engine without other engines is to {order}"
         self._kv_port.order(order)
 
-    def answers(self) -> Sequence[Answer]:
-        """Take the compiled grammars and ended transfers since the last call."""
+    def answers(self) -> Sequence[OrderAnswer]:
+        """Take the compiled grammars, read LoRAs and ended transfers since the last call."""
         if not self._answers:
             return ()
         with self._answer_lock:
@@ -132,7 +134,10 @@ class LocalPipeline:
         """Return a descriptor that is readable while there are answers."""
         return self._answer_file
 
-    def _note_answer(self, answer: Answer) -> None:
+    def _note_read(self, version: int, error: str | None) -> None:
+        self._note_answer(LoraRead(version=version, error=error))
+
+    def _note_answer(self, answer: OrderAnswer) -> None:
         with self._answer_lock:
             self._answers.append(answer)
             if self._answer_file >= 0:

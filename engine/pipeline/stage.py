@@ -20,8 +20,8 @@ from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
 from engine.core.messages import Completion, TransferEvent, encode
 from engine.core.plan import Control, Forward
-from engine.grammar.compiled import GrammarCompiler
 from engine.model.runner import StageRunner
+from engine.pipeline.beside import GrammarCompiler, LoraReader
 from engine.pipeline.channel import StageChannel
 from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
 from engine.pipeline.progress import Phase, StageProgress
@@ -33,7 +33,9 @@ from engine.pipeline.wire import (
     FailNextStep,
     Forget,
     Launch,
+    LoraShareRead,
     OrderGrammar,
+    OrderLora,
     OrderTransfer,
     Settle,
     StageMessage,
@@ -109,6 +111,7 @@ class StageLoop:
         self._scheduler = scheduler
         self._progress = progress
         self._compiler = GrammarCompiler(runner.grammars, self._report)
+        self._lora_reader = LoraReader(runner, self._report_read)
         # Overwrites the mark of an earlier server in the same folder.
         self._note(_NO_MICROBATCH, Phase.DONE)
 
@@ -137,6 +140,8 @@ class StageLoop:
                 self._runner.fail_next(on=message.on)
             case OrderGrammar():
                 self._compiler.order(message.order)
+            case OrderLora():
+                self._lora_reader.order(message.order)
             case OrderTransfer():
                 assert self._kv_port is not None, f"an engine without other engines is to {message.order}"
                 self._kv_port.order(message.order)
@@ -186,6 +191,9 @@ class StageLoop:
         else:
             assert output.error is not None, f"stage {self._runner.stage} completed microbatch {microbatch.id}"
             self._neighbours.send(microbatch, HiddenFailed(microbatch.id, output.error))
+
+    def _report_read(self, version: int, error: str | None) -> None:
+        self._report(LoraShareRead(version=version, stage=self._runner.stage, error=error))
 
     def _report(self, report: StageReport) -> None:
         self._scheduler.send(encode(report))

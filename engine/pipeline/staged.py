@@ -19,6 +19,8 @@ from engine.core.frames import BadFrameError
 from engine.core.messages import (
     Completion,
     GrammarReady,
+    LoraRead,
+    OrderAnswer,
     PagesReceived,
     PipelineEvent,
     PipelineFailed,
@@ -28,6 +30,7 @@ from engine.core.messages import (
 from engine.core.plan import (
     Forward,
     GrammarOrder,
+    LoraOrder,
     Microbatch,
     ReceivePages,
     SendPages,
@@ -43,7 +46,9 @@ from engine.pipeline.wire import (
     FailNextStep,
     Forget,
     Launch,
+    LoraShareRead,
     OrderGrammar,
+    OrderLora,
     OrderTransfer,
     Settle,
     StageMessage,
@@ -99,8 +104,10 @@ class StagedPipeline:
         self._controls: dict[int, dict[int, str | None]] = {}
         # The ids of grammars that the last stage compiles.
         self._compiling: set[int] = set()
+        # The stages' reports of each LoRA that they read, by its version.
+        self._reading: dict[int, dict[int, str | None]] = {}
         self._transfers: dict[int, _Transfer] = {}
-        self._answers: list[GrammarReady | TransferEvent] = []
+        self._answers: list[OrderAnswer] = []
         self._describes = 0
         self._closed = False
 
@@ -153,14 +160,20 @@ class StagedPipeline:
             self._compiling.add(order.id)
         self._send(self._pp_size - 1, OrderGrammar(order))
 
+    def order_lora(self, order: LoraOrder) -> None:
+        """Send a LoRA's order to every stage, in order with the plans."""
+        if order.path is not None:
+            self._reading[order.version] = {}
+        self._broadcast(OrderLora(order))
+
     def order_transfer(self, order: TransferOrder) -> None:
         """Send a transfer order to every stage, in order with the plans. A stage does not answer a stop."""
         if not isinstance(order, StopTransfer):
             self._transfers[order.transfer] = _Transfer(order)
         self._broadcast(OrderTransfer(order))
 
-    def answers(self) -> Sequence[GrammarReady | TransferEvent]:
-        """Take the grammars that the last stage has compiled and the transfers that all stages have ended."""
+    def answers(self) -> Sequence[OrderAnswer]:
+        """Take the compiled grammars, and the LoRAs and transfers with which all stages are done."""
         if not self._answers:
             return ()
         answers, self._answers = tuple(self._answers), []
@@ -234,6 +247,8 @@ class StagedPipeline:
             raise BadFrameError(f"stage must be in 0..{self._pp_size - 1}, got {report}")
         elif isinstance(report, ControlDone):
             self._note_control(report)
+        elif isinstance(report, LoraShareRead):
+            self._note_read(report)
         elif isinstance(report, TransferDone):
             self._note_transfer(report.stage, report.event)
         elif report.seq == self._describes:
@@ -289,17 +304,28 @@ class StagedPipeline:
         The decision goes over the plan channels, so every microbatch launched from now on is computed with it.
         """
         number = report.microbatch_id
-        if (errors := self._controls.get(number)) is None:
+        if not self._note_stage(self._controls, number, report):
+            return
+        error = _first_error(self._controls.pop(number))
+        self._broadcast(Settle(number, commit=error is None))
+        self._completions[number] = Completion(microbatch_id=number, error=error)
+
+    def _note_read(self, report: LoraShareRead) -> None:
+        """Note that a stage has read its share of a LoRA. With the last one, tell the scheduler."""
+        if self._note_stage(self._reading, report.version, report):
+            error = _first_error(self._reading.pop(report.version))
+            self._answers.append(LoraRead(version=report.version, error=error))
+
+    def _note_stage(
+        self, orders: dict[int, dict[int, str | None]], number: int, report: ControlDone | LoraShareRead
+    ) -> bool:
+        """Note a stage's report about an order to all stages; return whether it is the last. Raises BadFrameError."""
+        if (errors := orders.get(number)) is None:
             raise BadFrameError(f"no stage was ordered to do {number}")
         if report.stage in errors:
             raise BadFrameError(f"stage {report.stage} has reported {number} before")
         errors[report.stage] = report.error
-        if len(errors) < self._pp_size:
-            return
-        del self._controls[number]
-        error = next((errors[stage] for stage in range(self._pp_size) if errors[stage] is not None), None)
-        self._broadcast(Settle(number, commit=error is None))
-        self._completions[number] = Completion(microbatch_id=number, error=error)
+        return len(errors) == self._pp_size
 
 
 def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
@@ -307,6 +333,11 @@ def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
     segments = microbatch.segments
     targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
     return sum([segment.emits for segment in segments]), microbatch.drafts, targets
+
+
+def _first_error(errors: dict[int, str | None]) -> str | None:
+    """Return the error of the first stage that has one, whichever stage answered first."""
+    return next((errors[stage] for stage in sorted(errors) if errors[stage] is not None), None)
 
 
 def _answers(event: TransferEvent, order: ReceivePages | SendPages) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.core.frames import decoder_of
 from engine.core.messages import Completion, GrammarReady, TransferEvent
-from engine.core.plan import GrammarOrder, Microbatch, TransferOrder
+from engine.core.plan import GrammarOrder, LoraOrder, Microbatch, TransferOrder
 
 # ---- from the scheduler to a stage ----
 
@@ -51,6 +51,12 @@ class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
     order: GrammarOrder
 
 
+class OrderLora(msgspec.Struct, frozen=True, tag=True):
+    """Read the stage's share of a LoRA concurrently with the computation, or drop one that was read."""
+
+    order: LoraOrder
+
+
 class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
@@ -61,7 +67,7 @@ class OrderTransfer(msgspec.Struct, frozen=True, tag=True):
     order: TransferOrder
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | Settle | OrderGrammar | EndStage | OrderTransfer
+StageMessage = Launch | FailNextStep | Describe | Forget | Settle | OrderGrammar | OrderLora | EndStage | OrderTransfer
 
 # ---- from a stage to the scheduler ----
 
@@ -93,6 +99,14 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None
 
 
+class LoraShareRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A stage has read its share of a LoRA, or failed to with ``error``."""
+
+    version: int
+    stage: int
+    error: str | None
+
+
 class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A stage's share of a transfer has ended; ``event`` covers that stage alone."""
 
@@ -100,7 +114,7 @@ class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     event: TransferEvent
 
 
-StageReport = Completion | StageView | ControlDone | GrammarReady | TransferDone
+StageReport = Completion | StageView | ControlDone | GrammarReady | LoraShareRead | TransferDone
 
 # Each raises BadFrameError for anything else.
 decode_stage_message: Callable[[bytes], StageMessage] = decoder_of(StageMessage)

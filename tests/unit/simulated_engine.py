@@ -86,7 +86,7 @@ class SimulatedEngine:
         events: list[Event] = []
         while len(events) < completions and (done := self.pipeline.next_completion(0)) is not None:
             events.append(done)
-        return self.apply(*events, *messages)
+        return self.apply(*events, *self.pipeline.answers(), *messages)
 
     def apply(self, *events: Event) -> StepResult:
         """Run one step with exactly these events, and every check that holds after any step."""
@@ -94,6 +94,8 @@ class SimulatedEngine:
         result = self.last = self.scheduler.step(events, self.now)
         for reply in result.replies:
             self._book(reply)
+        for order in result.loras:
+            self.pipeline.order_lora(order)
         if result.microbatch is not None:
             self._check_budget(result.microbatch)
             self.microbatches.append(result.microbatch)
@@ -110,10 +112,10 @@ class SimulatedEngine:
         """Steps with everything that is ready until the engine is fully idle. Fails if it is stuck or does not end."""
         self.step(*messages, completions=self.limits.depth)
         for _ in range(DRAIN_LIMIT_STEPS):
-            if self.scheduler.is_fully_idle:
+            if self.scheduler.is_fully_idle and not self.pipeline.loras:
                 return
             assert self.last is not None
-            stuck = not self.last.again and not self.in_flight
+            stuck = not (self.last.again or self.in_flight or self.pipeline.loras)
             assert not stuck, f"stuck: {self.scheduler.stats()} {list(self.scheduler.books.requests.values())}"
             self.step(completions=1)
         raise AssertionError(f"not idle after {DRAIN_LIMIT_STEPS} steps: {self.scheduler.stats()}")

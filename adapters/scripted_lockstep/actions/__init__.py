@@ -31,7 +31,7 @@ from scripted_lockstep.actions.results_and_stages import (
 from scripted_lockstep.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted_lockstep.actions.transfers import FailTransfer, HoldTransfers, ReleaseTransfers
 from scripted_lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
-from scripted_lockstep.actions.loras import LoraLoad, LoraUnload
+from scripted_lockstep.actions.loras import HoldLoras, LoraLoad, LoraUnload, ReleaseLoras
 from scripted_lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 
 # isort: on
@@ -51,6 +51,7 @@ __all__ = [
     "FailTransfer",
     "Flush",
     "HoldGrammars",
+    "HoldLoras",
     "HoldTransfers",
     "Intervention",
     "KillStage",
@@ -59,6 +60,7 @@ __all__ = [
     "PauseServing",
     "Press",
     "ReleaseGrammars",
+    "ReleaseLoras",
     "ReleaseTransfers",
     "Relieve",
     "ResumeServing",

@@ -12,7 +12,7 @@ from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted.core.verb import Verb
 from scripted.script.clients import Call
-from scripted_lockstep.actions.action import EngineCall, EventReader
+from scripted_lockstep.actions.action import EngineAction, EngineCall, EventReader
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 
 if TYPE_CHECKING:
@@ -121,3 +121,46 @@ class LoraUnload(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag=
     def words(cls, event: UnloadLora) -> str:
         wait = "" if event.timeout_s is None else f", waits up to {event.timeout_s:g} s"
         return f"unload LoRA {printable(event.name)}{wait}"
+
+
+class HoldLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-loras"):
+    """Holds all reading of LoRAs: none is read to its end from this step on."""
+
+    examples: ClassVar = ("hold-loras",)
+    needs_open: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+
+    @staticmethod
+    @verb
+    def hold_loras(t: BaseContext) -> None:
+        """From the next step on, the stages read no LoRA to its end until it is released."""
+        t.run.act(HoldLoras())
+
+    def apply(self, run: RunLike) -> None:
+        run.device.loras.hold()
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return (cls(),) if base.limits.max_loras else ()
+
+
+class ReleaseLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-loras"):
+    """Releases ``count`` held LoRAs, in the order of their orders; without a count all of them."""
+
+    count: int | None = None
+
+    examples: ClassVar = ("release-loras", "release-loras count=1")
+    is_control: ClassVar[bool] = True
+
+    @staticmethod
+    @verb
+    def release_loras(t: BaseContext, n: int | None = None) -> None:
+        """Let the oldest ``n`` LoRAs be read, or all and stop holding."""
+        t.check_released("release_loras()", n)
+        t.run.act(ReleaseLoras(count=n))
+
+    def apply(self, run: RunLike) -> None:
+        run.device.loras.release(self.count)
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.device.loras.is_holding)

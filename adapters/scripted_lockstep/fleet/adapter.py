@@ -18,11 +18,13 @@ from scripted_lockstep.actions import (
     FailGrammar,
     FailTransfer,
     HoldGrammars,
+    HoldLoras,
     HoldTransfers,
     KillStage,
     LoraLoad,
     LoraUnload,
     ReleaseGrammars,
+    ReleaseLoras,
     ReleaseTransfers,
     all_actions,
 )
@@ -36,8 +38,8 @@ from scripted_lockstep.script.fleet import role_of
 NAME: Final = "lockstep-fleet"
 # Actions that an engine of a fleet lacks, or for which a fleet has its own.
 _NOT_HERE: Final = (
-    FailGrammar, FailTransfer, HoldGrammars, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
-    ReleaseTransfers, AdvanceClock,
+    FailGrammar, FailTransfer, HoldGrammars, HoldLoras, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
+    ReleaseLoras, ReleaseTransfers, AdvanceClock,
 )  # fmt: skip
 _LEFT_OUT: Final = {"loras", "kept-grammars", "held-grammars", "profile", "scale"}
 _SMALL: Final = "engines=p0,d0 page_size=4 chunked_prefill_size=16 max_total_tokens=128"

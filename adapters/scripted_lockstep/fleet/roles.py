@@ -42,7 +42,7 @@ _WITHOUT: Final = {
         "stops",
     }
     | {"kept-grammars", "held-grammars", "event-hold-grammars", "event-fail-grammar"}
-    | {"event-load-lora", "event-unload-lora"},
+    | {"event-load-lora", "event-unload-lora", "event-hold-loras"},
 }
 _WITHOUT_LEVELS: Final = {("drafts", "of-a-model"), ("stages", "async")}
 _FIRST_PAGES: Final = (0, 0, 0, 1, 2)

@@ -20,6 +20,7 @@ from engine.core.messages import (
     EvictCache,
     Generate,
     GrammarReady,
+    LoraRead,
     PagesReceived,
     PagesSent,
     PauseGeneration,
@@ -182,7 +183,7 @@ class EngineOracle(Oracle):
             case PipelineFailed():
                 self._flights.clear()
                 account.fail(account.live)
-            case GrammarReady():
+            case GrammarReady() | LoraRead():
                 if event.error is not None:
                     account.fail(account.live)
             case PagesSent():

@@ -20,6 +20,7 @@ from engine.core.plan import (
     Forward,
     GrammarOrder,
     LoraChange,
+    LoraOrder,
     LoraUpdate,
     Microbatch,
     Segment,
@@ -96,6 +97,8 @@ def said_alone(
         # Simulated tokens of a seed are the same with window layers and without.
         _computed(pipeline, WeightUpdate(0, weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)))
     for name, path in limits.loras:
+        pipeline.order_lora(LoraOrder(_VERSION, name, path))
+        pipeline.answers()
         _computed(pipeline, LoraUpdate(0, LoraChange(name, _VERSION, path)))
     if sampling.grammar is not None:
         request.grammar_id = _VERSION

@@ -18,6 +18,7 @@ from engine.core.messages import (
     Generate,
     Grammar,
     GrammarReady,
+    LoraRead,
     Reply,
     SamplingParams,
     TokenOutput,
@@ -30,7 +31,7 @@ from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.schedule import Schedule
 from scripted.core.translation import Lengths, RecordedStep, Translated, Translator
-from scripted_lockstep.actions import HoldGrammars, ReleaseGrammars, all_actions
+from scripted_lockstep.actions import HoldGrammars, HoldLoras, ReleaseGrammars, ReleaseLoras, all_actions
 from scripted_lockstep.configs import limits_of
 from scripted_lockstep.recordings.replay import replay_engine
 
@@ -91,6 +92,7 @@ class _StepTranslator(Translator):
         self._limits = limits
         self._stopped = sum([_is_stop(reply) for one in replayed for reply in one.replies])
         self._has_grammars = any(isinstance(event, GrammarReady) for event in events)
+        self._has_loras = any(isinstance(event, LoraRead) for event in events)
         self._grammars: dict[Grammar, str] = {}
         self._sampled = 0
 
@@ -98,11 +100,15 @@ class _StepTranslator(Translator):
         return event.microbatch_id if isinstance(event, Completion) else None
 
     def opening(self) -> Iterable[Action]:
-        return (*super().opening(), *((HoldGrammars(),) if self._has_grammars else ()))
+        holds = (*[HoldGrammars() for _ in "1" if self._has_grammars], *[HoldLoras() for _ in "1" if self._has_loras])
+        return (*super().opening(), *holds)
 
     def releases(self, events: Sequence[Event]) -> Iterable[Action]:
-        answers = sum([isinstance(event, GrammarReady) for event in events])
-        return (*super().releases(events), *((ReleaseGrammars(count=answers),) if answers else ()))
+        yield from super().releases(events)
+        if ready := sum([isinstance(event, GrammarReady) for event in events]):
+            yield ReleaseGrammars(count=ready)
+        if read := sum([isinstance(event, LoraRead) for event in events]):
+            yield ReleaseLoras(count=read)
 
     def own_notes(self) -> Iterator[str]:
         if self._limits.async_scheduling and self._stopped:

@@ -81,7 +81,7 @@ def _abort_everything(run: Any) -> Steps:
     yield
     for _ in range(RESET_BUDGET_STEPS):
         # Checked here too: a mutant may have broken the predicate itself.
-        if run.scheduler.is_fully_idle and not run.scheduler.books.in_flight:
+        if run.scheduler.is_fully_idle and not (run.scheduler.books.in_flight or run.loras):
             if run.scheduler.is_at_rest or run.failure is not None:
                 return
             run.inject(_what_ends(run.scheduler.books))

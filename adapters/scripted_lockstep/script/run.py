@@ -60,6 +60,7 @@ from scripted_lockstep.script.solo_runs import SoloRuns
 from scripted_lockstep.script.state import EngineState, take_state
 from scripted_lockstep.script.world import StageLink, World
 from scripted_lockstep.simulated.grammar import HeldGrammars
+from scripted_lockstep.simulated.held_orders import HeldOrders
 
 _SCHEDULER: Final = "scheduler"
 _MOST_SHOWN_CHARS: Final = 64
@@ -88,6 +89,7 @@ class EngineRun(ScriptedRun):
         self.world, self.tier = world, world.tier
         self.handles: EngineHandles = EngineHandles()
         self.grammars = world.grammars = HeldGrammars()
+        self.loras = world.loras = HeldOrders()
         self.last_replies: tuple[Reply, ...] = ()
         self.landed: tuple[int, ...] = ()
         self.failure: PipelineFailed | None = None
@@ -131,8 +133,8 @@ class EngineRun(ScriptedRun):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether a client's message or the death of a stage has not been seen by a step."""
-        return bool(self.arrived) or (self.failure is not None and self.scheduler.failure is None)
+        """Whether a client's message, the death of a stage or the end of a reading has not been seen by a step."""
+        return bool(self.arrived or self.loras) or (self.failure is not None and self.scheduler.failure is None)
 
     @property
     def is_fully_idle(self) -> bool:
@@ -189,6 +191,8 @@ class EngineRun(ScriptedRun):
             yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
         if self.grammars.is_holding:
             yield f"grammars are held, {len(self.grammars)} are not ready until t.release_grammars()"
+        if self.loras.is_holding:
+            yield f"LoRAs are held, {len(self.loras)} are not read until t.release_loras()"
         for stage in sorted(results.stalled):
             yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
         for stage in sorted(results.cut):
@@ -469,6 +473,8 @@ class EngineRun(ScriptedRun):
             assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
         if self.failure is None:
             events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
+            if not self.results.stalled:
+                events += [self.world.take_lora(version) for version in self.loras.take_due()]
             own = [handle.message for handle in self.handles.all if handle.message.deliver is not None]
             prompts = own + self.deliveries
             events += self.world.ended_transfers(self.last_replies, prompts)
@@ -484,7 +490,8 @@ class EngineRun(ScriptedRun):
             self.results.launched(stepped.microbatch.id, stepped.step)
             self.launches += 1
         self.mirror.take(self.mirror.next, self._composed.now, stepped.cache_events)
-        self.grammars.ordered(stepped.grammars)
+        self.grammars.ordered([order.id for order in stepped.grammars if order.grammar is not None])
+        self.loras.ordered([order.version for order in stepped.loras if order.path is not None])
         self.last_replies = stepped.replies
         self._alone.note(self._composed.events, stepped.replies)
         if self.recording:
@@ -531,6 +538,7 @@ class EngineRun(ScriptedRun):
         self.results.release(None)
         self.grammars.release(None)
         self.grammars.spare_next()
+        self.loras.release(None)
         if self.scheduler.features.transfers.begun:
             self.world.transfers.is_holding = False
         for stage in sorted(self.results.stalled):
@@ -547,6 +555,7 @@ class EngineRun(ScriptedRun):
         self.clock.reset()
         self.results.start_over()
         self.grammars.start_over()
+        self.loras.start_over()
         self.landed = ()
         self.records.clear()
         self.handles.start_over()
@@ -564,6 +573,7 @@ class EngineRun(ScriptedRun):
         self.failure = failed
         self.results.lose()
         self.grammars.lose()
+        self.loras.lose()
 
     def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
         """Return the rids that arrive before a message and will be live at its step, and the ended ones."""

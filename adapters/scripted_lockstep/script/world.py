@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import msgspec
 
-from engine.core.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.core.messages import ClientMessage, Generate, GrammarReady, LoraRead, PipelineEvent, Reply, TransferEvent
 from engine.core.scheduler.ports import Pipeline
 from engine.frontend.text.answer import Decoder
 from engine.pipeline.wire import StageView
@@ -19,6 +19,7 @@ from scripted.core.errors import BadCall
 from scripted.script.clients import Call, ClientView
 from scripted_lockstep.actions import EngineCall
 from scripted_lockstep.simulated.grammar import HeldGrammars
+from scripted_lockstep.simulated.held_orders import HeldOrders
 from scripted_lockstep.simulated.transfers import SimulatedTransfers
 
 
@@ -81,6 +82,7 @@ class World(ABC):
     clients: Clients
     pipeline: StagePipeline
     grammars: HeldGrammars
+    loras: HeldOrders
 
     def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
         """Set the bound after which a silent process that must answer at once counts as hung."""
@@ -104,6 +106,10 @@ class World(ABC):
     @abstractmethod
     def take_grammar(self, grammar_id: int) -> GrammarReady:
         """Wait until the last stage has compiled the oldest ordered grammar."""
+
+    @abstractmethod
+    def take_lora(self, version: int) -> LoraRead:
+        """Wait until all stages have read the oldest ordered LoRA."""
 
     @abstractmethod
     def answer(self, replies: Sequence[Reply]) -> None:

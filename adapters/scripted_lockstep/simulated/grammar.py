@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from engine.core.messages import Grammar, GrammarKind, GrammarReady
-from engine.core.plan import GrammarOrder
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
+from scripted_lockstep.simulated.held_orders import HeldOrders
 
 _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
@@ -50,28 +49,13 @@ class SimulatedGrammar:
         return self._ends if len(said) == place else ()
 
 
-class HeldGrammars:
-    """The unanswered orders to compile, in order; it decides when the scheduler gets an answer.
-
-    By default a grammar that a step orders is ready in the next step.
-    """
+class HeldGrammars(HeldOrders):
+    """The unanswered orders to compile. ``failed`` counts the answers that were turned into errors."""
 
     def __init__(self) -> None:
-        self._open: deque[int] = deque()
-        self._may_come: int | None = None
+        super().__init__()
         self._fails = False
-        # The number of answers turned into errors.
         self.failed = 0
-
-    def ordered(self, orders: Sequence[GrammarOrder]) -> None:
-        self._open += [order.id for order in orders if order.grammar is not None]
-
-    def take_due(self) -> Iterator[int]:
-        """Take the ids whose answers the next step gets."""
-        while self._open and self._may_come != 0:
-            if self._may_come is not None:
-                self._may_come -= 1
-            yield self._open.popleft()
 
     def answer(self, ready: GrammarReady) -> GrammarReady:
         """Return the answer for the scheduler: the last stage's, or an error if the next one must fail."""
@@ -82,27 +66,6 @@ class HeldGrammars:
         why = f"grammar {ready.grammar_id} failed as it was told to"
         return GrammarReady(grammar_id=ready.grammar_id, error=why)
 
-    def is_open(self, number: int) -> bool:
-        return number in self._open
-
-    @property
-    def is_holding(self) -> bool:
-        """True while an unreleased answer is held."""
-        return self._may_come == 0 and bool(self._open)
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def hold(self) -> None:
-        """Hold every answer that is not yet taken."""
-        self._may_come = 0
-
-    def release(self, count: int | None) -> None:
-        if count is None:
-            self._may_come = None
-        elif self._may_come is not None:
-            self._may_come += count
-
     def fail_next(self) -> None:
         self._fails = True
 
@@ -110,14 +73,10 @@ class HeldGrammars:
         """Cancel a failure that no answer has met."""
         self._fails = False
 
-    def lose(self) -> None:
-        self._open.clear()
-
     def start_over(self) -> None:
-        self._open.clear()
+        super().start_over()
         self._fails = False
         self.failed = 0
-        self.release(None)
 
 
 def regex_before_dead_end(grammar: Grammar) -> str | None:

@@ -26,6 +26,8 @@ from engine.core.messages import (
     FinishReason,
     Generate,
     GrammarReady,
+    LoraRead,
+    OrderAnswer,
     PipelineEvent,
     PipelineFailed,
     PromptLogprob,
@@ -37,6 +39,7 @@ from engine.core.plan import (
     Copies,
     GrammarOrder,
     LoraChange,
+    LoraOrder,
     LoraUpdate,
     Microbatch,
     SamplingSpec,
@@ -49,6 +52,7 @@ from engine.pipeline.wire import StageView
 from scripted.core.promises import CachedPrefix
 from scripted.core.tokens import CHAIN, MASK, START, links_of
 from scripted_lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
+from scripted_lockstep.simulated.held_orders import HeldOrders
 from scripted_lockstep.simulated.model import (
     alphabet_of,
     choose,
@@ -126,6 +130,9 @@ class SimulatedPipeline:
         # The compiled grammars by id, and the unanswered orders.
         self._grammars: dict[int, SimulatedGrammar] = {}
         self.grammars = HeldGrammars()
+        # The paths of the LoRAs that the stages have read and not taken, by version, and the unanswered orders.
+        self._read_paths: dict[int, str] = {}
+        self.loras = HeldOrders()
         self.transfers = SimulatedTransfers(self._page_size)
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
@@ -174,7 +181,7 @@ class SimulatedPipeline:
     def wake_sources(self) -> Sequence[object]:
         return ()
 
-    # -- grammars --
+    # -- orders beside the computation --
 
     def order_grammar(self, order: GrammarOrder) -> None:
         """Compile a grammar at once, or forget it; the answer waits to be taken."""
@@ -182,13 +189,29 @@ class SimulatedPipeline:
             self._grammars.pop(order.id, None)
         else:
             self._grammars[order.id] = SimulatedGrammar(order.grammar, self._ends)
-            self.grammars.ordered((order,))
+            self.grammars.ordered((order.id,))
 
-    def answers(self) -> Sequence[GrammarReady]:
-        """Take the answers to orders of grammars, in their order, unless they are held."""
-        if not self.grammars:
+    def order_lora(self, order: LoraOrder) -> None:
+        """Read a LoRA at once, or forget that it was read; the answer waits to be taken."""
+        if order.path is None:
+            self._read_paths.pop(order.version, None)
+        else:
+            self._read_paths[order.version] = order.path
+            self.loras.ordered((order.version,))
+
+    def answers(self, *, reads: bool = True) -> Sequence[OrderAnswer]:
+        """Take the answers to orders, grammars first, unless they are held; LoRAs only with ``reads``."""
+        if not (self.grammars or self.loras):
             return ()
-        return [self.grammars.answer(GrammarReady(grammar_id=number)) for number in self.grammars.take_due()]
+        ready = [self.grammars.answer(GrammarReady(grammar_id=number)) for number in self.grammars.take_due()]
+        return [*ready, *[self._answer_to(version) for version in (self.loras.take_due() if reads else ())]]
+
+    def _answer_to(self, version: int) -> LoraRead:
+        path = self._read_paths[version]
+        if embedded_lora_seed(path) is not None:
+            return LoraRead(version=version)
+        why = f"the simulated model has the LoRAs '{EMBEDDED_LORA}:SEED', got {path!r}"
+        return LoraRead(version=version, error=why)
 
     def answer_source(self) -> int | None:
         """Return no source to wait on."""
@@ -262,6 +285,8 @@ class SimulatedPipeline:
         """Adopt a microbatch's pages and specs without computing, as a stage does after a failure."""
         for segment in microbatch.segments:
             self._take_over(segment).poisoned = True
+        if isinstance(microbatch, LoraUpdate):
+            self._read_paths.pop(microbatch.change.version, None)
         stage, self._failing_stage = self._failing_stage, None
         return Completion(microbatch_id=microbatch.id, error=_injected(stage, microbatch))
 
@@ -349,17 +374,18 @@ class SimulatedPipeline:
             for kept in (self._kv, self._window_kv, self._host_kv):
                 kept[:] = [[]] * len(kept)
             return None
-        return self._change(microbatch.change) if isinstance(microbatch, LoraUpdate) else None
+        if isinstance(microbatch, LoraUpdate):
+            self._change(microbatch.change)
+        return None
 
-    def _change(self, change: LoraChange) -> str | None:
+    def _change(self, change: LoraChange) -> None:
         if change.path is not None:
-            seed = embedded_lora_seed(change.path)
-            if seed is None:
-                return f"the simulated model has the LoRAs '{EMBEDDED_LORA}:SEED', got {change.path!r}"
-            self._loras[change.version] = salt_of(EMBEDDED_LORA, seed)
+            path = self._read_paths.pop(change.version, None)
+            if path != change.path or self.loras.is_open(change.version):
+                self.corruptions.append(f"version {change.version} of a LoRA is taken, and not every stage has read it")
+            self._loras[change.version] = salt_of(EMBEDDED_LORA, embedded_lora_seed(change.path) or 0)
         if change.drop:
             del self._loras[change.drop]
-        return None
 
     def _guess(
         self, fingerprint: int, position: int, token: int, spec: SamplingSpec, *, is_adapted: bool

@@ -146,6 +146,7 @@ _NEEDS: Final = {
     "event-hold-grammars": ("grammars", "some"),
     "event-fail-grammar": ("grammars", "some"),
     "event-load-lora": ("loras", "one"),
+    "event-hold-loras": ("loras", "one"),
     "event-unload-lora": ("loras", "several"),
     "event-advance": ("time-limit", "whole"),
     _HELD_GRAMMARS: ("grammars", "some"),

@@ -57,7 +57,7 @@ RULES: Final = {
     "Again": "A step that changed something asks for another step while a slot is free and there is work",
     "Calls": "Every call is answered once, in the step that carries it out or refuses it",
     "Cached tokens": "A client is told how many prompt tokens its request hit when it was first admitted",
-    "Changes": "LoRAs are loaded and dropped by microbatches without tokens, one at a time",
+    "Changes": "LoRAs are loaded and dropped one change at a time",
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Copies": "Copies to and from the host travel with the next microbatch of prompts or decodes",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
@@ -193,6 +193,8 @@ class Conformance:
             self._check_contents(scheduler)
         if expected.grammars != result.grammars:
             _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
+        if expected.loras != result.loras:
+            _must_be_equal("Changes", "what the stages are told to read and to drop", expected.loras, result.loras)
         if expected.transfers or result.transfers:
             _compare_transfers(expected.transfers, result.transfers)
         if (expected.deadline, expected.again) != (result.deadline, result.again):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.core.messages import Reply
-from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
+from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, LoraOrder, SamplingSpec
 
 # An order to the stages: its kind and transfer; for a new transfer, the number of pages and their destination.
 SpecifiedOrder = tuple[object, ...]
@@ -54,6 +54,7 @@ class Expected(NamedTuple):
     grammars: tuple[GrammarOrder, ...] = ()
     copies: tuple[int, int] = (0, 0)
     transfers: Sequence[SpecifiedOrder] = ()
+    loras: tuple[LoraOrder, ...] = ()
 
 
 def mode_of(prompts: Sequence[object], decodes: Sequence[object]) -> ForwardMode:

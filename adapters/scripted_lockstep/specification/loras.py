@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.limits import Limits
-from engine.core.messages import LoadLora, UnloadLora
-from engine.core.plan import LoraChange
+from engine.core.messages import LoadLora, LoraRead, UnloadLora
+from engine.core.plan import LoraChange, LoraOrder
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.queue import by_policy
 from scripted_lockstep.specification.request import SpecifiedLora as Lora
@@ -33,7 +33,11 @@ class SpecifiedChange:
 
 
 class SpecifiedLoras:
-    """Follows LoRAs. ``due`` are accepted calls, ``flight`` is in flight, ``unload`` waits until ``deadline``."""
+    """Follows LoRAs. ``due`` are accepted calls, ``flight`` is under way, ``unload`` waits until ``deadline``.
+
+    What is under way is first ``being_read``, then ``has_been_read``, then in flight. ``orders`` are this step's orders
+    to the stages.
+    """
 
     def __init__(self, limits: Limits, totals: dict[str, int]) -> None:
         self._limits, self._totals = limits, totals
@@ -42,7 +46,8 @@ class SpecifiedLoras:
         self.flight: SpecifiedChange | None = None
         self.unload: UnloadLora | None = None
         self.deadline: float | None = None
-        self.has_landed = self.is_postponed = False
+        self.has_landed = self.is_postponed = self.being_read = self.has_been_read = False
+        self.orders: list[LoraOrder] = []
 
     @property
     def resident(self) -> list[Lora]:
@@ -103,7 +108,8 @@ class SpecifiedLoras:
         """**Death**: nothing changes any more, and every call is answered with that."""
         flying = None if self.flight is None else self.flight.call
         calls = [call for call in (flying, *self.due, self.unload) if call is not None]
-        self.due, self.flight, self.unload, self.deadline = [], None, None, None
+        self.due, self.orders, self.flight, self.unload, self.deadline = [], [], None, None, None
+        self.being_read = self.has_been_read = False
         for call in calls:
             yield call, False, why
 
@@ -111,8 +117,8 @@ class SpecifiedLoras:
 
     @property
     def is_call_due(self) -> bool:
-        """**Again**: a call's change may be launched as soon as it has a place."""
-        return self.flight is None and bool(self.due)
+        """**Again**: a change that has been read, or a call's, may be launched as soon as it has a place."""
+        return self.has_been_read or (self.flight is None and bool(self.due))
 
     def change(
         self,
@@ -122,12 +128,15 @@ class SpecifiedLoras:
         has_slot: bool,
         goes_on: bool,
     ) -> bool:
-        """Launch one change: calls in their order, then for the first request in the queue that lacks its LoRA.
+        """Launch the change that was read, or begin one: calls in order, then the first request that lacks its LoRA.
 
-        Returns whether one is launched. In the step of a result, the requests that waited for it go first. ``goes_on``
-        is False while generation is paused.
+        Returns whether one is launched. In the step that ends a change, the requests that waited for it go first.
+        ``goes_on`` is False while generation is paused.
         """
         has_landed, self.has_landed, self.is_postponed = self.has_landed, False, False
+        if self.has_been_read and has_slot:
+            self.has_been_read = False
+            return True
         lacking = goes_on and any(one.lacks_lora for one in waiting)
         if self.flight is not None or not has_slot or not (self.due or lacking):
             return False
@@ -136,9 +145,33 @@ class SpecifiedLoras:
             return False
         queue, owners = by_policy(waiting, self._limits, memory), memory.owners
         self.flight = self._of_call(self.due.pop(0), queue, owners) if self.due else self._of_requests(queue, owners)
-        if self.flight is not None and self.flight.victim is not None:
+        if self.flight is None:
+            return False
+        if self.flight.victim is not None:
             self.flight.victim.version = 0
-        return self.flight is not None
+        says = self.flight.says
+        self.being_read = says.path is not None
+        if self.being_read:
+            self.orders.append(LoraOrder(says.version, says.name, says.path))
+        return not self.being_read
+
+    def read(self, event: LoraRead, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
+        """Take the end of a reading. Returns the answers, and the requests that are left without their LoRA."""
+        if self.flight is None or not self.being_read or self.flight.says.version != event.version:
+            return [], []
+        self.being_read = False
+        if event.error is None:
+            self.has_been_read = True
+            return [], []
+        self.orders.append(LoraOrder(event.version, self.flight.says.name))
+        return self.land(event.error, 0, waiting)
+
+    def take_orders(self) -> tuple[LoraOrder, ...]:
+        """Take this step's orders to the stages."""
+        if not self.orders:
+            return ()
+        orders, self.orders = tuple(self.orders), []
+        return orders
 
     def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
         """Take a change's result. Returns the answers, and the requests that are left without their LoRA."""

@@ -85,7 +85,7 @@ class Specification:
         deadline = next_deadline(waits, timed, self.limits)
         again = changed and (self._may_plan() or (self._has_slot() and self.loras.is_call_due))
         orders = self.grammars.take_orders()
-        more = deadline, again, orders, copies, ordered
+        more = deadline, again, orders, copies, ordered, self.loras.take_orders()
         return Expected(mode, self.launched - 1, segments, told, change, self.replies, *more)
 
     def _apply(self, event: messages.Event) -> None:
@@ -97,6 +97,8 @@ class Specification:
             case messages.GrammarReady():
                 for request in self.grammars.answer(event, self.totals):
                     self._end(request, event.reason, error=event.error)
+            case messages.LoraRead():
+                self._end_change(event.error, *self.loras.read(event, self.waiting))
             case messages.PagesReceived() | messages.PagesSent():
                 self._on_transfer(event)
             case messages.PrefillFailed():
@@ -231,7 +233,10 @@ class Specification:
             self._answer_all(self.calls.finish(mode, error))
             self._end_outdated()
             return
-        answers, left = self.loras.land(error, self.launched, self.waiting)
+        self._end_change(error, *self.loras.land(error, self.launched, self.waiting))
+
+    def _end_change(self, error: str | None, answers: Iterable[Told], left: Iterable[Request]) -> None:
+        """**Changes**: the call of a change is answered; requests that wait for a LoRA without one end."""
         self._answer_all(answers)
         for request in left:
             self._end(request, FinishReason.UNAVAILABLE, error=error)

@@ -25,7 +25,9 @@ from engine.core.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.core.scheduler.ports import StepResult
 from lockstep.output_files import open_private
 
-FORMAT: Final = "lockstep-recording-3"
+FORMAT: Final = "lockstep-recording-4"
+# Before the stages read LoRAs beside the computation. Without LoRAs its steps are the same.
+_FORMAT_BEFORE: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")
 # A frame holds the messages of one step; a larger one is not of a recording.
 _FRAME_LIMIT_BYTES: Final = 1 << 30
@@ -116,10 +118,15 @@ def read_recording(path: str | Path) -> Recording:
     """Read a recording up to its end or a torn frame. Raises RecordingError for other content."""
     frames = _frames(Path(path))
     header = next(frames, None)
-    if not isinstance(header, Header) or header.format != FORMAT:
+    if not isinstance(header, Header) or header.format not in (FORMAT, _FORMAT_BEFORE):
         raise RecordingError(
             f"{path} must begin with the header of a {FORMAT!r} recording, got {header!r:.80}; "
             "give a file of `engine serve --record FILE`"
+        )
+    if header.format == _FORMAT_BEFORE and header.limits.max_loras:
+        raise RecordingError(
+            f"{path} is a {_FORMAT_BEFORE!r} recording of an engine with max_loras={header.limits.max_loras}, which "
+            f"loaded LoRAs in other steps than a {FORMAT!r} one; replay it with the release that recorded it"
         )
     rest = list(frames)
     steps = tuple(frame for frame in rest if isinstance(frame, RecordedStep))

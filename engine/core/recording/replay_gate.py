@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from engine.core.errors import EngineError
-from engine.core.messages import CacheEvent, GrammarReady, PipelineEvent, Reply
-from engine.core.plan import GrammarOrder, Microbatch, TransferOrder
+from engine.core.messages import CacheEvent, OrderAnswer, PipelineEvent, Reply
+from engine.core.plan import GrammarOrder, LoraOrder, Microbatch, TransferOrder
 from engine.core.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.core.scheduler.ports import Step, StepResult
 
@@ -88,10 +88,13 @@ class NullPorts:
     def order_grammar(self, order: GrammarOrder) -> None:
         """Do nothing: the answer is in the recording."""
 
+    def order_lora(self, order: LoraOrder) -> None:
+        """Do nothing: the answer is in the recording."""
+
     def order_transfer(self, order: TransferOrder) -> None:
         """Do nothing: the answer is in the recording."""
 
-    def answers(self) -> Sequence[GrammarReady]:
+    def answers(self) -> Sequence[OrderAnswer]:
         return ()
 
     def answer_source(self) -> int | None:

@@ -23,6 +23,8 @@ def carry_out(result: StepResult, pipeline: Pipeline, outbox: Outbox) -> None:
     """Pass a step's orders and microbatch to the pipeline, its replies and cache events to the outbox."""
     for order in result.grammars:
         pipeline.order_grammar(order)
+    for lora in result.loras:
+        pipeline.order_lora(lora)
     for transfer in result.transfers:
         pipeline.order_transfer(transfer)
     if result.microbatch is not None:

@@ -1,20 +1,30 @@
 """LoRA adapters: the known ones, the ones that the stages hold, and the next to load or drop.
 
-A change is a microbatch without tokens; at most one is in flight, beside other microbatches. A LoRA that a request uses
-is never dropped. Ends requests whose LoRA could not be loaded, and plans none.
+The stages read a LoRA beside the computation. A change then is a microbatch without tokens, beside other microbatches;
+at most one is under way. A LoRA that a request uses is never dropped. Ends requests whose LoRA could not be loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from engine.core.checkpoint import Checkpoint, CheckpointParts, LoraState
 from engine.core.errors import IntegrityError
 from engine.core.memory import PLAIN, KvKey
-from engine.core.messages import CallAnswer, FinishReason, Generate, LoadLora, Refusal, RefusalKind, UnloadLora
-from engine.core.plan import LoraChange, LoraUpdate, SegmentShare
+from engine.core.messages import (
+    CallAnswer,
+    FinishReason,
+    Generate,
+    LoadLora,
+    LoraRead,
+    Refusal,
+    RefusalKind,
+    UnloadLora,
+)
+from engine.core.plan import LoraChange, LoraOrder, LoraUpdate, SegmentShare
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.ports import StepShare
@@ -48,14 +58,23 @@ class Lora:
         return self.version
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Launched:
-    """The change in flight: ``victim`` makes room for ``lora``. Without a call it serves waiting requests."""
+class _State(Enum):
+    """The state of a change: its LoRA is being read, all stages have read it, it is in flight."""
+
+    READING = 1
+    READY = 2
+    LAUNCHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """The change under way: ``victim`` makes room for ``lora``. Without a call it serves waiting requests."""
 
     call: LoraCall | None
     lora: Lora
     change: LoraChange
     victim: Lora | None = None
+    state: _State = _State.READY
 
 
 class Loras(Feature):
@@ -81,10 +100,12 @@ class Loras(Feature):
             core.memory.log.name_of = self._name_of
         # Calls that were accepted and are not launched yet.
         self._due: list[LoraCall] = []
-        self._launched: _Launched | None = None
+        self._under_way: _Change | None = None
+        # The orders of this step to the stages.
+        self._orders: list[LoraOrder] = []
         self._deferred: UnloadLora | None = None
-        # The step in which the last change came back, and the step that deferred one to the next.
-        self._landed_at = self._postponed_at = 0
+        # The step in which the last change ended, and the step that deferred one to the next.
+        self._ended_at = self._postponed_at = 0
 
     def _name_of(self, version: int) -> str:
         """Return the name of the LoRA that the stages hold under this version; '' if they hold none."""
@@ -97,13 +118,15 @@ class Loras(Feature):
 
     @property
     def is_at_rest(self) -> bool:
-        """True while no call waits and nothing is in flight."""
-        return not self._due and self._launched is None and self._deferred is None
+        """True while no call waits and no change is under way."""
+        return not self._due and self._under_way is None and self._deferred is None
 
     @property
     def has_more(self) -> bool:
-        """Return whether a call's change can be launched at once. A profile goes first."""
-        return bool(self._due) and self._launched is None and self._has_slot
+        """Return whether a change can be launched, or a call's begun, at once. A profile goes first."""
+        under_way = self._under_way
+        is_due = bool(self._due) if under_way is None else under_way.state is _State.READY
+        return is_due and self._has_slot
 
     @property
     def _has_slot(self) -> bool:
@@ -111,7 +134,7 @@ class Loras(Feature):
         return books.is_awake and books.update is None and len(books.in_flight) < self._core.limits.depth
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
-        return {LoadLora: self._on_call, UnloadLora: self._on_call}
+        return {LoadLora: self._on_call, UnloadLora: self._on_call, LoraRead: self._on_read}
 
     # -- requests --
 
@@ -205,8 +228,8 @@ class Loras(Feature):
         return refused(call, f"{call.name!r} is still in use after {call.timeout_s} s: {self._counts(users)}")
 
     def _ask_load(self, call: LoadLora) -> CallAnswer | None:
-        coming = [one.call for one in (self._launched,) if one is not None]
-        if call.name in self.known or any(one is not None and one.name == call.name for one in (*self._due, *coming)):
+        coming = [one.change.name for one in (self._under_way,) if one is not None]
+        if call.name in (*self.known, *[one.name for one in self._due], *coming):
             return refused(call, f"the LoRA {call.name!r} has already been loaded; unload it first", fault="name")
         self._due.append(call)
         return None
@@ -233,45 +256,80 @@ class Loras(Feature):
     # -- changes --
 
     def launch(self, number: int) -> LoraUpdate | None:
-        """Load or drop a LoRA, if one is due and has a slot: calls in order, then the LoRAs that requests wait for.
-
-        In the step in which a change comes back, none is launched for requests: the ones that waited for it go first.
-        """
-        if self._launched is not None or not self._has_slot:
+        """Launch the change under way once the stages have read its LoRA; without one, begin the next."""
+        if not self._has_slot:
             return None
+        if self._under_way is None:
+            self._under_way = self._begin()
+        under_way = self._under_way
+        if under_way is None or under_way.state is not _State.READY:
+            return None
+        under_way.state = _State.LAUNCHED
+        return LoraUpdate(number, under_way.change)
+
+    def _begin(self) -> _Change | None:
+        """Begin a change, if one is due: calls in order, then the LoRAs that requests wait for.
+
+        In the step in which a change ends, none begins for requests: the ones that waited for it go first.
+        """
+        begun: _Change | None = None
         if self._due:
-            self._launched = self._of_call(self._due.pop(0))
+            begun = self._of_call(self._due.pop(0))
         elif self._books.paused is None and any(map(self.holds_back, self._core.startable())):
-            if self._landed_at == self._core.step_number:
+            if self._ended_at == self._core.step_number:
                 self._postponed_at = self._core.step_number
             else:
-                self._launched = self._of_requests()
-        if self._launched is None:
+                begun = self._of_requests()
+        if begun is None:
             return None
-        victim = self._launched.victim
-        if victim is not None:
-            self._set_version(victim, 0)
-        return LoraUpdate(number, self._launched.change)
+        if begun.victim is not None:
+            # From here on no request starts with it: the stages drop it as soon as the other one is read.
+            self._set_version(begun.victim, 0)
+        change = begun.change
+        if change.path is not None:
+            begun.state = _State.READING
+            self._orders.append(LoraOrder(change.version, change.name, change.path))
+        return begun
 
     def report(self, share: StepShare) -> bool:
-        """True if this step has left a change to the next one."""
-        del share
+        """Tell the stages what to read and to drop. True if this step has left a change to the next one."""
+        if self._orders:
+            share["loras"] = tuple(self._orders)
+            self._orders.clear()
         return self._postponed_at == self._core.step_number
+
+    def _on_read(self, read: LoraRead) -> None:
+        """Note that all stages have read a LoRA, or end its change. After the death of the pipeline no read is open."""
+        under_way = self._under_way
+        if under_way is None or under_way.state is not _State.READING or under_way.change.version != read.version:
+            return
+        if read.error is None:
+            under_way.state = _State.READY
+            return
+        # Other stages may have read their shares.
+        self._orders.append(LoraOrder(read.version, under_way.change.name))
+        self._end_change(read.error)
 
     def finish(self, error: str | None) -> None:
         """Note that all stages have made the change, or with ``error`` none, and answer its call.
 
         Without a call, requests wait for the LoRA: with ``error`` they end.
         """
-        launched, self._launched, self._landed_at = self._launched, None, self._core.step_number
-        assert launched is not None, "a change of LoRAs came back that was never launched"
-        if error is None:
-            self._note_changed(launched)
-        else:
-            self._note_failed(launched, error)
+        under_way = self._under_way
+        assert under_way is not None, "a change of LoRAs came back that was never launched"
+        assert under_way.state is _State.LAUNCHED, f"{under_way} came back before it was launched"
+        self._end_change(error)
 
-    def _note_changed(self, launched: _Launched) -> None:
-        lora, change = launched.lora, launched.change
+    def _end_change(self, error: str | None) -> None:
+        ended, self._under_way, self._ended_at = self._under_way, None, self._core.step_number
+        assert ended is not None, "a change of LoRAs ends that never began"
+        if error is None:
+            self._note_changed(ended)
+        else:
+            self._note_failed(ended, error)
+
+    def _note_changed(self, ended: _Change) -> None:
+        lora, change = ended.lora, ended.change
         if change.path is None:
             del self.known[lora.name]
             what = "removed"
@@ -280,17 +338,17 @@ class Loras(Feature):
             self._set_version(lora, 0 if change.drop == change.version else change.version)
             lora.used = self._counters.forward_ct
             self._counters.lora_loads += 1
-            self._counters.lora_evictions += launched.victim is not None
+            self._counters.lora_evictions += ended.victim is not None
             what = "added"
-        if launched.call is not None:
-            self._core.say(done(launched.call, f"Success: LoRA adapter {change.name!r} {what} successfully."))
+        if ended.call is not None:
+            self._core.say(done(ended.call, f"Success: LoRA adapter {change.name!r} {what} successfully."))
 
-    def _note_failed(self, launched: _Launched, error: str) -> None:
-        call, lora, change = launched.call, launched.lora, launched.change
+    def _note_failed(self, ended: _Change, error: str) -> None:
+        call, lora, change = ended.call, ended.lora, ended.change
         if change.path is None:
             lora.leaving = False
-        if launched.victim is not None:
-            self._set_version(launched.victim, change.drop)
+        if ended.victim is not None:
+            self._set_version(ended.victim, change.drop)
         if call is not None:
             self._core.say(refused(call, error, fault=None if change.path is None else "path"))
             return
@@ -299,23 +357,24 @@ class Loras(Feature):
             self._core.end(request, FinishReason.UNAVAILABLE, error=error)
 
     def give_up(self, why: str) -> None:
-        launched = None if self._launched is None else self._launched.call
-        calls = [call for call in (launched, *self._due, self._deferred) if call is not None]
+        under_way = None if self._under_way is None else self._under_way.call
+        calls = [call for call in (under_way, *self._due, self._deferred) if call is not None]
         self._due.clear()
-        self._launched = self._deferred = self.deadline = None
+        self._orders.clear()
+        self._under_way = self._deferred = self.deadline = None
         for call in calls:
             self._core.say(refused(call, why))
 
-    def _of_call(self, call: LoraCall) -> _Launched:
+    def _of_call(self, call: LoraCall) -> _Change:
         if isinstance(call, UnloadLora):
             lora = self.known[call.name]
-            return _Launched(call, lora, LoraChange(lora.name, drop=lora.version))
+            return _Change(call, lora, LoraChange(lora.name, drop=lora.version))
         lora = Lora(name=call.name, path=call.path)
         wanted = {self._of[request] for request in self._core.startable() if request in self._of}
         has_place, victim = self._place_for(wanted)
         return self._load(call, lora, victim, is_kept=has_place)
 
-    def _of_requests(self) -> _Launched | None:
+    def _of_requests(self) -> _Change | None:
         """Load the LoRA of the first request that lacks its LoRA, if there is room for it.
 
         A LoRA that an earlier request waits for is no victim: the two would evict each other for ever.
@@ -331,12 +390,12 @@ class Loras(Feature):
             wanted.add(lora)
         return None
 
-    def _load(self, call: LoadLora | None, lora: Lora, victim: Lora | None, *, is_kept: bool) -> _Launched:
+    def _load(self, call: LoadLora | None, lora: Lora, victim: Lora | None, *, is_kept: bool) -> _Change:
         version = self._counters.lora_loads + 1
         drop = 0 if victim is None else victim.version
         if not is_kept:
             drop = version
-        return _Launched(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
+        return _Change(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
     def _place_for(self, wanted: Collection[Lora]) -> tuple[bool, Lora | None]:
         """Return whether one more LoRA can be resident, and the LoRA that must make room for it."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self, TypedDict
 
 import msgspec
 
-from engine.core.messages import CacheEvent, Event, GrammarReady, PipelineEvent, Reply, TransferEvent
-from engine.core.plan import GrammarOrder, Microbatch, TransferOrder
+from engine.core.messages import CacheEvent, Event, OrderAnswer, PipelineEvent, Reply
+from engine.core.plan import GrammarOrder, LoraOrder, Microbatch, TransferOrder
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -28,8 +28,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     With ``again`` another step without events may do more, because the pipeline has a free slot and there is work: a
     gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
-    is due even if nothing happens. ``grammars`` are orders to the last stage, and ``transfers`` orders to all stages;
-    both go out before the microbatch. ``cache_events`` tell what entered and left the prefix cache.
+    is due even if nothing happens. ``grammars`` are orders to the last stage, ``loras`` and ``transfers`` orders to all
+    stages; they go out before the microbatch. ``cache_events`` tell what entered and left the prefix cache.
     """
 
     step: int
@@ -40,6 +40,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     grammars: tuple[GrammarOrder, ...] = ()
     cache_events: tuple[CacheEvent, ...] = ()
     transfers: tuple[TransferOrder, ...] = ()
+    loras: tuple[LoraOrder, ...] = ()
 
 
 class StepShare(TypedDict, total=False):
@@ -48,6 +49,7 @@ class StepShare(TypedDict, total=False):
     grammars: tuple[GrammarOrder, ...]
     cache_events: tuple[CacheEvent, ...]
     transfers: tuple[TransferOrder, ...]
+    loras: tuple[LoraOrder, ...]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,10 +126,13 @@ class Pipeline(Protocol):
     def order_grammar(self, order: GrammarOrder) -> None:
         """Have the last stage compile or forget a grammar. Never blocks on the compilation."""
 
+    def order_lora(self, order: LoraOrder) -> None:
+        """Have every stage read its share of a LoRA, or drop one that was read. Never blocks on the reading."""
+
     def order_transfer(self, order: TransferOrder) -> None:
         """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
 
-    def answers(self) -> Sequence[GrammarReady | TransferEvent]:
+    def answers(self) -> Sequence[OrderAnswer]:
         """Return the answers to orders so far, without waiting; they wake the gate as completions do."""
 
     def answer_source(self) -> int | None:

@@ -51,6 +51,8 @@ LEAVE = {
     actions.HoldGrammars: lambda t, r: (t.hold_grammars(), t.start_req(prompt_len=9, prompt_seed=4, regex="[a-c]{2}")),
     actions.ReleaseGrammars: lambda t, r: (t.hold_grammars(), t.release_grammars(1)),
     actions.FailGrammar: lambda t, r: t.fail_next_grammar(),
+    actions.HoldLoras: lambda t, r: (t.hold_loras(), t.load_lora("left", "embedded-lora:3")),
+    actions.ReleaseLoras: lambda t, r: (t.hold_loras(), t.release_loras(1)),
     actions.Press: lambda t, r: (t.exhaust_kv(0), t.exhaust_rows(0), t.exhaust_locks(0)),
     actions.Relieve: lambda t, r: t.release_exhausted(),
     actions.Evict: lambda t, r: t.evict(1),

@@ -20,11 +20,13 @@ from scripted_lockstep.actions import (
     FailGrammar,
     FailTransfer,
     HoldGrammars,
+    HoldLoras,
     HoldTransfers,
     LoraLoad,
     LoraUnload,
     Press,
     ReleaseGrammars,
+    ReleaseLoras,
     ReleaseTransfers,
     Relieve,
     ResumeServing,
@@ -47,6 +49,7 @@ from engine.core.messages import (
     Generate,
     GetStats,
     Grammar,
+    LoraRead,
     OperatorEvent,
     PagesReceived,
     PagesSent,
@@ -90,6 +93,8 @@ WITHOUT_EVENT: Final = {
     ResumeStage: "the results themselves",
     HoldGrammars: "grammars that do not become ready",
     ReleaseGrammars: "that grammars are ready",
+    HoldLoras: "LoRAs that are not read",
+    ReleaseLoras: "that LoRAs are read",
     HoldTransfers: "transfers that do not end",
     ReleaseTransfers: "the ends of transfers",
     AdvanceClock: "the time of a step",
@@ -98,6 +103,7 @@ WITHOUT_EVENT: Final = {
 NEVER_ADDED: Final = {
     ReleaseResults: "it undoes what is held; the strategies pct and random add it",
     ReleaseGrammars: "it undoes what is held; the strategy random adds it",
+    ReleaseLoras: "it undoes what is held; the strategy random adds it",
     ReleaseTransfers: "it undoes what is held; the strategy random adds it",
     Relieve: "it undoes pressure; the strategy random adds it",
     StallStage: "to the scheduler it is the same as results that are held",
@@ -106,6 +112,7 @@ NEVER_ADDED: Final = {
 # Events that no action makes, and why.
 WITHOUT_ACTION: Final = {
     GetStats: "it changes nothing; every run of the search ends with one",
+    LoraRead: "the end of every reading, as a result is that of a microbatch",
     PagesReceived: "the end of every transfer, as a result is that of a microbatch",
     PagesSent: "the same in the engine that sends",
 }

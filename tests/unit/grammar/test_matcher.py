@@ -12,9 +12,10 @@ import pytest
 from engine.core.limits import EMBEDDED_FACTS
 from engine.core.messages import FinishReason, Grammar, GrammarKind, GrammarReady
 from engine.core.plan import GrammarOrder
-from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarError, Matcher, UnfollowableGrammar
+from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher, UnfollowableGrammar
 from engine.grammar.source import fault_of, schema_grammar
 from engine.model.embedded import embedded_folder
+from engine.pipeline.beside import GrammarCompiler
 
 END = EMBEDDED_FACTS.eos_token_ids[0]
 SCHEMA = {

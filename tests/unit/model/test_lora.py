@@ -20,7 +20,7 @@ from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError, IntegrityError
-from engine.core.plan import LoraChange, LoraUpdate, Segment, WeightUpdate
+from engine.core.plan import LoraChange, LoraOrder, LoraUpdate, Segment, WeightUpdate
 from engine.model.embedded_lora import embedded_lora_folder
 from engine.model.lora_config import LoraConfig, require_lora
 
@@ -78,8 +78,11 @@ class AdaptedStages(ChainedStages):
     """With a LoRA for each row."""
 
     def change(self, change: LoraChange) -> list[str | None]:
-        """Prepare a change on every stage and return their errors; then all of them commit it, or none."""
-        control = LoraUpdate(self.launched, change)
+        """Read and prepare a change on every stage and return their errors; then all of them commit it, or none."""
+        order, control = LoraOrder(change.version, change.name, change.path), LoraUpdate(self.launched, change)
+        reads = [None if change.path is None else runner.begin_lora(order)() for runner in self.runners]
+        if any(reads):
+            return reads
         errors = [runner.prepare(control) for runner in self.runners]
         for runner in self.runners:
             runner.settle(control.id, commit=errors == [None] * len(errors))

@@ -10,7 +10,7 @@ from thinned import thinned
 
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
-from engine.core.plan import LoraChange, LoraUpdate, SamplingSpec, SleepSwitch
+from engine.core.plan import LoraChange, LoraOrder, LoraUpdate, SamplingSpec, SleepSwitch
 from engine.model.sleeping_stage import AsleepStage
 
 PROMPT = list(b"a prompt that fills two pages of KV, and then goes on a little")
@@ -53,6 +53,7 @@ def test_it_says_after_a_sleep_what_it_said_before(kind: dict[str, object]) -> N
 def test_loras_outlive_a_sleep() -> None:
     chain = chain_of(max_loras=1, lora="x=embedded-lora:1")
     for runner in chain.runners:
+        assert runner.begin_lora(LoraOrder(1, "x", "embedded-lora:1"))() is None
         assert runner.prepare(LoraUpdate(80, LoraChange("x", 1, "embedded-lora:1"))) is None
         runner.settle(80, commit=True)
     held = [runner.model.lora.held[1] for runner in chain.runners]

@@ -10,11 +10,13 @@ from handmade_plans import PlanWriter, generate, take
 from engine.core.config import EMBEDDED_LORA, EngineConfig
 from engine.core.errors import DeviceLostError, EngineError, IntegrityError
 from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import LoraRead
 from engine.core.plan import (
     UNKNOWN_TOKEN,
     Forward,
     ForwardMode,
     LoraChange,
+    LoraOrder,
     LoraUpdate,
     Microbatch,
     SamplingSpec,
@@ -202,6 +204,9 @@ def test_what_waits_holds_up_all_after_it(early: LocalPipeline, monkeypatch: pyt
     numbers, writer = told_to_device(early._runner, monkeypatch), PlanWriter(LIMITS)
     early.launch(writer.plan(0, [1, 2, 3]))
     change = LoraChange("a", 1, f"{EMBEDDED_LORA}:3")
+    early.order_lora(LoraOrder(1, "a", change.path))
+    early._lora_reader.wait()
+    assert early.answers() == (LoraRead(version=1),)
     early.launch(LoraUpdate(2, change))
     (segment,) = writer.plan(1, [1, 2, 3]).segments
     early.launch(Forward(3, ForwardMode.PREFILL, (msgspec.structs.replace(segment, lora=1),)))

@@ -17,6 +17,7 @@ import pytest
 
 from engine.core.messages import (
     Completion,
+    LoraRead,
     PagesReceived,
     PagesSent,
     PipelineFailed,
@@ -28,6 +29,7 @@ from engine.core.plan import (
     Forward,
     ForwardMode,
     LoraChange,
+    LoraOrder,
     LoraUpdate,
     Microbatch,
     ReceivePages,
@@ -44,6 +46,8 @@ from engine.pipeline.wire import (
     ControlDone,
     Forget,
     Launch,
+    LoraShareRead,
+    OrderLora,
     OrderTransfer,
     Settle,
     StageView,
@@ -79,6 +83,7 @@ def segment(row: int) -> Segment:
 PLAN = Forward(5, ForwardMode.PREFILL, (segment(0), segment(1)))
 UPDATE = WeightUpdate(6, "embedded:7")
 CHANGE = LoraUpdate(6, LoraChange("x", 1, "/x"))
+READ = LoraOrder(3, "x", "/x")
 RIGHT = Completion(microbatch_id=5, token_ids=(1, 2))
 
 
@@ -227,6 +232,27 @@ def test_of_several_errors_that_of_the_first_stage_is_told(
         if stage != order[-1]:
             assert pipeline.next_completion(SOON_S) is None
     assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6, error=told)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+@pytest.mark.parametrize(("errors", "told"), [((None, None, None), None), ((None, "b", "c"), "b")])
+def test_a_lora_is_read_when_every_stage_has_read_it_and_not_before(
+    wired: Wired, order: tuple[int, ...], errors: tuple[str | None, ...], told: str | None
+) -> None:
+    """A05: microbatches complete meanwhile, and of several errors that of the first stage is told."""
+    pipeline, stages = wired
+    pipeline.order_lora(READ)
+    for stage in order:
+        assert pipeline.answers() == ()
+        # Said twice it is still the word of one stage.
+        for _ in range(2):
+            stages[stage].send(encode(LoraShareRead(version=3, stage=stage, error=errors[stage])))
+        assert pipeline.next_completion(SOON_S) is None
+    assert pipeline.answers() == (LoraRead(version=3, error=told),)
+    pipeline.launch(PLAN)
+    stages[2].send(encode(RIGHT))
+    assert pipeline.next_completion(WAIT_S) == RIGHT
+    assert [_messages(stage) for stage in stages] == [[OrderLora(READ), Launch(PLAN)]] * STAGES
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])

@@ -448,3 +448,15 @@ def test_a_recording_without_its_beginning_is_no_schedule(tmp_path: Path) -> Non
     record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(last,))
     with pytest.raises(RecordingError, match="a schedule begins with the first step"):
         schedule_of_recording(last.dump(tmp_path / "last.rec"))
+
+
+def test_a_recording_from_before_loras_were_read_beside_the_computation_is_read_if_it_has_none(tmp_path: Path) -> None:
+    record_to(tmp_path / "now.rec", RACE)
+    frames = (tmp_path / "now.rec").read_bytes()
+    before, with_loras = tmp_path / "before.rec", tmp_path / "loras.rec"
+    before.write_bytes(frames.replace(b"lockstep-recording-4", b"lockstep-recording-3", 1))
+    assert rerun(str(before)).passed
+    limits = limits_of(EngineConfig(max_loras=2))
+    with_loras.write_bytes(frame_bytes(Header(format="lockstep-recording-3", limits=limits)))
+    with pytest.raises(RecordingError, match=r"max_loras=2, which loaded LoRAs in other steps"):
+        read_recording(with_loras)

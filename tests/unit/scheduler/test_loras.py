@@ -15,6 +15,7 @@ from engine.core.messages import (
     FlushCache,
     Generate,
     LoadLora,
+    LoraRead,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -22,7 +23,7 @@ from engine.core.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.core.plan import ForwardMode, LoraChange, LoraUpdate
+from engine.core.plan import ForwardMode, LoraChange, LoraOrder, LoraUpdate
 
 ONE = {"max_loras": 1, "lora": "x=embedded-lora:1,y=embedded-lora:2"}
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
@@ -77,10 +78,10 @@ def test_kv_of_another_load_is_not_found() -> None:
 def test_a_load_is_launched_beside_others() -> None:
     engine = SimulatedEngine(**FLAGSHIP, max_loras=1)
     engine.step(generate("r", prompt(125), 4))
-    engine.step(load("x"))
-    assert engine.microbatches[-1].mode is ForwardMode.LORA
-    engine.step()
+    assert engine.step(load("x")).loras == (LoraOrder(1, "x", "embedded-lora:1"),)
     assert engine.microbatches[-1].mode is ForwardMode.PREFILL
+    engine.step()
+    assert engine.microbatches[-1].mode is ForwardMode.LORA
     engine.drain()
     assert engine.answers["load-x-1"].message == "Success: LoRA adapter 'x' added successfully."
     assert engine.life("r").tokens == alone(generate("r", prompt(125), 4))
@@ -101,6 +102,7 @@ def test_a_load_without_a_place_reads_and_checks() -> None:
     for _ in range(4):
         engine.step(completions=1)
     engine.step(load("z", 3), completions=1)
+    engine.step(completions=1)
     assert changes(engine)[-1] == LoraChange("z", 2, "embedded-lora:3", drop=2)
     engine.drain()
     assert engine.answers["load-z-3"].ok
@@ -235,15 +237,47 @@ def test_loras_stay_with_other_weights() -> None:
 def test_an_update_waits_for_a_load_in_flight() -> None:
     engine = SimulatedEngine(**FLAGSHIP, max_loras=1)
     engine.step(load("x"))
+    engine.step()
     engine.step(UpdateWeights(call_id="w", model_path="embedded:7"))
     assert "in_flight=1" in engine.answers["w"].message
     engine.drain()
     assert engine.answers["load-x-1"].ok
 
 
+def test_an_update_does_not_wait_for_a_reading() -> None:
+    engine = SimulatedEngine(**FLAGSHIP, **ONE)
+    engine.pipeline.loras.hold()
+    engine.step(with_lora("r", "x"))
+    engine.step(UpdateWeights(call_id="w", model_path="embedded:7"))
+    assert engine.microbatches[-1].mode is ForwardMode.UPDATE
+    engine.pipeline.loras.release(None)
+    engine.drain()
+    assert engine.answers["w"].ok
+    assert engine.life("r").finish_reason is FinishReason.LENGTH
+
+
+def test_shares_of_a_lora_that_some_stage_cannot_read_are_dropped() -> None:
+    engine = SimulatedEngine(max_loras=1, lora="bad=/nowhere")
+    engine.step(with_lora("r", "bad"))
+    assert engine.step().loras == (LoraOrder(1, "bad"),)
+    assert engine.life("r").finish_reason is FinishReason.UNAVAILABLE
+    assert changes(engine) == []
+
+
+def test_a_reading_that_ends_after_a_death_changes_nothing() -> None:
+    """A06"""
+    engine = SimulatedEngine(**FLAGSHIP, **ONE)
+    engine.step(load("z", 3))
+    engine.apply(PipelineFailed(process="stage-1", cause="killed"))
+    assert engine.apply(LoraRead(version=1)).microbatch is None
+    assert engine.apply(LoraRead(version=1, error="no")).replies == ()
+    assert changes(engine) == []
+
+
 def test_a_pause_stops_loads_for_requests_and_no_calls() -> None:
     engine = SimulatedEngine(max_loras=2, lora="x=embedded-lora:1")
     engine.step(PauseGeneration(call_id="p"), with_lora("r", "x"), load("y", 2))
+    engine.step()
     engine.step(completions=1)
     engine.step()
     assert [change.name for change in changes(engine)] == ["y"]

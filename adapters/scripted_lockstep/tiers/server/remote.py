@@ -24,6 +24,7 @@ from engine.core.messages import (
     Event,
     Generate,
     GrammarReady,
+    LoraRead,
     PagesSent,
     PipelineEvent,
     PrefillWanted,
@@ -272,6 +273,10 @@ class RemoteWorld(World):
     def take_grammar(self, grammar_id: int) -> GrammarReady:
         ready: GrammarReady = self._ask("take_grammar", grammar_id, kind=GrammarReady)
         return ready
+
+    def take_lora(self, version: int) -> LoraRead:
+        read: LoraRead = self._ask("take_lora", version, kind=LoraRead)
+        return read
 
     def answer(self, replies: Sequence[EngineReply]) -> None:
         refusals = tuple(reply for reply in replies if isinstance(reply, Refusal))

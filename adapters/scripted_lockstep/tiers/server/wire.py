@@ -140,6 +140,7 @@ def decode_replies(data: bytes) -> _Reply:
 FollowerVerb = Literal[
     "take_completion",
     "take_grammar",
+    "take_lora",
     "take_transfer",
     "answer",
     "fail_next_step",

@@ -21,6 +21,7 @@ from engine.core.errors import EngineError, ProcessDiedError
 from engine.core.messages import (
     ClientMessage,
     GrammarReady,
+    LoraRead,
     PagesReceived,
     PagesSent,
     PipelineEvent,
@@ -82,6 +83,7 @@ class ServerWorld(World):
         self.clients = HttpClients(context.base_url, pause=self._pause)
         # Answers of the stages that nobody has waited for yet.
         self._grammars: dict[int, GrammarReady] = {}
+        self._loras: dict[int, LoraRead] = {}
         self._transfers: dict[int, TransferEvent] = {}
         # Results that came during a wait for an answer.
         self._early: deque[PipelineEvent] = deque()
@@ -130,6 +132,11 @@ class ServerWorld(World):
         self._await_answer(grammar_id, self._grammars, f"grammar {grammar_id} was not compiled")
         return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
 
+    def take_lora(self, version: int) -> LoraRead:
+        """Wait for the answer to the oldest open order."""
+        self._await_answer(version, self._loras, f"version {version} of a LoRA was not read")
+        return self._loras.pop(version, LoraRead(version=version, error="a stage died"))
+
     def take_transfer(self, number: int) -> TransferEvent | None:
         """Wait for the end of a transfer; None when a stage died instead."""
         self._await_answer(number, self._transfers, f"transfer {number} did not end")
@@ -144,10 +151,13 @@ class ServerWorld(World):
             if self._context.stage_pids and (early := self.pipeline.next_completion(0)) is not None:
                 self._early.append(early)
             for answer in self.pipeline.answers():
-                if isinstance(answer, PagesSent | PagesReceived):
-                    self._transfers[answer.transfer] = answer
-                else:
-                    self._grammars[answer.grammar_id] = answer
+                match answer:
+                    case PagesSent() | PagesReceived():
+                        self._transfers[answer.transfer] = answer
+                    case LoraRead():
+                        self._loras[answer.version] = answer
+                    case GrammarReady():
+                        self._grammars[answer.grammar_id] = answer
             return number in answers
 
         own = self.pipeline.answer_source()

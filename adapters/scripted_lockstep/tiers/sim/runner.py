@@ -18,6 +18,7 @@ from engine.core.messages import (
     ClientMessage,
     Generate,
     GrammarReady,
+    LoraRead,
     PipelineEvent,
     PipelineFailed,
     Reply,
@@ -52,6 +53,7 @@ class SimWorld(World):
         self.pipeline = SimulatedPipeline(limits)
         self.clients = SimClients(limits, model_name)
         self._grammars: dict[int, GrammarReady] = {}
+        self._loras: dict[int, LoraRead] = {}
 
     def take_messages(self) -> list[ClientMessage]:
         return self.clients.take_sent()
@@ -68,8 +70,19 @@ class SimWorld(World):
         return event
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.answers()})
+        self._take_answers()
         return self._grammars.pop(grammar_id)
+
+    def take_lora(self, version: int) -> LoraRead:
+        self._take_answers()
+        return self._loras.pop(version)
+
+    def _take_answers(self) -> None:
+        for answer in self.pipeline.answers():
+            if isinstance(answer, GrammarReady):
+                self._grammars[answer.grammar_id] = answer
+            elif isinstance(answer, LoraRead):
+                self._loras[answer.version] = answer
 
     @property
     def transfers(self) -> SimulatedTransfers:

@@ -1,12 +1,15 @@
-"""The compiler's thread: there while there is something to compile, one grammar after the other, each answered once."""
+"""The threads beside the computation: there while there is an order, one after the other, each answered once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, current_thread
+from typing import Any
 
 from engine.core.messages import FinishReason, Grammar, GrammarKind, GrammarReady
-from engine.core.plan import GrammarOrder
-from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarError, UnfollowableGrammar
+from engine.core.plan import GrammarOrder, LoraOrder
+from engine.grammar.compiled import CompiledGrammars, GrammarError, UnfollowableGrammar
+from engine.pipeline.beside import GrammarCompiler, LoraReader
 
 
 class Slow(CompiledGrammars):
@@ -55,6 +58,39 @@ def test_the_thread_ends_with_the_work_and_comes_again() -> None:
     for number in range(1, 4):
         compiler.order(order(number))
         compiler.wait()
-        assert compiler._thread is not None
-        assert not compiler._thread.is_alive()
+        assert compiler._thread._thread is not None
+        assert not compiler._thread._thread.is_alive()
     assert [answer.grammar_id for answer in answers] == [1, 2, 3]
+
+
+class ReadingRunner:
+    """Reads on demand, and notes its calls."""
+
+    def __init__(self) -> None:
+        self.go_on = Event()
+        self.forgotten: list[int] = []
+        self.read_loras = self
+
+    def begin_lora(self, order: LoraOrder) -> Callable[[], str | None]:
+        def read() -> str | None:
+            assert self.go_on.wait(10)
+            return None if order.path == "/there" else f"cannot read {order.path}"
+
+        return read
+
+    def forget(self, version: int) -> None:
+        self.forgotten.append(version)
+
+
+def test_the_loop_goes_on_while_loras_are_read() -> None:
+    """Converting 100 MB takes a tenth of a second, and a slow disk takes as long as it likes."""
+    runner, answers = ReadingRunner(), list[tuple[int, str | None]]()
+    of_runner: Any = runner
+    reader = LoraReader(of_runner, lambda *answer: answers.append(answer))
+    reader.order(LoraOrder(1, "x", "/there"))
+    reader.order(LoraOrder(2, "y", "/nowhere"))
+    reader.order(LoraOrder(1, "x"))
+    assert (answers, runner.forgotten) == ([], [1])
+    runner.go_on.set()
+    reader.wait()
+    assert answers == [(1, None), (2, "cannot read /nowhere")]

@@ -1,0 +1,102 @@
+"""Work that a stage does beside its computation: grammars are compiled and LoRAs are read, each in a thread.
+
+Each order is answered once, in order, from that thread, which ends when its queue is empty: an engine without such
+orders has none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import Generic, TypeVar
+
+from engine.core.messages import Grammar, GrammarReady
+from engine.core.plan import GrammarOrder, LoraOrder
+from engine.grammar.compiled import CompiledGrammars
+from engine.model.runner import StageRunner
+
+_OrderT = TypeVar("_OrderT")
+
+
+class OrderThread(Generic[_OrderT]):
+    """Calls ``carry_out`` with each order in a thread named ``name``, while there are orders."""
+
+    def __init__(self, name: str, carry_out: Callable[[_OrderT], None]) -> None:
+        self._name = name
+        self._carry_out = carry_out
+        self._lock = Lock()
+        self._open: deque[_OrderT] = deque()
+        self._is_running = False
+        self._thread: Thread | None = None
+
+    def add(self, order: _OrderT) -> None:
+        with self._lock:
+            self._open.append(order)
+            if not self._is_running:
+                self._is_running = True
+                self._thread = Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until every order is answered, except orders that come meanwhile."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._open:
+                    self._is_running = False
+                    return
+                order = self._open.popleft()
+            self._carry_out(order)
+
+
+class GrammarCompiler:
+    """Compiles into ``grammars``, and calls ``answer`` with each result."""
+
+    def __init__(self, grammars: CompiledGrammars, answer: Callable[[GrammarReady], None]) -> None:
+        self._grammars = grammars
+        self._answer = answer
+        self._thread = OrderThread("grammar-compiler", self._compile)
+
+    def order(self, order: GrammarOrder) -> None:
+        if order.grammar is None:
+            self._grammars.forget(order.id)
+            return
+        self._grammars.want(order.id)
+        self._thread.add((order.id, order.grammar))
+
+    def wait(self) -> None:
+        self._thread.wait()
+
+    def _compile(self, order: tuple[int, Grammar]) -> None:
+        number, grammar = order
+        error = self._grammars.compile(number, grammar)
+        if error is None:
+            self._answer(GrammarReady(grammar_id=number))
+        else:
+            self._answer(GrammarReady(grammar_id=number, error=str(error), reason=error.reason))
+
+
+class LoraReader:
+    """Reads the shares of LoRAs for ``runner``, and calls ``answer`` with each version and its error, if any."""
+
+    def __init__(self, runner: StageRunner, answer: Callable[[int, str | None], None]) -> None:
+        self._runner = runner
+        self._answer = answer
+        self._thread = OrderThread("lora-reader", self._read)
+
+    def order(self, order: LoraOrder) -> None:
+        if order.path is None:
+            self._runner.read_loras.forget(order.version)
+        else:
+            self._thread.add((order.version, self._runner.begin_lora(order)))
+
+    def wait(self) -> None:
+        self._thread.wait()
+
+    def _read(self, order: tuple[int, Callable[[], str | None]]) -> None:
+        version, read = order
+        self._answer(version, read())
