@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, NamedTuple
@@ -35,13 +35,14 @@ from benchmarks.live_flight import ENVIRONMENT, Server, Turn
 from scripted.api import write_test
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, read_mutants
+from scripted.core.schedule import Schedule
 from scripted.sdk.as_schedule import schedule_of
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import OPTIONS_VARIABLE, SUFFIX
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
 from scripted.sdk.flight.shown import steps_of
-from scripted.search.shrinking import shrink
+from scripted.search.shrinking import forms_of, shrink
 from scripted.search.windows import cut_to_window
 
 _SHAPE: Final = "S"
@@ -256,17 +257,32 @@ def _shrunk(bug: Mutant, adapter: Any, config: Any, outcome: FlightOutcome, told
         return told
     # The writer switches the bug on and off itself: the test is red with it and green without.
     adapter.mutants = {**adapter.mutants, bug.name: bug}
-    written = write_test(small.schedule, name=bug.name, mutant=bug.name)
-    sys.stderr.write(f"{bug.name}: {small.schedule}\n{bug.name}: {'; '.join(written.said)}\n")
+    forms = _Noted(forms_of(small.schedule, bug.name, budget_s=_SHRINK_S))
+    written = write_test(forms, name=bug.name, mutant=bug.name)
+    sys.stderr.write(f"{bug.name}: {forms.last}\n{bug.name}: {'; '.join(written.said)}\n")
     if written.text is not None:
         test.write_text(written.text, encoding="ascii")
     now = time.monotonic()
     return told._replace(
-        left=len(small.schedule.placed),
+        left=len(forms.last.placed),
         test_s=now - shrunk,
         all_s=float(told.replay_s or 0) + now - begun,
         test="none" if written.text is None else "red with the bug, green without",
     )
+
+
+class _Noted:
+    """Schedules of which the ``last`` one that was asked for is known."""
+
+    last: Schedule
+
+    def __init__(self, forms: Iterator[Schedule]) -> None:
+        self._forms = forms
+
+    def __iter__(self) -> Iterator[Schedule]:
+        for form in self._forms:
+            self.last = form
+            yield form
 
 
 def _promise_of(breaks: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ def plain_console(width: int = _PLAIN_WIDTH_COLUMNS) -> Console:
 
 def save_test(
     console: Console,
-    schedules: Sequence[Schedule],
+    schedules: Iterable[Schedule],
     path: Path,
     *,
     name: str,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
+    from scripted.core.schedule import Schedule
     from scripted.report.rerun import Rerun
 
 EXIT_FAILED = 1
@@ -124,6 +127,7 @@ def _write_script(
     from scripted import api
     from scripted.core.mutant import switched_on
     from scripted.reruns import schedule_of_recording
+    from scripted.search.shrinking import forms_of
     from scripted.search.windows import cut_to_window
 
     translation = schedule_of_recording(path, until=until, mutant=mutant)
@@ -140,11 +144,12 @@ def _write_script(
     if len(window.placed) < len(schedule.placed):
         console.print(f"it fails in a window of {len(window.placed)} events", soft_wrap=True)
     shrunk = api.shrink(window, mutant=mutant)
-    schedules = [schedule]
+    schedules: Iterable[Schedule] = [schedule]
     if shrunk.runs > 1:
         small = shrunk.schedule
         console.print(f"it fails; shrunk to {len(small.placed)} events in {shrunk.seconds:.1f} s: {small}")
-        schedules = [small, *schedules] if len(schedule.placed) <= _SCRIPT_LIMIT_EVENTS else [small]
+        forms = [small] if standalone else forms_of(small, mutant)
+        schedules = itertools.chain(forms, schedules if len(schedule.placed) <= _SCRIPT_LIMIT_EVENTS else ())
     elif len(schedule.placed) > _SCRIPT_LIMIT_EVENTS:
         raise ScriptDefinitionError(
             f"a script has at most {_SCRIPT_LIMIT_EVENTS} events, unless a failure can be shrunk; {path} has "

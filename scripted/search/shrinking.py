@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from scripted.core.action import Action, rid_of
+from scripted.core.mutant import switched_on
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import ShrinksConfigs
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
@@ -64,6 +65,19 @@ def shrink(
             pass
     seconds = time.monotonic() - search.started
     return Shrunk(search.best, search.runs, seconds, search.signature is not None, not search.is_overdue)
+
+
+def forms_of(small: Schedule, mutant: str | None = None, *, budget_s: float = SHRINK_BUDGET_S) -> Iterator[Schedule]:
+    """Yield a shrunk schedule, and then the simplest one that its bug leads to, whatever promise this one breaks.
+
+    A script of the first may break another promise before, because it does not do what has no effect. No mutant may be
+    on.
+    """
+    yield small
+    with switched_on(small.adapter, mutant):
+        slipped = shrink(small, budget_s=budget_s, slips=True)
+    if slipped.fails and slipped.schedule != small:
+        yield slipped.schedule
 
 
 def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[..., Outcome], Failure | None]:

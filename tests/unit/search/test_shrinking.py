@@ -14,7 +14,7 @@ from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, record
 from scripted.search.failure_database import FailureDatabase
 from scripted.search.generated import generated_schedule, generated_target
-from scripted.search.shrinking import shrink
+from scripted.search.shrinking import forms_of, shrink
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
@@ -124,3 +124,12 @@ def test_a_signature_does_not_depend_on_names(rids: tuple[str, str]) -> None:
         assert failure is not None
         signatures.add(failure.signature)
     assert len(signatures) == 1
+
+
+def test_the_simplest_form_of_any_failure_follows_the_shrunk_one() -> None:
+    """For a script that breaks another promise before the one of its schedule."""
+    of, mutant = "tests/registered/sdk/example_adapter.py", "only-the-first-block-comes-back"
+    small = Schedule.parse("default; 1 start a prompt=6 new=16; 1 start b prompt=14 new=16", of=of)
+    forms = list(forms_of(small, mutant, budget_s=1.0))
+    assert forms[0] == small
+    assert [len(form.placed) for form in forms] == [2, 1]
