@@ -58,26 +58,38 @@ def _by_age(paths: Iterable[Path]) -> list[Path]:
 
 
 def _pid_of(path: Path) -> int | None:
-    """Return the process of a file that a recorder keeps while it runs; None if that process is gone."""
+    """Return the process of a file that a recorder keeps while it runs; None if that process is gone.
+
+    The signal would end a stranger. The number may be one of another container, so the process must have begun when the
+    file says.
+    """
     try:
-        pid, written = int(path.read_text().partition(" ")[0]), path.stat().st_mtime
+        number, *more = _words_of(path)
+        pid, written = int(number), path.stat().st_mtime
+        started = float(more[-1]) if len(more) > 1 else None
     except (OSError, ValueError):
         return None
-    return pid if _runs(pid, written) else None
+    return pid if _runs(pid, written, started) else None
 
 
-def _runs(pid: int, written: float) -> bool:
-    """Whether the process that announced itself at this time can still answer: not a zombie, nor one with its number.
+def _words_of(live: Path) -> list[str]:
+    """Return the words of a recorder's announcement; none once it is gone."""
+    try:
+        return live.read_text().split()
+    except (OSError, ValueError):
+        return []
 
-    The signal would end a stranger.
-    """
+
+def _runs(pid: int, written: float, started: float | None = None) -> bool:
+    """Whether the process that announced itself at this time can still answer: no zombie, no other of its number."""
     try:
         process = psutil.Process(pid)
         begun: float = process.create_time()
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
         return False
-    return not is_zombie and begun <= written + _CLOCKS_DIFFER_S
+    is_it = begun <= written + _CLOCKS_DIFFER_S if started is None else abs(begun - started) <= _CLOCKS_DIFFER_S
+    return not is_zombie and is_it
 
 
 def _asked(folder: Path, pid: int) -> Path | None:
@@ -95,6 +107,8 @@ def _asked(folder: Path, pid: int) -> Path | None:
         os.kill(pid, SIGNAL)
     except ProcessLookupError:
         return None
+    except PermissionError as exc:
+        raise ScriptDefinitionError(f"the process {pid} belongs to another user; ask as that user{newest}") from exc
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
         new = [path for path, when in _times(folder, pid).items() if before.get(path) != when]
@@ -111,7 +125,7 @@ def _asked(folder: Path, pid: int) -> Path | None:
 def _refusal(folder: Path, pid: int) -> str | None:
     """Return why a process would leave a signal unanswered, or end of it; None if a recorder of it answers."""
     announced = list(folder.glob(f"*-{pid}{LIVE_SUFFIX}"))
-    if announced and all(path.read_text().endswith(DEAF) for path in announced):
+    if announced and all(DEAF in _words_of(path) for path in announced):
         return (
             "takes no SIGUSR2, because its scheduler was made outside of the main thread, or the signal has another "
             "handler: it writes at a stall, at a crash and at its end"

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Final
 
 import msgspec
+import psutil
 
 from lockstep.output_files import open_private
 from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
@@ -39,7 +40,7 @@ ALL: Final = "all"
 _PARTS: Final = 4
 # Of one process, the one of its end included.
 MOST_FILES: Final = 16
-# The second word of a live file, after the process.
+# The second word of a live file, between the process and the time of its start.
 HEARS: Final = "hears"
 DEAF: Final = "deaf"
 _ENDS: Final = ("crash", "exit")
@@ -334,7 +335,7 @@ class FlightRecorder:
         with contextlib.suppress(OSError):
             self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open_private(self._live_file) as file:
-                file.write(f"{os.getpid()} {hears}".encode())
+                file.write(f"{os.getpid()} {hears} {psutil.Process().create_time()}".encode())
 
     @property
     def watches(self) -> bool:

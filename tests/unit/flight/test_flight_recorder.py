@@ -187,22 +187,24 @@ def test_a_server_that_ends_before_it_answers_has_left_its_crash(
                 raise ProcessLookupError(pid)
 
     monkeypatch.setattr(live.os, "kill", kill)
-    monkeypatch.setattr(live, "_runs", lambda pid, _: pid not in ended, raising=False)
+    monkeypatch.setattr(live, "_runs", lambda pid, *_: pid not in ended, raising=False)
     monkeypatch.setattr(live, "_LONGEST_S", 0.2)
     assert flight_of(tmp_path) == crashed
     assert ended == [os.getpid()]
 
 
+@pytest.mark.parametrize("started", ["", " hears 12.5"])
 def test_a_process_with_the_number_of_a_killed_server_gets_no_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGUSR2 would end it."""
+    """SIGUSR2 would end it: it began after the file, or at another time than the server of another container."""
     recorder = new_recorder(tmp_path, start)
     recorder.event(ARRIVED)
     left = recorder.leave("stall")
     killed = tmp_path / "fixed-1.live"
-    killed.write_text(str(os.getpid()))
-    os.utime(killed, (1.0, 1.0))
+    killed.write_text(f"{os.getpid()}{started}")
+    if not started:
+        os.utime(killed, (1.0, 1.0))
     signals: list[int] = []
     monkeypatch.setattr(live, "_LONGEST_S", 0.2)
     monkeypatch.setattr(live.os, "kill", lambda _, number: signals.append(number))
