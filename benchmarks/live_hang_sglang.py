@@ -17,8 +17,9 @@ from typing import Final
 
 import aiohttp
 
-from benchmarks.checkpoints import make_checkpoint
+from benchmarks.checkpoints import make_checkpoint, vocabulary_of
 from benchmarks.live_flight import Server
+from scripted.core.adapters import adapter_named
 from scripted.reruns import stands_in
 from scripted.sdk.flight.recorder import OPTIONS_VARIABLE
 
@@ -38,7 +39,9 @@ class _Clients:
 
     async def ask(self, rid: str, prompt: int, new: int) -> None:
         sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
-        body = {"rid": rid, "input_ids": list(range(40, 40 + prompt)), "stream": True, "sampling_params": sampling}
+        # Another first token for each: a shared prefix would need less room.
+        tokens = [40 + (len(rid) + one) % (vocabulary_of(_SHAPE) - 60) for one in range(prompt)]
+        body = {"rid": rid, "input_ids": tokens, "stream": True, "sampling_params": sampling}
         async with self._session.post(f"{self._url}/generate", json=body) as answer:
             async for line in answer.content:
                 self.heard[rid] += line.startswith(b"data: {")
@@ -74,6 +77,8 @@ async def stuck(server: Server, folder: Path) -> list[str]:
 
 
 def main() -> None:
+    # Its import takes longer than the long answer.
+    adapter_named("sglang")
     with tempfile.TemporaryDirectory() as there:
         model, folder = Path(there) / _SHAPE, Path(there) / "flights"
         make_checkpoint(model, "float32", _SHAPE)
