@@ -131,8 +131,9 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=1000,
-        description="the same bound, as so many times the duration of a step of the decodes alone; max_gap_ms takes "
-        "its place; without mixed_chunk it has no effect; unset: chunked_prefill_size alone bounds them",
+        description="the same bound, as so many times the duration of a step of the decodes alone, but always a "
+        "quarter of a chunk; max_gap_ms takes its place; without mixed_chunk it has no effect; unset: "
+        "chunked_prefill_size alone bounds them",
     )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")

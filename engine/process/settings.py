@@ -44,14 +44,15 @@ class ServerSettings(EngineConfig):
     mixed_chunk: bool = Field(
         True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
     )
-    # Set, so that streams do not stand still while others' prompts are computed; at 4 a long prompt beside four streams
-    # of a small model cost a third of the throughput. Unset in scripts, as above.
+    # Set, so that streams do not stand still while others' prompts are computed: the largest value with no tail behind
+    # vLLM's, and it costs no throughput (benchmarks/tables/performance.md). Unset in scripts, as above.
     max_gap_steps: int | None = Field(
-        8,
+        5,
         ge=1,
         le=1000,
-        description="the same bound, as so many times the duration of a step of the decodes alone; max_gap_ms takes "
-        "its place; without mixed_chunk it has no effect; 1000: chunked_prefill_size alone bounds them",
+        description="the same bound, as so many times the duration of a step of the decodes alone, but always a "
+        "quarter of a chunk; max_gap_ms takes its place; without mixed_chunk it has no effect; 1000: "
+        "chunked_prefill_size alone bounds them",
     )
     served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
     tool_call_parser: Literal[

@@ -38,9 +38,10 @@ class SpecifiedGap:
         return budget
 
     def beside(self, decodes: int) -> int:
-        """The most prompt tokens: whole pages, at least one."""
-        page = self.limits.page_size
-        return max(1, (self.allowed(decodes) - decodes) // page) * page
+        """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget."""
+        page, limits = self.limits.page_size, self.limits
+        least = 1 if limits.max_gap_steps is None else limits.prefill_budget_tokens // 4 // page
+        return max(1, least, (self.allowed(decodes) - decodes) // page) * page
 
     def launch(self, now: float) -> None:
         """Note a microbatch in flight."""

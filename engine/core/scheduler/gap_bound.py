@@ -15,6 +15,8 @@ from engine.core.scheduler.feature import Feature
 
 # The weight of a new measurement in a moving average.
 NEWEST_SHARE: Final = 0.25
+# With a bound in steps, prompts may always take this part of the budget beside decodes.
+LEAST_SHARE: Final = 4
 _MEASURED: Final = frozenset((PREFILL, MIXED, DECODE))
 
 
@@ -34,6 +36,9 @@ class GapBound(Feature):
         self._max_gap_steps = limits.max_gap_steps
         self._page_size = limits.page_size
         self._budget = limits.prefill_budget_tokens
+        # A bound in steps is relative: below this much of a long prompt a step would mostly read its prefix again.
+        steps_least = self._budget // LEAST_SHARE if limits.max_gap_steps is not None else 0
+        self._least = max(1, steps_least // self._page_size) * self._page_size
         # When the last microbatch came back, in seconds.
         self._landed = 0.0
         self.seconds_per_token = self.decode_seconds = self.decode_tokens = 0.0
@@ -53,9 +58,9 @@ class GapBound(Feature):
         return min(self._budget, int(self._max_gap_steps * max(decodes, alone)))
 
     def bound_prompts(self, room: int, decodes: int) -> int:
-        """Return what fits beside this many decodes: whole pages, and at least one, so that prompts advance."""
+        """Return what fits beside this many decodes, in whole pages, and enough for prompts to advance."""
         tokens = self._allowed(decodes) - decodes
-        return min(room, max(self._page_size, tokens - tokens % self._page_size))
+        return min(room, max(self._least, tokens - tokens % self._page_size))
 
     def land(self, launched: Launched, *, failed: bool) -> None:
         """Measure a microbatch: from its launch, or from the end of the microbatch before it."""

@@ -2,9 +2,9 @@
 
 Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
 faster, always at least a page; without a running request, and before anything was measured, in whole chunks. In steps
-of decodes the bound follows their number. Method: the clock is advanced by hand while a microbatch is in flight.
+of decodes the bound follows their number, and a quarter of a chunk always fits. Method: the clock is advanced by hand while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
-gap-bound-counts-the-wait, gap-bound-forgets-the-decodes.
+gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages.
 """
 
 from ci.register import register_cpu_ci
@@ -114,3 +114,15 @@ def test_a_gap_is_some_steps_of_the_decodes_alone(t):
     yield from _run_at(t, PER_TOKEN_S, 4, FIXED_S)
     assert _parts(t, second, 3 * CHUNK)[0] > max(beside_one), "beside more decodes the parts are as small"
     yield from t.run_until_all_finished([*streams, first, second])
+
+
+@scripted(IN_STEPS)
+def test_a_bound_in_steps_leaves_a_quarter_of_a_chunk(t):
+    """Four steps of one decode take as long as four tokens; smaller parts would mostly read their prefix again."""
+    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 6)
+    long = t.start_req(prompt_len=2 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 5)
+    assert _parts(t, long, 2 * CHUNK)[:4] == [CHUNK // 4] * 4, "the parts are smaller than a quarter of a chunk"
+    yield from t.run_until_all_finished([stream, long])
