@@ -1,4 +1,4 @@
-"""Compares servers: throughput at 1, 8 and 32 clients, first tokens, CPU, memory, start and idle CPU.
+"""Compares servers: throughput, tails, first tokens, later turns, goodput, CPU, memory and start.
 
 Servers run at the same time and take turns; ``engine bench``'s client loads them. Peers without a server take part in
 the same rounds. Peers come from their own environments. Run: ``python -m benchmarks.peers --help``.
@@ -26,7 +26,7 @@ from benchmarks.checkpoints import EXPERTS, SHAPES, make_checkpoint
 from benchmarks.machine import Machine
 from benchmarks.measurement import in_turn, output_file
 from benchmarks.peers.offline import Offline, OfflinePeer
-from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
+from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios, tail_ratios
 from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
 from benchmarks.peers.shown import console_tables, write_page
 from benchmarks.quantized import QUANTIZED, quantize
@@ -38,8 +38,22 @@ _CONTEXT_TOKENS: Final = 2048
 _OWN_KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
 _VLLM_KV_GIB: Final = 2
 _WORKLOADS: Final = {
-    "S": Workload(output_tokens=64, requests_a_client=2),
-    "M": Workload(output_tokens=32, requests_a_client=1),
+    "S": Workload(
+        output_tokens=64,
+        requests_a_client=2,
+        slo_first_ms=50,
+        slo_gap_ms=10,
+        first_rate_per_s=4,
+        goodput_requests=60,
+    ),
+    "M": Workload(
+        output_tokens=32,
+        requests_a_client=1,
+        slo_first_ms=500,
+        slo_gap_ms=100,
+        first_rate_per_s=0.5,
+        goodput_requests=20,
+    ),
 }
 _OWN: Final = ("openvino", "torch", "offline")
 _RESULTS: Final = Path("out/peers.json")
@@ -57,6 +71,7 @@ _NEEDED: Final = {
 def main() -> None:
     """Start the named peers, measure them in turns, print tables and the winners, write the JSON and the page."""
     arguments = _arguments()
+    work = _workload(arguments)
     console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
     machine = Machine.here()
     console.print(f"{machine.processor_class}: {machine}")
@@ -73,13 +88,15 @@ def main() -> None:
             shape=arguments.shape,
             dtype=arguments.dtype,
             prompt_tokens=PROMPT_WORDS + 1,
-            output_tokens=_WORKLOADS[arguments.shape].output_tokens,
+            output_tokens=work.output_tokens,
             rounds=arguments.rounds,
             weights_mib=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / _MIB,
             results=[one.result for one in asked],
             kinds=[*arguments.quantized, *arguments.experts],
+            slo_first_ms=work.slo_first_ms if arguments.goodput else None,
+            slo_gap_ms=work.slo_gap_ms if arguments.goodput else None,
         )
-        for _ in _rounds(asked, _WORKLOADS[arguments.shape], arguments.rounds, console):
+        for _ in _rounds(asked, work, arguments, console):
             # After every round, so that an interrupted run keeps its results.
             run.load_after = round(os.getloadavg()[0], 1)
             _write(run, arguments.json)
@@ -107,8 +124,11 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="'OPTIONS'",
-        help="one more server of ours with OpenVINO, with these options of `engine serve`; may be repeated",
+        help="one more server of ours with these options of `engine serve`; may be repeated",
     )
+    parser.add_argument("--goodput", action="store_true", help="also search each server's goodput, which takes minutes")
+    parser.add_argument("--slo-first-ms", type=float, help="its bound of the first token; unset: 50 for S, 500 for M")
+    parser.add_argument("--slo-gap-ms", type=float, help="its bound of each gap; unset: 10 for S, 100 for M")
     parser.add_argument(
         "--quantized",
         action="append",
@@ -138,6 +158,15 @@ def _arguments() -> argparse.Namespace:
         if (python := getattr(arguments, f"{name}_python")) is not None and (why := _why_not(python, modules)):
             parser.error(f"--{name}-python must be able to import {' and '.join(modules)}, but: {why}")
     return arguments
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    work = _WORKLOADS[arguments.shape]
+    return msgspec.structs.replace(
+        work,
+        slo_first_ms=arguments.slo_first_ms or work.slo_first_ms,
+        slo_gap_ms=arguments.slo_gap_ms or work.slo_gap_ms,
+    )
 
 
 def _why_not(python: Path, modules: Sequence[str]) -> str | None:
@@ -180,9 +209,6 @@ def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> 
         computed = (*own, "--backend", "openvino")
         if "openvino" in arguments.own:
             yield ServedPeer(name="lockstep, OpenVINO", command=computed, environment=kept, keeps=True)
-        for options in arguments.variant:
-            command = (*computed, *shlex.split(options))
-            yield ServedPeer(name=f"lockstep, OpenVINO {options}", command=command, environment=kept)
         for kind in arguments.quantized:
             quantize(folder, kind, scratch / kind)
             # The served name is the same for all.
@@ -199,6 +225,8 @@ def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> 
             )
     if "torch" in arguments.own:
         yield ServedPeer(name="lockstep, torch", command=(*own, "--backend", "torch"))
+    for options in arguments.variant:
+        yield ServedPeer(name=f"lockstep {options}", command=(*own, *shlex.split(options)), environment=kept)
     for kind in arguments.experts:
         make_checkpoint(scratch / kind, arguments.dtype, arguments.shape, kind)
         named = ("--model", str(scratch / kind), "--served-model-name", str(folder), "--backend", "torch")
@@ -235,21 +263,29 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
         yield OfflinePeer(name=name, python=sys.executable, worker="transformers_generate", keeps_prefixes=False)
 
 
-def _rounds(asked: Sequence[Served | Offline], work: Workload, rounds: int, console: Console) -> Iterator[int]:
+def _rounds(
+    asked: Sequence[Served | Offline], work: Workload, arguments: argparse.Namespace, console: Console
+) -> Iterator[int]:
     """Measure all in turns, in reverse order in every second round; yield after each round.
 
     No two rounds send the same prompts.
     """
     for one in asked:
         one.warm_up()
-    for number in range(rounds):
-        console.print(f"round {number + 1} of {rounds}")
+    for number in range(arguments.rounds):
+        console.print(f"round {number + 1} of {arguments.rounds}")
         order = in_turn(asked, number)
         for clients in CLIENTS:
             for one in order:
                 one.throughput(clients, work, seed=1000 * number + clients)
         for one in order:
             one.first_tokens(seed=1000 * number + 500)
+        for one in order:
+            if isinstance(one, Served):
+                one.conversations(work, seed=1000 * number + 600)
+        for one in order:
+            if isinstance(one, Served) and arguments.goodput:
+                one.goodput(work, seed=1000 * number + 700)
         yield number
 
 
@@ -263,7 +299,7 @@ def _ahead(results: Sequence[PeerResult]) -> Iterator[str]:
     for served in (True, False):
         of_a_kind = [result for result in results if result.served is served]
         for other in of_a_kind[1:]:
-            for name, ratio in ratios(of_a_kind[0], other):
+            for name, ratio in (*ratios(of_a_kind[0], other), *tail_ratios(of_a_kind[0], other)):
                 if ratio.median < 1:
                     yield f"{other.name} is ahead of {of_a_kind[0].name} at {name}: {ratio}"
 

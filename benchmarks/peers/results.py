@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.machine import Machine
 
-__all__ = ["CLIENTS", "FIRST_TOKENS", "PeerResult", "PeersRun", "Ratio", "ratios"]
+__all__ = ["CLIENTS", "FIRST_TOKENS", "PeerResult", "PeersRun", "Ratio", "ratios", "tail_ratios"]
 
 CLIENTS: Final = (1, 8, 32)
 FIRST_TOKENS: Final = ("cold", "again")
@@ -20,7 +20,8 @@ class PeerResult(msgspec.Struct, kw_only=True):
     """The numbers of one peer. Lists have one value a round, by the number of clients or by the kind of prompt.
 
     ``start_s`` lasts until /health answers, ``first_answer_s`` until the first token; ``kept_answer_s`` is the same for
-    a second start. Memory is the largest proportional share (PSS) of all its processes together.
+    a second start. Memory is the largest proportional share (PSS) of all its processes together. ``later_ttft_ms`` are
+    medians over the later turns of conversations, ``goodput_per_s`` is in requests a second.
     """
 
     name: str
@@ -36,13 +37,18 @@ class PeerResult(msgspec.Struct, kw_only=True):
     tokens_per_s: dict[int, list[float]] = {}
     cpu_ms_per_token: dict[int, list[float]] = {}
     ttft_ms: dict[str, list[float]] = {}
+    ttft_p99_ms: dict[int, list[float]] = {}
+    gap_p99_ms: dict[int, list[float]] = {}
+    later_ttft_ms: list[float] = []
+    goodput_per_s: list[float] = []
     failed: int = 0
 
 
 class PeersRun(msgspec.Struct, kw_only=True):
     """One run of the benchmark: machine, setting and results.
 
-    ``kinds`` are the checkpoints besides the plain one, ``load_after`` is the load average at its end.
+    ``kinds`` are the checkpoints besides the plain one, ``load_after`` is the load average at its end,
+    ``slo_first_ms`` and ``slo_gap_ms`` are the bounds of the goodput.
     """
 
     machine: Machine
@@ -56,6 +62,8 @@ class PeersRun(msgspec.Struct, kw_only=True):
     results: list[PeerResult]
     kinds: list[str] = []
     load_after: float | None = None
+    slo_first_ms: float | None = None
+    slo_gap_ms: float | None = None
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -86,6 +94,24 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
         pairs = _paired(own.cpu_ms_per_token.get(clients), other.cpu_ms_per_token.get(clients))
         if pairs:
             yield f"CPU a token, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+
+
+def tail_ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
+    """Return the ratios of tails, later turns and goodput, as ``ratios`` does."""
+    for clients in CLIENTS:
+        for name, ours, theirs in (
+            ("first token", own.ttft_p99_ms, other.ttft_p99_ms),
+            ("gap", own.gap_p99_ms, other.gap_p99_ms),
+        ):
+            pairs = _paired(ours.get(clients), theirs.get(clients))
+            if pairs:
+                yield f"{name} p99, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+    pairs = _paired(own.later_ttft_ms, other.later_ttft_ms)
+    if pairs:
+        yield "later turns", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+    pairs = _paired(own.goodput_per_s, other.goodput_per_s)
+    if pairs:
+        yield "goodput", Ratio(tuple(ours / theirs for ours, theirs in pairs))
 
 
 def _paired(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> list[tuple[float, float]]:

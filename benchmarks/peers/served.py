@@ -15,7 +15,8 @@ import msgspec
 
 from benchmarks.peers.results import FIRST_TOKENS, PeerResult
 from benchmarks.processes import Family, free_port
-from engine.cli.bench.plan import BenchPlan
+from engine.cli.bench.goodput import find_goodput
+from engine.cli.bench.plan import Arrivals, BenchPlan
 from engine.cli.bench.results import Summary
 from engine.cli.bench.run import run_bench
 
@@ -30,14 +31,24 @@ _IDLE_S: Final = 3.0
 _WARM_UP_CLIENTS: Final = 8
 _WARM_UP_TOKENS: Final = 8
 _FIRST_WORDS: Final = 8
+_CONVERSATIONS: Final = 4
+_TURNS: Final = 4
 _WARM_UP_SEED: Final = 7_777
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: output tokens of a request, and the number of requests that each client sends in sequence."""
+    """The load: output tokens of a request, and the number of requests that each client sends in sequence.
+
+    Goodput is searched from ``first_rate_per_s`` on, with the bounds ``slo_first_ms`` and ``slo_gap_ms``, by
+    ``goodput_requests`` a rate.
+    """
 
     output_tokens: int
     requests_a_client: int
+    slo_first_ms: float
+    slo_gap_ms: float
+    first_rate_per_s: float
+    goodput_requests: int
 
 
 class ServedPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +101,7 @@ class Served:
         )
 
     def throughput(self, clients: int, work: Workload, seed: int) -> None:
-        """Measure tokens a second of ``clients`` clients, and the server's CPU for each token."""
+        """Measure tokens a second of ``clients`` clients, their tails, and the server's CPU for each token."""
         before = self.family.cpu_s()
         summary = self._ask(
             clients=clients,
@@ -102,6 +113,10 @@ class Served:
         cpu_ms = (self.family.cpu_s() - before) * 1e3
         self.result.tokens_per_s.setdefault(clients, []).append(summary.output_tokens_per_s)
         self.result.cpu_ms_per_token.setdefault(clients, []).append(cpu_ms / max(1, summary.output_tokens))
+        if summary.ttft_ms is not None:
+            self.result.ttft_p99_ms.setdefault(clients, []).append(summary.ttft_ms.p99)
+        if summary.itl_ms is not None:
+            self.result.gap_p99_ms.setdefault(clients, []).append(summary.itl_ms.p99)
         self._note_memory()
 
     def first_tokens(self, seed: int) -> None:
@@ -110,6 +125,32 @@ class Served:
             summary = self._ask(clients=1, requests=LONG_REQUESTS, words=LONG_PROMPT_WORDS, tokens=2, seed=seed)
             if summary.ttft_ms is not None:
                 self.result.ttft_ms.setdefault(kind, []).append(summary.ttft_ms.p50)
+        self._note_memory()
+
+    def conversations(self, work: Workload, seed: int) -> None:
+        """Measure the first token of the later turns of conversations, each with all turns before it as its prompt."""
+        summary = self._ask(
+            clients=_CONVERSATIONS,
+            requests=_CONVERSATIONS * _TURNS,
+            words=PROMPT_WORDS,
+            tokens=work.output_tokens,
+            seed=seed,
+            turns=_TURNS,
+        )
+        if summary.later_ttft_ms is not None:
+            self.result.later_ttft_ms.append(summary.later_ttft_ms.p50)
+
+    def goodput(self, work: Workload, seed: int) -> None:
+        """Measure the highest rate of Poisson arrivals at which 99 % of the requests keep the workload's bounds."""
+        plan = msgspec.structs.replace(
+            self._plan(requests=work.goodput_requests, words=PROMPT_WORDS, tokens=work.output_tokens, seed=seed),
+            arrivals=Arrivals.POISSON,
+            rate_per_s=work.first_rate_per_s,
+            clients=None,
+            slo_first_ms=work.slo_first_ms,
+            slo_gap_ms=work.slo_gap_ms,
+        )
+        self.result.goodput_per_s.append(find_goodput(plan, lambda tried: asyncio.run(run_bench(tried))).goodput_per_s)
         self._note_memory()
 
     def idle(self) -> None:
@@ -122,12 +163,18 @@ class Served:
         self._memory.append(self.family.memory_mib())
         self.result.serving_mib = max(self._memory)
 
-    def _ask(self, *, clients: int, requests: int, words: int, tokens: int, seed: int) -> Summary:
+    def _ask(self, *, clients: int, requests: int, words: int, tokens: int, seed: int, turns: int = 1) -> Summary:
         """Load the server and count failures."""
-        plan = BenchPlan(
+        plan = self._plan(requests=requests, words=words, tokens=tokens, seed=seed)
+        summary = asyncio.run(run_bench(msgspec.structs.replace(plan, clients=clients, turns=turns))).summary
+        self.result.failed += summary.failed
+        return summary
+
+    def _plan(self, *, requests: int, words: int, tokens: int, seed: int) -> BenchPlan:
+        return BenchPlan(
             url=self._url,
             model=str(self._folder),
-            clients=clients,
+            clients=1,
             requests=requests,
             warmup=0,
             input_words=words,
@@ -135,9 +182,6 @@ class Served:
             ignore_eos=self._peer.ignore_eos,
             seed=seed,
         )
-        summary = asyncio.run(run_bench(plan)).summary
-        self.result.failed += summary.failed
-        return summary
 
 
 def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:

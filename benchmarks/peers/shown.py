@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
-from benchmarks.peers.results import CLIENTS, FIRST_TOKENS, PeerResult, PeersRun, ratios
+from benchmarks.peers.results import CLIENTS, FIRST_TOKENS, PeerResult, PeersRun, Ratio, ratios, tail_ratios
 
 __all__ = ["console_tables", "page_block", "write_page"]
 
@@ -23,13 +23,17 @@ _BEGIN: Final = "<!-- peers: {} -->"
 _END: Final = "<!-- end of peers -->"
 _BLOCK: Final = re.compile(r"<!-- peers: (?P<key>.*?) -->\n.*?<!-- end of peers -->\n", re.DOTALL)
 
+_TAILS: Final = "Tails in ms, by clients"
+
 _Rows = list[list[str]]
 
 
 def console_tables(run: PeersRun) -> Iterator[Table]:
-    """Make the tables: the numbers, then the ratios."""
-    titles = _caption(run).replace("*", ""), f"{run.results[0].name} beside"
-    for title, rows in zip(titles, (_numbers(run), _ratios(run)), strict=True):
+    """Make the tables: the numbers, the tails, then the ratios of each."""
+    beside = f"{run.results[0].name} beside"
+    titles = _caption(run).replace("*", ""), beside, _TAILS, beside
+    contents = _numbers(run), _ratios(run, ratios), _tails(run), _ratios(run, tail_ratios)
+    for title, rows in zip(titles, contents, strict=True):
         table = Table(*rows[0], title=title)
         for column in table.columns[1:]:
             column.justify = "right"
@@ -47,7 +51,9 @@ def page_block(run: PeersRun) -> str:
         "second, first tokens, CPU a token.",
         _COLUMNS,
     )
-    lines += ["", *_markdown(_ratios(run)), _END]
+    lines += ["", *_markdown(_ratios(run, ratios)), ""]
+    lines += [*textwrap.wrap(_tails_caption(run), _COLUMNS), "", *_markdown(_tails(run)), ""]
+    lines += [*_markdown(_ratios(run, tail_ratios)), _END]
     return "\n".join(lines) + "\n"
 
 
@@ -100,14 +106,37 @@ def _row(result: PeerResult) -> list[str]:
     ]
 
 
-def _ratios(run: PeersRun) -> _Rows:
+def _tails_caption(run: PeersRun) -> str:
+    if run.slo_first_ms is None or run.slo_gap_ms is None:
+        return f"{_TAILS}:"
+    return (
+        f"{_TAILS}; goodput is the highest rate of Poisson arrivals at which 99 % of the requests have their first "
+        f"token within {run.slo_first_ms:g} ms and no gap over {run.slo_gap_ms:g} ms:"
+    )
+
+
+def _tails(run: PeersRun) -> _Rows:
+    first = [f"first token p99 at {clients}" for clients in CLIENTS]
+    gaps = [f"gap p99 at {clients}" for clients in CLIENTS]
+    rows = [["", *first, *gaps, "later turns, first token p50", "goodput, requests/s"]]
+    for result in run.results:
+        if result.served:
+            row = [_median(result.ttft_p99_ms.get(clients), ",.0f") for clients in CLIENTS]
+            row += [_median(result.gap_p99_ms.get(clients), ",.1f") for clients in CLIENTS]
+            rows.append(
+                [result.name, *row, _median(result.later_ttft_ms, ",.0f"), _median(result.goodput_per_s, ".3g")]
+            )
+    return rows
+
+
+def _ratios(run: PeersRun, compare: Callable[[PeerResult, PeerResult], Iterable[tuple[str, Ratio]]]) -> _Rows:
     """Make a row of ratios for each peer. Served and offline peers are compared with their own kind."""
     rows = []
     for served in (True, False):
         of_a_kind = [result for result in run.results if result.served is served]
         for other in of_a_kind[1:]:
             own = of_a_kind[0]
-            rows.append({"": f"{own.name} to {other.name}"} | {name: str(ratio) for name, ratio in ratios(own, other)})
+            rows.append({"": f"{own.name} to {other.name}"} | {name: str(ratio) for name, ratio in compare(own, other)})
     names = list(dict.fromkeys(name for row in rows for name in row)) or [""]
     return [names, *([row.get(name, "") for name in names] for row in rows)]
 
