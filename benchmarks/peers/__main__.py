@@ -43,16 +43,16 @@ _WORKLOADS: Final = {
         requests_a_client=2,
         slo_first_ms=50,
         slo_gap_ms=10,
-        first_rate_per_s=4,
-        goodput_requests=60,
+        first_rate_per_s=2,
+        goodput_requests=40,
     ),
     "M": Workload(
         output_tokens=32,
         requests_a_client=1,
         slo_first_ms=500,
         slo_gap_ms=100,
-        first_rate_per_s=0.5,
-        goodput_requests=20,
+        first_rate_per_s=0.25,
+        goodput_requests=12,
     ),
 }
 _OWN: Final = ("openvino", "torch", "offline")

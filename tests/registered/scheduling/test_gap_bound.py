@@ -2,7 +2,8 @@
 
 Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
 faster, always at least a page; without a running request, and before anything was measured, in whole chunks. In steps
-of decodes the bound follows their number, and a quarter of a chunk always fits. Method: the clock is advanced by hand while a microbatch is in flight.
+of decodes the bound follows their number, and a quarter of a chunk always fits. Method: the clock is advanced by hand
+while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
 gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages.
 """
