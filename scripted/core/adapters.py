@@ -23,7 +23,9 @@ from scripted.core.refusals import ScriptDefinitionError
 
 DEFAULT_ADAPTER: Final = "lockstep"
 _ATTRIBUTE: Final = "ADAPTER"
-_VARIANT: Final = re.compile(r"(?P<adapter>[^+]+)(?P<defaults>(\+\w+=[^+]*)+)")
+# Files below it are named by their paths from here. Fixed once: a name may not depend on a later change of directory.
+_START: Final = Path.cwd().resolve()
+_VARIANT: Final = re.compile(r"(?P<adapter>[^+]+)(?P<defaults>(?:\+\w+=[^+]*)+)")
 
 
 @runtime_checkable
@@ -55,15 +57,24 @@ def variant_name(adapter: str, defaults: Mapping[str, str]) -> str:
     return adapter + "".join(f"+{name}={value}" for name, value in defaults.items())
 
 
+@functools.cache
 def adapter_named(name: str) -> Adapter:
     """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name.
 
-    ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other processes find it by its name too.
+    All paths to one file lead to one adapter, named by its path from the directory in which the process started, or
+    by its absolute path if it lies elsewhere. ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other
+    processes find it by its name too.
     """
-    found = _found(name)
-    # A schedule's text names its adapter so that another process can load it. Two paths may lead to one file.
-    if found.name != name and name not in installed_adapters():
-        found.name = name
+    name = _installed_as(name)
+    if name in installed_adapters():
+        return cast(Adapter, installed_adapters()[name].load())
+    if name.endswith(".py"):
+        return _adapter_in_file(_path_of(name), name)
+    if (variant := _VARIANT.fullmatch(name)) is not None:
+        return _variant(name, **variant.groupdict())
+    found = _in_module(name)
+    # A schedule's text names its adapter so that another process can load it.
+    found.name = name
     return found
 
 
@@ -101,14 +112,12 @@ def contract_name(name: str) -> type:
     raise ScriptDefinitionError(f"no installed adapter offers {name}; there are {', '.join(installed_adapters())}")
 
 
-@functools.cache
-def _found(name: str) -> Adapter:
-    if name in installed_adapters():
-        return cast(Adapter, installed_adapters()[name].load())
-    if name.endswith(".py"):
-        return _adapter_in_file(name)
-    if (variant := _VARIANT.fullmatch(name)) is not None:
-        return _variant(name, variant["adapter"], variant["defaults"])
+def _installed_as(name: str) -> str:
+    """Return the name of the installed adapter that ``MODULE:NAME`` stands for, and any other name unchanged."""
+    return next((entry.name for entry in installed_adapters().values() if entry.value == name), name)
+
+
+def _in_module(name: str) -> Adapter:
     module, separator, attribute = name.partition(":")
     if not separator:
         raise ScriptDefinitionError(f"{_where()}; got {name!r}")
@@ -119,26 +128,32 @@ def _found(name: str) -> Adapter:
     return _checked(found, name)
 
 
-def _variant(name: str, of: str, defaults: str) -> Adapter:
-    adapter = adapter_named(of)
-    if not isinstance(adapter, HasVariants):
-        raise ScriptDefinitionError(f"the adapter {of} has no variants with other defaults, got {name!r}")
-    return adapter.variant(name, dict(pair.split("=", 1) for pair in defaults.split("+")[1:]))
+def _variant(name: str, adapter: str, defaults: str) -> Adapter:
+    base = adapter_named(adapter)
+    if not isinstance(base, HasVariants):
+        raise ScriptDefinitionError(f"the adapter {adapter} has no variants with other defaults, got {name!r}")
+    if base.name != adapter:
+        return adapter_named(base.name + defaults)
+    return base.variant(name, dict(pair.split("=", 1) for pair in defaults.split("+")[1:]))
 
 
-def _adapter_in_file(name: str) -> Adapter:
-    path = Path(name)
-    if not path.is_file():
-        raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()}; give the path of the adapter's file")
+def _path_of(name: str) -> Path:
+    for path in (Path(name), _START / name):
+        if path.is_file():
+            return path.resolve()
+    raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()}; give the path of the adapter's file")
+
+
+def _adapter_in_file(path: Path, name: str) -> Adapter:
     # The file imports its neighbours as a script does, and the project's packages shadow Lockstep's.
     paths_before = list(sys.path)
-    for folder in (str(Path.cwd()), str(path.resolve().parent)):
+    for folder in (str(Path.cwd()), str(path.parent)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     # Another adapter may have imported the file already. A second module would have its own code, out of reach of
     # mutants that edit the first.
     module = sys.modules.get(path.stem)
-    if module is None or module.__file__ != str(path.resolve()):
+    if module is None or module.__file__ != str(path):
         try:
             module = _loaded(name, path)
         except ScriptDefinitionError:
@@ -147,7 +162,9 @@ def _adapter_in_file(name: str) -> Adapter:
             raise
     if _ATTRIBUTE not in vars(module):
         raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_where()}")
-    return _checked(vars(module)[_ATTRIBUTE], name)
+    found = _checked(vars(module)[_ATTRIBUTE], name)
+    found.name = str(path.relative_to(_START) if path.is_relative_to(_START) else path)
+    return found
 
 
 def _loaded(name: str, path: Path) -> ModuleType:

@@ -46,10 +46,9 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
             )
         first, *clauses = clauses_of(text.strip())
         words = _read_config(first)
-        of = words.pop(_ADAPTER, of)
-        adapter = adapter_named(of)
+        adapter = adapter_named(words.pop(_ADAPTER, of))
         placed = [parse_placed(clause, adapter.actions) for clause in clauses if clause.strip()]
-        return cls(adapter.read_config(words), (), of).with_placed(placed)
+        return cls(adapter.read_config(words), (), adapter.name).with_placed(placed)
 
     @property
     def adapter(self) -> Adapter:

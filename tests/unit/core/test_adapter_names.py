@@ -114,3 +114,24 @@ def test_an_adapter_whose_own_package_is_hidden_is_told(tmp_path):
         ScriptDefinitionError, match="'engine' is Lockstep's package here, so give yours a place inside"
     ):
         adapter_named(str(path))
+
+
+@pytest.mark.parametrize("is_absolute_first", [True, False])
+def test_all_paths_to_a_file_lead_to_one_adapter_with_one_name(tmp_path, monkeypatch, is_absolute_first):
+    """No earlier lookup decides which name its schedules carry."""
+    monkeypatch.setattr("scripted.core.adapters._START", tmp_path)
+    path = tmp_path / f"own_adapter_{is_absolute_first}.py"
+    path.write_text("class Own:\n    actions = new_parts = workloads = ()\n\n\nADAPTER = Own()\n")
+    monkeypatch.chdir(tmp_path)
+    names = sorted([str(path), path.name], reverse=not is_absolute_first)
+    first, second = map(adapter_named, names)
+    assert first is second
+    assert first.name == path.name
+    monkeypatch.chdir(tmp_path.parent)
+    assert adapter_named(f"{tmp_path.name}/{path.name}") is first
+    assert first.name == path.name
+
+
+def test_a_lookup_by_module_leaves_an_installed_adapter_its_name() -> None:
+    assert adapter_named("scripted_lockstep.adapter:ADAPTER") is adapter_named(DEFAULT_ADAPTER)
+    assert adapter_named(DEFAULT_ADAPTER).name == DEFAULT_ADAPTER

@@ -110,7 +110,7 @@ def test_busy_polling_has_a_bound_and_a_name() -> None:
 
 def test_a_script_advances_the_clock_to_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = _delayed()
-    monkeypatch.setattr("scripted.core.adapters._found", lambda _: adapter)
+    monkeypatch.setattr("scripted.core.adapters._in_module", lambda _: adapter)
 
     def script(t: Any) -> Any:
         r = t.start_req(prompt_len=5, max_new_tokens=2)
