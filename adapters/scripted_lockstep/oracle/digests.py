@@ -19,9 +19,9 @@ from scripted.core.violation import Violation
 
 # A front end numbers its calls over its whole life, and names profiles by date and chance: no digest has these names.
 _NOT_DIGESTED: Final = frozenset(("call_id", "folder"))
-# Lists of more than 15 entries have another header in the encoding that is digested. The longer one first: some runs
-# have no more steps.
-_BATCHES: Final = (16, 15, 17)
+# A single step first. Lists of more than 15 entries have another header in the encoding that is digested. Of those the
+# longer one comes first: some runs have no more steps.
+_BATCHES: Final = (1, 16, 15, 17)
 # The digest of plans leaves out token values and sampling, but has the number of tokens. It also leaves out the paths
 # of weight updates.
 _NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.path\b")
@@ -85,7 +85,7 @@ def _changed_steps(step: DigestedStep, kinds: Container[type]) -> Iterator[tuple
 
 
 def _changed_items(items: tuple[Any, ...], path: str, kinds: Container[type]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the items with the first one of each of these kinds changed, then without the last item."""
+    """Yield the items with the first of each of these kinds changed, then without the last item."""
     firsts: dict[type, int] = {}
     for index, item in enumerate(items):
         if type(item) in kinds:
@@ -103,10 +103,10 @@ def _digested(record: StepRecord) -> DigestedStep:
 
 
 def _check_moments(steps: Sequence[DigestedStep]) -> None:
-    """Check that digests do not depend on when they are read: steps are folded in one by one or in batches."""
-    digests = {_digests_in_batches(steps, sizes) for sizes in ((1,), _BATCHES, (len(steps),))}
+    """Check that digests do not depend on when they are read: steps are folded in batches or all at once."""
+    digests = {_digests_in_batches(steps, sizes) for sizes in (_BATCHES, (len(steps),))}
     if len(digests) > 1:
-        raise Violation(f"the digest of {len(steps)} steps depends on how often it was asked for: {sorted(digests)}")
+        raise Violation(f"the digest of {len(steps)} steps depends on how often it is read: {sorted(digests)}")
 
 
 def _check_names(step: DigestedStep) -> None:
@@ -116,7 +116,9 @@ def _check_names(step: DigestedStep) -> None:
         return
     others = (_renamed(events), microbatch, _renamed(replies), sizes)
     if _digests(others) != _digests(step):
-        raise Violation(f"the digest depends on the ids of calls: {_digests(step)} with those of {[*events, *replies]}")
+        raise Violation(
+            f"the digest depends on the ids of calls: {_digests(step)} with the ids of {[*events, *replies]}"
+        )
 
 
 def _renamed(items: tuple[Any, ...]) -> tuple[Any, ...]:
