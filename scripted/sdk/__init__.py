@@ -27,9 +27,11 @@ from scripted.sdk.messages import (
     Rows,
     Share,
     Signal,
+    Sleep,
     StateTable,
     Stepped,
     Tokens,
+    Wake,
     Window,
 )
 from scripted.sdk.signals import SignalAction
@@ -60,10 +62,12 @@ __all__ = [
     "Share",
     "Signal",
     "SignalAction",
+    "Sleep",
     "StateTable",
     "Stepped",
     "Tokens",
     "Violation",
+    "Wake",
     "Window",
     "verb",
 ]

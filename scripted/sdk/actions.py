@@ -34,7 +34,7 @@ from scripted.sdk.action_bases import (
 )
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.images import Image, images_in, with_images
-from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
+from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume, Sleep, Wake
 
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
@@ -319,6 +319,80 @@ class ResumeAll(ResumeCall, frozen=True, kw_only=True, omit_defaults=True, tag="
         return ResumeAll().post(t)
 
 
+class SleepAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
+    """Releases the device's memory in one of the sleep modes that the adapter declares."""
+
+    mode: str = ""
+
+    examples: ClassVar = ("sleep", "sleep mode=abort")
+    event: ClassVar = Sleep
+    route: ClassVar = "/sleep"
+    shell_words: ClassVar = {"sleep": "sleep"}
+
+    @staticmethod
+    @verb
+    def sleep(t: BaseContext, mode: str = "") -> Call:
+        """Release the device's memory, in one of the sleep modes that the adapter declares."""
+        modes = t.run.adapter.limits_of(t.run.config)[1].sleep_modes
+        if mode not in modes:
+            raise BadCall(f"sleep() takes {_one_of(modes)} as mode in this configuration, got {mode!r}")
+        return SleepAll(mode=mode).post(t)
+
+    @property
+    def kind(self) -> str:
+        return f"sleep-{self.mode}" if self.mode else "sleep"
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(mode=mode) for mode in base.limits[1].sleep_modes]
+
+    @classmethod
+    def words(cls, event: Sleep) -> str:
+        return f"sleep ({event.mode})" if event.mode else "sleep"
+
+
+class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
+    """Takes back the device's memory, or one part of it."""
+
+    part: str = ""
+
+    examples: ClassVar = ("wake", "wake part=weights")
+    event: ClassVar = Wake
+    route: ClassVar = "/wake"
+    shell_words: ClassVar = {"wake": "wake"}
+
+    @staticmethod
+    @verb
+    def wake(t: BaseContext, part: str = "") -> Call:
+        """Take back the device's memory, or one of the parts that the adapter declares."""
+        can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+        if not can.sleep_modes:
+            raise BadCall(
+                f"wake() needs a device that sleeps, which {t.run.adapter.name} has not in this configuration"
+            )
+        if part and part not in can.wake_parts:
+            raise BadCall(f"wake() takes {_one_of(('', *can.wake_parts))} as part, got {part!r}")
+        return WakeAll(part=part).post(t)
+
+    @property
+    def kind(self) -> str:
+        return f"wake-{self.part}" if self.part else "wake"
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Yield a wake of all and of each part, also without a sleep before it."""
+        can: Capabilities = base.limits[1]
+        return [cls(part=part) for part in ("", *can.wake_parts)] if can.sleep_modes else ()
+
+    @classmethod
+    def words(cls, event: Wake) -> str:
+        return f"wake ({event.part})" if event.part else "wake"
+
+
+def _one_of(known: Sequence[str]) -> str:
+    return f"one of {', '.join(map(repr, known))}" if known else "none"
+
+
 class FailBatch(BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
     event: ClassVar = BatchFailed
 
@@ -340,6 +414,8 @@ ACTIONS: Final = (
     FlushPrefixes,
     PauseAll,
     ResumeAll,
+    SleepAll,
+    WakeAll,
     HoldResults,
     ReleaseResults,
     AdvanceClock,
@@ -353,6 +429,7 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
     """The actions of a scheduler with these capabilities, in the order in which a search tries them."""
     known: list[type[Action]] = [FlushPrefixes] if can.flush else []
     known += [PauseAll, ResumeAll] if can.pause_modes else []
+    known += [SleepAll, WakeAll] if can.sleep_modes else []
     known += [HoldResults, ReleaseResults, AdvanceClock]
     known += [FailBatch] if can.fail else []
     return (*known, CancelRequest, SubmitRequest)

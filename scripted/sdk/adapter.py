@@ -37,7 +37,7 @@ from scripted.script.harness import ScriptedServer, ScriptedSim, ServerPool
 from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
-from scripted.sdk.actions import ResumeAll, actions_of
+from scripted.sdk.actions import ResumeAll, WakeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.flight.frames import FlightHeader
@@ -48,7 +48,7 @@ from scripted.sdk.flight.shown import rerun_of, steps_of
 from scripted.sdk.flight.standing import Stand
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
-from scripted.sdk.messages import Abort, Event, FlushCache, Record, Step, Stepped
+from scripted.sdk.messages import Abort, Event, FlushCache, Record, Step, Stepped, Wake
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.recording import read_recording, replayed
@@ -348,14 +348,20 @@ class SchedulerAdapter(
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
 
+    def obstacle(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Action | None:
+        """Return the wake that open requests need; an adapter with other obstacles asks this one too."""
+        return WakeAll() if run.oracle.asleep and not run.is_settled else None
+
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
-        """Abort requests that are not alive, which changes nothing; then flush, if the adapter declares it."""
+        """Abort requests that are not alive, which changes nothing; then wake the device, and flush where declared."""
         if turn == 0:
             ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
-        if turn == 1 and self.limits_of(run.config)[1].flush:
-            return [FlushCache(call_id=run.new_call_id())]
-        return ()
+        if turn != 1:
+            return ()
+        last: list[Event] = [Wake(call_id=run.new_call_id())] if run.oracle.asleep else []
+        last += [FlushCache(call_id=run.new_call_id())] if self.limits_of(run.config)[1].flush else []
+        return last
 
     def record_step(self, step: Step, stepped: Stepped | None, machine: _MachineT, error: str | None) -> Record:
         """Record a step with the machine's counts after it."""

@@ -60,7 +60,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its tokens so
     far; without it a request that cannot grow may give up its blocks and begin again at once. ``ended_take_seats``:
     requests that are launched after their abort count among those of a batch. ``kept_logits``: the first token of a
-    prompt that is cached as a whole may come from logits that an equal prompt left, without a launch.
+    prompt that is cached as a whole may come from logits that an equal prompt left, without a launch. ``sleep_modes``:
+    the device can release its memory; each is the name of the pause in which requests stop meanwhile, or "" for none.
+    ``wake_parts``: the parts that it may take back alone. ``wakes_resume``: a device that is wholly awake ends a pause.
     """
 
     flush: bool = True
@@ -84,3 +86,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     whole_leases: bool = False
     ended_take_seats: bool = True
     kept_logits: bool = False
+    sleep_modes: tuple[str, ...] = ()
+    wake_parts: tuple[str, ...] = ()
+    wakes_resume: bool = False

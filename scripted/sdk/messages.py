@@ -78,6 +78,23 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
     call_id: str
 
 
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
+    """The device releases its memory, and all KV with it; the answer says whether it did. ``Wake`` ends it.
+
+    Requests stop as in a pause of this ``mode``, one of the sleep modes that the adapter declares; "" pauses nothing.
+    """
+
+    call_id: str
+    mode: str = ""
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
+    """The device takes back all of its memory, or this ``part``. The answer is ok if all of it is there."""
+
+    call_id: str
+    part: str = ""
+
+
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     """The result of a batch: the sampled tokens of each of its shares, in their order.
 
@@ -105,7 +122,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
     rid: str = ""
 
 
-Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | Signal
+Event = Add | Abort | FlushCache | Pause | Resume | Sleep | Wake | BatchResult | BatchFailed | Signal
 
 
 # -- the plan: a step's launch --

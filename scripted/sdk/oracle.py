@@ -6,10 +6,10 @@ behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scripted.core.account import Life
-from scripted.core.oracle import Oracle
+from scripted.core.oracle import Oracle, Pausing
 from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
 from scripted.sdk.fresh import Fresh
@@ -30,8 +30,10 @@ from scripted.sdk.messages import (
     SdkMachine,
     Share,
     Signal,
+    Sleep,
     Stepped,
     Tokens,
+    Wake,
 )
 from scripted.sdk.pipeline import SimulatedRunner
 
@@ -63,6 +65,11 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         # If pauses wait for their turn: the unanswered pause, and the calls behind it.
         self._ending: str | None = None
         self._behind: dict[str, Pause | Resume] = {}
+        # The call whose answer put the device to sleep; empty if it is awake.
+        self.asleep = ""
+        # The unanswered sleeps; and the unanswered wakes, each with whether it ends the pause: not one that came later.
+        self._sleeps: set[str] = set()
+        self._wakes: dict[str, bool] = {}
         # The requests that a pause holds back; no pause aborts them.
         self._held_back: set[Life] = set()
         # The counts that aborts of unknown requests must not change; None in steps without such aborts.
@@ -101,6 +108,11 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     def is_live(self, rid: str) -> bool:
         return rid in self.account.live or rid in self._arriving
+
+    @property
+    def could_go_on(self) -> Iterable[Life]:
+        """The open requests that neither a pause nor a sleep blocks."""
+        return () if self.asleep else super().could_go_on
 
     def waits_for_deadline(self, stepped: Stepped) -> bool:
         return stepped.is_timer
@@ -157,6 +169,14 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                     self._take_turn(event)
                 else:
                     self._behind[event.call_id] = event
+            case Sleep():
+                self.account.ask(event.call_id)
+                self._sleeps.add(event.call_id)
+                if event.mode:
+                    self.pause(self._mode_named(event.mode))
+            case Wake():
+                self.account.ask(event.call_id)
+                self._wakes[event.call_id] = self._can.wakes_resume
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
@@ -175,7 +195,29 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             self._ending = event.call_id
 
     def _mode_of(self, event: Pause) -> PauseMode:
-        return next(mode for mode in self._can.pause_modes if mode.name == event.mode)
+        return self._mode_named(event.mode)
+
+    def _mode_named(self, name: str) -> PauseMode:
+        return next(mode for mode in self._can.pause_modes if mode.name == name)
+
+    def pause(self, mode: Pausing) -> None:
+        super().pause(mode)
+        self._wakes = dict.fromkeys(self._wakes, False)
+
+    def _sleep_or_wake(self, answer: Answer) -> None:
+        """Take the answer to a sleep or a wake. Raises Violation for a device that sleeps under its batches."""
+        resumes = self._wakes.pop(answer.call_id, None)
+        is_sleep = answer.call_id in self._sleeps
+        self._sleeps.discard(answer.call_id)
+        if not answer.ok:
+            return
+        if is_sleep and self._batches:
+            batch = next(iter(self._batches))
+            raise Violation(f"{answer.call_id} releases the device's memory, but batch {batch} is in flight there")
+        if is_sleep or resumes is not None:
+            self.asleep = answer.call_id if is_sleep else ""
+        if resumes:
+            self.resume()
 
     def _end_turn(self, call_id: str) -> None:
         """Take the answer to a call. The next queued call that aborts begins now, and is answered later."""
@@ -207,6 +249,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self.account.refuse(reply.rid, reply.reason)
             case Answer():
                 self.account.answer(reply.call_id, reply)
+                self._sleep_or_wake(reply)
                 self._end_turn(reply.call_id)
 
     def _begin_from_logits(self, reply: Tokens, pipeline: SimulatedRunner) -> None:
@@ -234,6 +277,11 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self.account.end(rid, "abort")
 
     def _check_batch(self, batch: Batch, pipeline: SimulatedRunner) -> None:
+        if self.asleep:
+            raise Violation(
+                f"batch {batch.id} is launched while the device sleeps: {self.asleep} released its memory, and no wake "
+                "has brought all of it back"
+            )
         self.launch(batch.id, [share.rid for share in batch.shares], sum(share.count for share in batch.shares))
         self._batches[batch.id] = batch
         loras = {pipeline.lora_of(share.rid) for share in batch.shares} - {0}

@@ -31,6 +31,7 @@ from scripted.sdk.messages import (
     Pause,
     Ring,
     Share,
+    Sleep,
     Stepped,
     Tokens,
 )
@@ -97,7 +98,7 @@ class SimulatedRunner:
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
         """Follow a step's input and replies, before its launch."""
         for event in events:
-            if isinstance(event, FlushCache) or (isinstance(event, Pause) and event.mode in self._flushing):
+            if isinstance(event, FlushCache | Sleep) or (isinstance(event, Pause) and event.mode in self._flushing):
                 self._flush_calls.add(event.call_id)
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:

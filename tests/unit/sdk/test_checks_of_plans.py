@@ -19,8 +19,10 @@ from scripted.sdk import (
     PauseMode,
     Refused,
     Resume,
+    Sleep,
     Stepped,
     Violation,
+    Wake,
 )
 
 STOP = PauseMode(name="stop")
@@ -637,6 +639,70 @@ def test_a_pause_that_aborts_ends_what_is_alive(run: PlannedRun) -> None:
     run.events.append(Pause(call_id="pause", mode="abort"))
     run.step(replies=(answered("pause"), told("a", end="abort")))
     assert run.oracle.is_settled
+
+
+# -- sleeps --
+
+
+def asleep(*names: str, **more: object) -> PlannedRun:
+    """A run in which a has computed its prompt, and these calls to sleep were answered since."""
+    run = PlannedRun(pause_modes=(STOP,), sleep_modes=("", "stop"), **more)
+    run.add("a", 4)
+    run.launch("a", 0, 4, 0)
+    for name in names:
+        run.events.append(Sleep(call_id=name))
+        run.step(replies=(answered(name),))
+    return run
+
+
+def test_a_launch_while_the_device_sleeps() -> None:
+    """A part of the memory is not enough, and a second sleep is no wake."""
+    run = asleep("s", "t")
+    run.events.append(Wake(call_id="w", part="weights"))
+    run.step(replies=(replace(answered("w"), ok=False),))
+    with refused("batch 2 is launched while the device sleeps: t released its memory, and no wake has brought all"):
+        run.step(share("a", 4, 1, 0, 1))
+
+
+def test_a_sleep_over_a_batch_in_flight() -> None:
+    run = asleep()
+    run.step(share("a", 4, 1, 0, 1))
+    run.events.append(Sleep(call_id="s"))
+    with refused("s releases the device's memory, but batch 2 is in flight there"):
+        run.step(replies=(answered("s"),))
+
+
+def test_a_pause_behind_a_wake_in_one_step_stays() -> None:
+    run = asleep(wakes_resume=True)
+    run.events += [Wake(call_id="w"), Pause(call_id="p", mode="stop")]
+    run.step(replies=(answered("w"), answered("p")))
+    assert run.oracle.paused == STOP
+
+
+@pytest.mark.parametrize("preempted", [(), ("a",)])
+def test_kv_of_before_a_sleep_is_gone(preempted: tuple[str, ...]) -> None:
+    run = asleep("s")
+    run.events.append(Wake(call_id="w"))
+    run.step(replies=(answered("w"),), preempted=preempted)
+    if preempted:
+        run.launch("a", 0, 5, 0, 1)
+        return
+    with refused("a reads block 0, which was written before the cache was flushed"):
+        run.step(share("a", 4, 1, 0, 1))
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_wake_ends_a_pause_where_that_is_declared(*, resumes: bool) -> None:
+    run = asleep(wakes_resume=resumes)
+    run.events.append(Sleep(call_id="s", mode="stop"))
+    run.step(replies=(answered("s"),), preempted=("a",))
+    run.events.append(Wake(call_id="w"))
+    run.step(replies=(answered("w"),))
+    if resumes:
+        run.launch("a", 0, 5, 0, 1)
+        return
+    with refused(r"batch 2 is launched while generation is paused \(stop\)"):
+        run.step(share("a", 0, 5, 0, 1))
 
 
 # -- the end --
