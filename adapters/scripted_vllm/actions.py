@@ -13,7 +13,7 @@ from scripted.core.action import Action, Culprit, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_ids
 from scripted.sdk import Add
-from scripted.sdk.actions import SubmitRequest
+from scripted.sdk.actions import SleepAll, SubmitRequest, WakeAll
 from scripted.sdk.signals import SignalAction
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def _sessions_of(base: SearchBase) -> Iterable[str]:
 
 _CONNECTED: Final = {"kv_connector": ("sync", "async")}
 _STRUCTURED: Final = {"structured_output": (True,)}
+_SLEEPING: Final = {"enable_sleep_mode": (True,)}
 # Each action with the settings that it needs.
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     FailLoad: _CONNECTED,
@@ -247,6 +248,8 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     ReleaseCompilation: _STRUCTURED,
     SendMore: {},
     EndSession: {},
+    SleepAll: _SLEEPING,
+    WakeAll: _SLEEPING,
 }
 # Settings that need a connector too.
 NEEDED_BY_SETTINGS: Final = dict.fromkeys(

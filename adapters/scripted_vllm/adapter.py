@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,7 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
-from scripted_vllm.machine import PAUSE_MODES, new_machine
+from scripted_vllm.machine import PAUSE_MODES, SLEEP_MODES, new_machine
 from scripted_vllm.prefix_cache import KnownBlocks
 from scripted_vllm.server import VllmServer
 from scripted_vllm.standalone import VllmStandalone
@@ -61,6 +62,8 @@ _KEPT_IMAGES: Final = (
     "ec_connector.due",
 )
 _LORAS: Final = 3
+# The tags of a wake: two parts of the memory, and none of it.
+WAKE_PARTS: Final = ("weights", "kv_cache", "scheduling")
 
 COPIER: Final = Copier(
     shared=(
@@ -77,8 +80,8 @@ COPIER: Final = Copier(
         ),
         # The masks of a plan are read before another plan is made.
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
-        # Why a grammar does not compile.
-        ValueError,
+        # Why a grammar does not compile; the lock of an answer that is not there yet, which no other thread asks for.
+        *(ValueError, threading.Condition),
         # Plans and results do not change after they are handed over, except the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
         KnownBlocks,
@@ -115,6 +118,9 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         images=settings.encoder_cache_size,
         loras=_LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
+        sleep_modes=SLEEP_MODES if settings.enable_sleep_mode else (),
+        wake_parts=WAKE_PARTS if settings.enable_sleep_mode else (),
+        wakes_resume=True,
     )
 
 
@@ -182,7 +188,7 @@ class VllmAdapter(SchedulerAdapter):
     def obstacle(self, run: Any) -> Action | None:
         """Return the machine's obstacle."""
         undo: Action | None = run.machine.obstacle(run)
-        return undo
+        return undo or super().obstacle(run)
 
 
 ADAPTER: Final = VllmAdapter(

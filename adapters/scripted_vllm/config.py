@@ -41,6 +41,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``encoder_cache_size``, in tokens: prompts may have images; ``encoder_compute_budget`` tokens of them are computed
       in a step. With ``ec_connector`` every second image is outside and comes in ``ec_transfer_steps``.
     - ``is_encoder_decoder``: the model attends to its first image apart from the prompt.
+    - ``enable_sleep_mode``: operators may release the memory of weights and KV.
     - ``log_stats`` is the engine's setting. Without ``checks_sessions`` a session may outgrow its context, as vLLM's
       front end lets it.
     - ``scheduler_cls``, MODULE:CLASS, is a scheduler of the user's.
@@ -97,6 +98,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_encoder_decoder: bool = False
     checks_sessions: bool = True
     prefill_schedule_interval: int = 1
+    enable_sleep_mode: bool = False
     log_stats: bool = False
     scheduler_cls: str = ""
     connector_cls: str = ""

@@ -182,6 +182,7 @@ def arguments_of(settings: Any) -> dict[str, Any]:
         "async_scheduling": settings.async_scheduling,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "decode_context_parallel_size": settings.decode_context_parallel_size,
+        "enable_sleep_mode": settings.enable_sleep_mode,
     }
     given |= {"num_gpu_blocks_override": settings.num_gpu_blocks, "scheduling_policy": settings.policy}
     # The ranks of a context are those of tensor parallelism.
@@ -295,6 +296,9 @@ class _AnyPlatform(Platform):
 
     _enum = PlatformEnum.UNSPECIFIED
     device_name = device_type = "cpu"
+
+    def is_sleep_mode_available(self) -> bool:
+        return True
 
 
 @functools.cache

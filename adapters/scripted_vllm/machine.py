@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.distributed.kv_events import NullEventPublisher
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
@@ -30,9 +29,11 @@ from scripted.sdk import (
     Resume,
     Share,
     Signal,
+    Sleep,
     Stepped,
     Tokens,
     Violation,
+    Wake,
 )
 from scripted_vllm.actions import (
     END_SESSION,
@@ -44,6 +45,7 @@ from scripted_vllm.actions import (
     ReleaseConnector,
 )
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_core import EngineCalls, SleepingDevice
 from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
 from scripted_vllm.grammar import masks_of
 from scripted_vllm.hisparse import SparseHost
@@ -64,15 +66,16 @@ if TYPE_CHECKING:
 _KEEP: Final = PauseMode(name="keep")
 _WAIT: Final = PauseMode(name="wait", stops_running=False)
 _ABORT: Final = PauseMode(name="abort", aborts=True)
-# With these modes vLLM empties its caches when it is idle, and answers then; its sleep does the same.
+# With these modes vLLM empties its caches when it is idle; its sleep does the same.
 _CLEARING: Final = {
     f"{mode.name}-clear": PauseMode(
         name=f"{mode.name}-clear", stops_running=mode.stops_running, aborts=mode.aborts, flushes=True
     )
     for mode in (_KEEP, _WAIT, _ABORT)
 }
-# The modes of EngineCoreProc.pause_scheduler.
+# The modes of EngineCoreProc.pause_scheduler, and of its sleep.
 PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
+SLEEP_MODES: Final = (_ABORT.name, _WAIT.name, _KEEP.name)
 
 # vLLM's engine plans again after an empty plan, without end. After this many in a row plans stay empty.
 _EMPTY_PLANS: Final = 3
@@ -183,8 +186,8 @@ class VllmMachine:
         self._replies: list[Reply] = []
         # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
         self._flushed: set[str] = set()
-        # Calls of pauses that are answered when the engine is idle.
-        self._clearing: list[str] = []
+        # Made with the first call of an operator: most runs have none before their end, and copies of it cost time.
+        self._engine: EngineCalls | None = None
         self._known = KnownBlocks(settings)
 
     def new_scheduler(self, settings: VllmSettings) -> Any:
@@ -206,9 +209,9 @@ class VllmMachine:
         for event in events:
             self._take(event)
             self._empty = 0
-        self._clear_when_idle()
+        self._answer_when_idle()
         batch, planned = self._plan()
-        self._clear_when_idle()
+        self._answer_when_idle()
         preempted = tuple(sorted(map(rid_of, self._flushed | planned)))
         if self._settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.coordinator)
@@ -250,6 +253,13 @@ class VllmMachine:
             # vLLM's manager for encoder-decoder models counts places as free once more with every token.
             "images_free": getattr(images, "num_freeable_slots", 0),
         }
+
+    @property
+    def engine(self) -> EngineCalls:
+        """vLLM's engine core, which carries out the calls of operators."""
+        if self._engine is None:
+            self._engine = EngineCalls(self.scheduler, SleepingDevice(self._images.drop_all), self._in_flight)
+        return self._engine
 
     @property
     def settings(self) -> VllmSettings:
@@ -304,7 +314,7 @@ class VllmMachine:
 
     def _take(self, event: Event) -> None:
         is_end = isinstance(event, Signal) and event.name == END_SESSION
-        if self._waits_for_masks and (is_end or isinstance(event, (Add, FlushCache, Pause, Resume))):
+        if self._waits_for_masks and (is_end or isinstance(event, (Add, FlushCache, Pause, Resume, Sleep, Wake))):
             self._late.append(event)
             return
         if self._waits_for_masks and isinstance(event, Abort):
@@ -314,7 +324,7 @@ class VllmMachine:
             case Add():
                 self._add(event)
             case Abort():
-                self._end([self.id_of(event.rid)])
+                self._end(self.id_of(event.rid))
             case BatchResult():
                 self._take_result(event)
             case FlushCache():
@@ -326,22 +336,20 @@ class VllmMachine:
             case Signal():
                 self._transfers.take(event)
             case Pause():
-                self._pause(event)
+                mode, clear = event.mode.removesuffix("-clear"), event.mode in _CLEARING
+                self._ask_engine(event.call_id, lambda: self.engine.pause_scheduler(mode, clear_cache=clear))
             case Resume():
-                self.scheduler.set_pause_state(PauseState.UNPAUSED)
-                self._replies.append(Answer(call_id=event.call_id, ok=True))
+                self._ask_engine(event.call_id, self.engine.resume_scheduler)
+            case Sleep():
+                self._ask_engine(event.call_id, lambda: self.engine.sleep(level=1, mode=event.mode))
+            case Wake():
+                self._ask_engine(event.call_id, lambda: self.engine.wake_up([event.part] if event.part else None))
             case _:
                 raise TypeError(f"vLLM has nothing for {event}")
 
     def _flush(self, event: FlushCache) -> None:
-        running = {request.request_id for request in self.scheduler.running}
-        try:
-            ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=event.force), ""
-        except RuntimeError as exc:
-            # vLLM's engine answers the call with this error and continues: blocks of a transfer are not released.
-            ok, text = False, str(exc)
-        self._flushed |= running - {request.request_id for request in self.scheduler.running}
-        self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))
+        # It answers with an error and continues where blocks of a transfer are not released.
+        self._ask_engine(event.call_id, lambda: self.engine.reset_prefix_cache(reset_running_requests=event.force))
 
     def _add(self, event: Add) -> None:
         # The engine's front end refuses these, and images that are larger than the encoder's cache, of which there are
@@ -400,12 +408,17 @@ class VllmMachine:
     def has_session(self, rid: str) -> bool:
         return self.is_session(rid) and _waits_for_input(self.scheduler.requests[self._sessions[rid]])
 
-    def _end(self, rids: Sequence[str] | None) -> None:
-        everybody = self.scheduler.requests.values()
-        silent = {request.request_id for request in everybody if _waits_for_input(request)}
-        for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
+    def _end(self, name: str) -> None:
+        silent = self._silent()
+        self._tell_aborted(self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED), silent)
+
+    def _silent(self) -> set[str]:
+        """Return the sessions that wait for input: they have answered, and sent their clients everything."""
+        return {request.request_id for request in self.scheduler.requests.values() if _waits_for_input(request)}
+
+    def _tell_aborted(self, ended: Sequence[Any], silent: Collection[str]) -> None:
+        for request in ended:
             self._known.note(request)
-            # A session that has answered has sent its client everything.
             if request.request_id not in silent:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
@@ -419,29 +432,22 @@ class VllmMachine:
         named.sort(key=_waits_for_input)
         return named[0].request_id if named else rid
 
-    def _pause(self, event: Pause) -> None:
-        mode = event.mode.removesuffix("-clear")
-        if mode == _ABORT.name:
-            self._end(None)
-        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == _KEEP.name else PauseState.PAUSED_NEW)
-        if event.mode in _CLEARING:
-            self._clearing.append(event.call_id)
-        else:
-            self._replies.append(Answer(call_id=event.call_id, ok=True))
+    def _ask_engine(self, call_id: str, ask: Callable[[], Any]) -> None:
+        """Let vLLM's engine carry out an operator's call, and tell the clients of the requests that it aborts."""
+        engine, silent = self.engine, self._silent()
+        answers = engine.call(call_id, ask)
+        ended, engine.ended = engine.ended, []
+        self._tell_aborted(ended, silent)
+        self._hear_engine(engine, answers)
 
-    def _clear_when_idle(self) -> None:
-        """End the pauses that wait for idleness, the last first, as ``EngineCoreProc._notify_idle_state_callbacks``."""
-        while self._clearing and not (self.scheduler.has_requests() or self._in_flight):
-            running = {request.request_id for request in self.scheduler.running}
-            try:
-                ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True), ""
-            except RuntimeError as exc:
-                ok, text = False, str(exc)
-            self._flushed |= running - {request.request_id for request in self.scheduler.running}
-            if ok:
-                self.scheduler.reset_encoder_cache()
-                self._images.drop_all()
-            self._replies.append(Answer(call_id=self._clearing.pop(), ok=ok, text=text))
+    def _hear_engine(self, engine: EngineCalls, answers: Sequence[Answer]) -> None:
+        self._replies += answers
+        self._flushed |= engine.preempted
+        engine.preempted = set()
+
+    def _answer_when_idle(self) -> None:
+        if self._engine is not None:
+            self._hear_engine(self._engine, self._engine.answers_when_idle())
 
     # -- results --
 

@@ -74,6 +74,9 @@ SHOWN_BY = {
     "each-lookup-is-counted": "vllm-counted",
     "dropped-with-the-aborted": "vllm-growing",
     "the-first-pause-counts": "vllm-paused-twice",
+    "half-awake-goes-on": "vllm-asleep",
+    "asleep-over-its-batches": "vllm-asleep",
+    "the-cache-outlives-the-sleep": "vllm-asleep",
 }
 
 # The mutants that one promise finds alone, or long before the end of the run: a schedule, the check and its text, and
