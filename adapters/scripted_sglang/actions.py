@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from scripted.core.action import Action, Culprit, SearchBase, verb
 from scripted.core.errors import BadCall
+from scripted.sdk.actions import SleepAll, WakeAll
 from scripted.sdk.signals import SignalAction
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class ForgetStored(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 _TIERED: Final = {"enable_hierarchical_cache": (True,)}
+_SLEEPING: Final = {"enable_memory_saver": (True,)}
 _STORED: Final = {**_TIERED, "hicache_storage_backend": ("dynamic",)}
 # Each action with the settings that it needs.
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
@@ -126,6 +128,8 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     FailStorage: _STORED,
     ForgetStored: _STORED,
 }
+# Further ones of a server without a role.
+ALONE: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {SleepAll: _SLEEPING, WakeAll: _SLEEPING}
 # Settings that need a host tier or a storage too.
 NEEDED_BY_SETTINGS: Final = {
     **dict.fromkeys(("hicache_ratio", "hicache_write_policy", "hicache_storage_backend"), _TIERED),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from sglang.srt.beam_search.coordinator import BeamCoordinator
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.disaggregation.base.conn import KVArgs
 from sglang.srt.distributed.parallel_state import GroupCoordinator
@@ -23,7 +24,6 @@ from sglang.srt.managers.scheduler_components.kv_events_publisher import Schedul
 from sglang.srt.managers.scheduler_components.load_publisher import SchedulerLoadPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.managers.scheduler_components.profiler_manager import SchedulerProfilerManager
-from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.memory_pool import KVCache
 from sglang.srt.runtime_context import RuntimeContext
@@ -37,7 +37,7 @@ from scripted.core.states import UnreadableState
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.workloads import read_workloads
-from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
+from scripted_sglang.actions import ACTIONS, ALONE, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.config import SglangSettings
 from scripted_sglang.flight.machine import SglangOfFlight
 from scripted_sglang.live.launch import launch
@@ -61,7 +61,7 @@ _SHARED: Final = (
         np.generic,
     ),
     *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
-    *(SchedulerWeightUpdaterManager, SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
+    *(SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
 )
 
 
@@ -117,6 +117,8 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
         priority=settings.enable_priority_scheduling,
         # An abort of a running request takes effect with its next result.
         late_launches=settings.depth,
+        sleep_modes=("",) if settings.enable_memory_saver else (),
+        wake_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
     )
 
 
@@ -139,7 +141,7 @@ class SglangAdapter(SchedulerAdapter):
     def obstacle(self, run: Any) -> Action | None:
         """Return the machine's obstacle."""
         undo: Action | None = run.machine.obstacle(run)
-        return undo
+        return undo or super().obstacle(run)
 
 
 def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
@@ -163,7 +165,7 @@ ADAPTER: Final = adapter_of(
     SglangSettings,
     workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "sglang-")[0],
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "hicache_ratio": (0.5, 1.0)},
-    actions=ACTIONS,
+    actions={**ACTIONS, **ALONE},
     needed=NEEDED_BY_SETTINGS,
     undoing=(ReleaseTiers(),),
     crowded={"max_total_tokens": (28, 32, 40), "context_length": (28,), "page_size": (1, 1, 4)},

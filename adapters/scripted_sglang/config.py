@@ -73,6 +73,8 @@ class SglangSettings(msgspec.Struct, frozen=True):
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
     # Part of the backend's own configuration.
     prefetch_threshold: int = 4
+    # Operators may release the memory of weights and KV.
+    enable_memory_saver: bool = False
     # Requests keep their clients' names, as in SGLang; without this no name is a prefix of another.
     client_rids: bool = True
 
@@ -238,7 +240,9 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
     with watched, mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = _model_folder().name
-        args = ServerArgs(model_path=folder, **_ARGUMENTS, **settings.of_server)
+        # The library that releases memory needs a GPU; without it SGLang's own adapter of it does nothing.
+        given = {**settings.of_server, "enable_memory_saver": False}
+        args = ServerArgs(model_path=folder, **_ARGUMENTS, **given)
         with mock.patch.object(tempfile, "tempdir", folder):
             ports = PortArgs.init_new(args)
         context = runtime_context.create_context(

@@ -22,6 +22,10 @@ from sglang.srt.managers.io_struct import (
     FlushCacheReqInput,
     FlushCacheReqOutput,
     PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ReleaseMemoryOccupationReqOutput,
+    ResumeMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqOutput,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.managers.scheduler import Scheduler
@@ -44,9 +48,11 @@ from scripted.sdk import (
     Resume,
     Share,
     Signal,
+    Sleep,
     Stepped,
     Tokens,
     Violation,
+    Wake,
 )
 from scripted.sdk.messages import Event, Reply
 from scripted_sglang.actions import ReleaseTiers
@@ -145,6 +151,10 @@ class _Dispatcher:
     def __call__(self, message: Any) -> Any:
         if isinstance(message, FlushCacheReqInput):
             return self._scheduler.flush_wrapper.handle(message)
+        if isinstance(message, ReleaseMemoryOccupationReqInput):
+            return self._scheduler.weight_updater.release_memory_occupation(message)
+        if isinstance(message, ResumeMemoryOccupationReqInput):
+            return self._scheduler.weight_updater.resume_memory_occupation(message)
         return getattr(self._scheduler, self._handlers[type(message)])(message)
 
 
@@ -471,6 +481,13 @@ class SglangMachine:
                 held, self._held = self._held, []
                 for one in held:
                     self._add(one)
+            case Sleep():
+                self._say(ReleaseMemoryOccupationReqInput())
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+            case Wake():
+                self._say(ResumeMemoryOccupationReqInput(tags=[event.part] if event.part else None))
+                is_awake = not self.scheduler.weight_updater.offload_tags
+                self._replies.append(Answer(call_id=event.call_id, ok=is_awake))
             case _:
                 raise TypeError(f"SGLang has nothing for {event}")
 
@@ -555,6 +572,8 @@ class SglangMachine:
                     self._give_up(output)
                 case FlushCacheReqOutput():
                     self._front.flushed = output.success
+                case ReleaseMemoryOccupationReqOutput() | ResumeMemoryOccupationReqOutput():
+                    pass
                 case _:
                     raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
 
