@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from scripted import api
 from scripted.cli.main import app
 from scripted.core.adapters import adapter_named
+from scripted.core.defects import defects_of
 from scripted.core.schedule import Schedule
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute
@@ -24,9 +25,26 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(adapter=transformers.*)'$", PAGE, re.MULTILINE)
 WAITS, RAISES = "something waits for ever: a (preempted)", "KeyError: 'a#1'"
+# The ways in which a name that returns early goes wrong, in the order of the table's schedules.
+REUSED = (
+    "the scheduler has dropped a",
+    "KeyError: 'a'",
+    "a is told tokens, but nothing of it was ever computed",
+    "the token that the batch before chooses for an earlier request a",
+)
+SCHEDULES = [
+    schedule
+    for defect in defects_of("transformers", ROOT / "none")
+    if defect.id == "transformers-reused-ids"
+    for schedule in defect.schedules
+]
 
 
-@pytest.mark.parametrize(("line", "words"), list(zip(LINES, (WAITS, RAISES), strict=True)), ids=("waits", "raises"))
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [*zip(LINES, (WAITS, RAISES, REUSED[0]), strict=True), *zip(SCHEDULES[1:], REUSED[1:], strict=True)],
+    ids=("waits", "raises", "cancelled", "queued twice", "answered twice", "carried over"),
+)
 def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     failure = execute(Schedule.parse(line)).failure
     assert failure is not None
