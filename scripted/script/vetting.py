@@ -18,7 +18,9 @@ import sys
 import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import handlers
 from pathlib import Path
+from queue import Queue, SimpleQueue
 from types import CodeType
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -54,6 +56,13 @@ _MOST_CHANGES: Final = 200
 _MARGIN_S: Final = 20.0
 _LONGEST_S: Final = 3600.0
 _HARNESS: Final = __name__.partition(".")[0]
+_SENDERS: Final = (
+    handlers.SysLogHandler,
+    handlers.SocketHandler,
+    handlers.HTTPHandler,
+    handlers.SMTPHandler,
+    handlers.NTEventLogHandler,
+)
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict)
 
 
@@ -444,7 +453,7 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
 
 
 def _say_nothing() -> None:
-    """Drop what the script prints and what is logged to streams and files in this child: it runs a hundred times.
+    """Drop what the script prints and what is logged to the outside in this child: it runs a hundred times.
 
     Logging stays on, and handlers that keep records in memory stay: the script may assert on its own log.
     """
@@ -454,10 +463,32 @@ def _say_nothing() -> None:
     for descriptor in (1, 2):
         os.dup2(nothing.fileno(), descriptor)
     sys.stdout = sys.stderr = nothing
-    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    for handler in {handler for one in loggers if isinstance(one, logging.Logger) for handler in one.handlers}:
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler.stream, io.StringIO):
-            handler.setStream(nothing)
+    for handler in _handlers():
+        if _leaves(handler):
+            handler.addFilter(_drop)
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """Yield the handlers of all loggers, and the handlers to which buffers pass their records on."""
+    for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            yield handler
+            if isinstance(handler, handlers.MemoryHandler) and handler.target is not None:
+                yield handler.target
+
+
+def _leaves(handler: logging.Handler) -> bool:
+    """Return whether a handler's records leave the memory of this process: for a stream, a file or a socket."""
+    match handler:
+        case logging.StreamHandler():
+            return not isinstance(handler.stream, io.StringIO)
+        case handlers.QueueHandler():
+            return not isinstance(handler.queue, Queue | SimpleQueue)
+    return isinstance(handler, _SENDERS)
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _may_be_a_mistake(count: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
+import socket
 from collections import Counter
 from contextlib import closing
+from logging import handlers
 from pathlib import Path
 from typing import Any
 
@@ -312,15 +315,24 @@ def a_reader_of_its_own_log(t, kept):
     assert kept.texts == ["3 tokens"]
 
 
-def test_a_script_may_assert_on_its_own_log_which_is_written_nowhere(tmp_path: Path) -> None:
+def test_a_script_may_assert_on_its_own_log_which_is_written_and_sent_nowhere(tmp_path: Path) -> None:
     log, kept = logging.getLogger("vetted"), KeptRecords()
-    with closing(logging.FileHandler(tmp_path / "log")) as to_file:
-        log.addHandler(to_file)
-        log.addHandler(kept)
-        try:
-            found = _vetted(a_reader_of_its_own_log, {"kept": kept})
-        finally:
-            log.removeHandler(kept)
-            log.removeHandler(to_file)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard, contextlib.ExitStack() as stack:
+        heard.bind(("127.0.0.1", 0))
+        heard.setblocking(False)
+        files = [stack.enter_context(closing(logging.FileHandler(tmp_path / name))) for name in ("log", "late")]
+        outside = (
+            files[0],
+            handlers.MemoryHandler(1, target=files[1]),
+            handlers.SysLogHandler(heard.getsockname()),
+            handlers.DatagramHandler(*heard.getsockname()),
+        )
+        for handler in (*outside, kept):
+            log.addHandler(handler)
+            stack.callback(log.removeHandler, handler)
+        found = _vetted(a_reader_of_its_own_log, {"kept": kept})
+        with pytest.raises(BlockingIOError):
+            heard.recv(1)
+        outside[2].close()
     assert (found.failure, found.notices_something) == ("", True)
-    assert (tmp_path / "log").read_text() == ""
+    assert [(tmp_path / name).read_text() for name in ("log", "late")] == ["", ""]
