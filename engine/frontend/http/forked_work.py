@@ -38,6 +38,8 @@ WORK_LIMIT_S: Final = 60.0
 # A check that takes longer is killed to let smaller ones pass, and starts again in the queue of long ones.
 QUICK_CHECK_S: Final = 1.0
 CHECK_LIMIT_S: Final = 20.0
+# For the parent to fork: milliseconds, or seconds where many processes share a core. One that hangs is killed sooner.
+FORK_LIMIT_S: Final = 20.0
 # On top of a worker's memory at its fork. Measured: the longest body takes 60 bytes for each byte.
 MEMORY_BYTES: Final = 768 * 2**20
 MEMORY_A_BYTE: Final = 64
@@ -146,12 +148,14 @@ class ForkedWork:
             try:
                 with theirs:
                     socket.send_fds(self._orders, [_ONE_MORE], [theirs.fileno()])
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(FORK_LIMIT_S):
                     worker = await self._begun(ours)
-            except (OSError, TimeoutError) as exc:
+            except TimeoutError as exc:
                 raise WorkLostError(
-                    f"engine-{self._name} forks no process for it: {str(exc) or f'it was silent for {limit_s:g} s'}"
+                    f"engine-{self._name} forks no process for it: it was silent for {FORK_LIMIT_S:g} s"
                 ) from exc
+            except OSError as exc:
+                raise WorkLostError(f"engine-{self._name} forks no process for it: {exc}") from exc
             try:
                 async with asyncio.timeout(limit_s):
                     for part in (_LENGTH.pack(sum(map(len, parts))), *parts):

@@ -220,7 +220,7 @@ def test_a_worker_that_takes_too_much_memory_is_lost(capfd: pytest.CaptureFixtur
 
 def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A06: long bodies waited 120 s for a 503 without a cause, each again."""
-    monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
+    monkeypatch.setattr(forked_work, "FORK_LIMIT_S", SHORT_S)
 
     async def scene(forked: ForkedWork) -> None:
         os.kill(forked.parent_pid, signal.SIGSTOP)
@@ -233,6 +233,18 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
             await forked.run(b"abc")
         assert select.select([forked], [], [], PATIENCE_S)[0]
         assert forked.why_lost == "it forked no process for 0.6 s (step_timeout_s), and was ended"
+
+    run(scene)
+
+
+def test_a_check_waits_for_its_fork_longer_than_for_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent that got no CPU for a second answered short bodies with 503."""
+    monkeypatch.setattr(forked_work, "QUICK_CHECK_S", SHORT_S / 3)
+
+    async def scene(forked: ForkedWork) -> None:
+        os.kill(forked.parent_pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(SHORT_S, os.kill, forked.parent_pid, signal.SIGCONT)
+        assert await forked.run(b"abc", is_check=True) == b"cba"
 
     run(scene)
 
