@@ -106,3 +106,14 @@ def test_an_unfinished_character_is_not_read_before_it_is_whole() -> None:
     decoder, vocabulary = _sentencepiece_like()
     ids = [vocabulary[f"<0x{byte:02X}>"] for byte in "\u20ac\U0001f98a".encode()]
     assert _pieces(decoder, ids) == ["", "", "\u20ac", "", "", "", "\U0001f98a", ""]
+
+
+class Corrupting:
+    """Byte fallback as a table: an incomplete character also corrupts the complete one before it."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return {(1,): "ab\ufffd", (1, 2): "a\ufffd\ufffd", (1, 2, 3): "ab\u20ac"}.get(tuple(ids), "")
+
+
+def test_a_character_that_is_corrupted_meanwhile_is_shown_once() -> None:
+    assert _pieces(Corrupting(), [1, 2, 3]) == ["ab", "", "\u20ac", ""]
