@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, Generic
 
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.machine import ConfigT
 from scripted.core.placed_action import Placed
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.fleets.actions import clause_of
 from scripted.fleets.machine import FleetConfig, fleet_adapter
 from scripted.search.conversations import drawn_turns
 from scripted.search.covering import Row
 from scripted.search.generated import EVENT, Space, drawn_events
+from scripted.search.reach import DrawsWork
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 # The share of targets with further turns, which may come to another machine.
@@ -65,19 +67,32 @@ class FleetSpace(Generic[ConfigT]):
         if rng.random() < _CONVERSATIONS:
             base = base.with_placed(list(drawn_turns(rng, base)))
         names = tuple(rng.choice(_FLEETS[2:] if "engines" in row else _FLEETS).split(","))
-        decoding = [name for name in names if name[0] == "d"]
-        adapter = fleet_adapter(self._of)
-        placed = []
-        for one in base.placed:
-            if one.action.is_start:
-                placed.append(Placed(one.step, adapter.begin(on=rng.choice(decoding), do=clause_of(one.action))))
-            elif isinstance(one.action, AdvanceClock):
-                placed.append(one)
-            elif type(one.action) in adapter.inner_actions:
-                placed.append(Placed(one.step, adapter.at(on=rng.choice(names), do=clause_of(one.action))))
-        schedule = Schedule(FleetConfig(self._shared(base.config), names), tuple(placed), self._of)
+        placed = tuple(self._spread(base, names, rng))
+        schedule = Schedule(FleetConfig(self._shared(base.config), names), placed, self._of)
         events = {name: "on" for name in row if name.startswith(EVENT)}
         return schedule.with_placed(list(drawn_events(events, rng, schedule)))
+
+    def workload(self, config: FleetConfig[ConfigT], row: Row, rng: random.Random) -> Schedule:
+        """Draw the requests of a row for this fleet. Raises ScriptDefinitionError if one machine's space draws none."""
+        space = self._base()
+        if not isinstance(space, DrawsWork):
+            raise ScriptDefinitionError(f"the machines of {self._of} have no space that draws requests for a setting")
+        known = {name: level for name, level in row.items() if level in self.features.get(name, ())}
+        decoding = next(name for name in config.names if name[0] == "d")
+        base = space.workload(fleet_adapter(self._of).config_of(config, decoding), _of_one(known), rng)
+        return Schedule(config, tuple(self._spread(base, config.names, rng)), self._of)
+
+    def _spread(self, base: Schedule, names: Sequence[str], rng: random.Random) -> Iterator[Placed]:
+        """Give each action of one machine to a machine of the fleet, requests to decoding ones."""
+        decoding = [name for name in names if name[0] == "d"]
+        adapter = fleet_adapter(self._of)
+        for one in base.placed:
+            if one.action.is_start:
+                yield Placed(one.step, adapter.begin(on=rng.choice(decoding), do=clause_of(one.action)))
+            elif isinstance(one.action, AdvanceClock):
+                yield one
+            elif type(one.action) in adapter.inner_actions:
+                yield Placed(one.step, adapter.at(on=rng.choice(names), do=clause_of(one.action)))
 
 
 def _of_one(row: Row) -> Row:

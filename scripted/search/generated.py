@@ -332,7 +332,7 @@ def _content(
 
 def event_kinds(schedule: Schedule) -> tuple[str, ...]:
     """Return the kinds of actions that a search can add to a schedule, without requests."""
-    kinds = dict.fromkeys(_tag(extra) for extra in extras_of(schedule) if not extra.is_start)
+    kinds = dict.fromkeys(tag_of(extra) for extra in extras_of(schedule) if not extra.is_start)
     return tuple(EVENT + kind for kind in kinds)
 
 
@@ -345,7 +345,7 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
     extras = [extra for extra in extras_of(schedule) if not extra.is_start] if wanted else []
     met = [placed.step for placed in schedule.placed if placed.step > 1 and not placed.action.is_start]
     for kind in wanted:
-        of_kind = [extra for extra in extras if _tag(extra) == kind]
+        of_kind = [extra for extra in extras if tag_of(extra) == kind]
         if not of_kind:
             raise ValueError(f"nothing of the kind {kind!r} can be added to {str(schedule)!r}")
         for _ in range(rng.randint(1, _MOST_EVENTS)):
@@ -380,5 +380,6 @@ def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Pl
             yield Placed(step, rng.choice(of_request))
 
 
-def _tag(action: Action) -> str:
+def tag_of(action: Action) -> str:
+    """Return the word of an action's clause, which names its feature; several kinds of events may share it."""
     return str(type(action).__struct_config__.tag)

@@ -20,7 +20,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.server_description import DescribesServer, ServerDescription, UndescribedServer
 from scripted.search.covering import Row
 from scripted.search.execution import Failure, execute
-from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets, Space, drawn_events
+from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets, Space, drawn_events, tag_of
 from scripted.search.shrinking import shrink, way_to_fail
 
 WORKLOADS: Final = 200
@@ -186,7 +186,7 @@ def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
         return
     actions = [placed.action for placed in schedule.placed]
     needed = _features_of([action for action in actions if action.is_start], adapter.space)
-    kinds = {EVENT + action.kind: "on" for action in actions if not action.is_start}
+    kinds = {EVENT + tag_of(action): "on" for action in actions if not action.is_start}
     for number in range(count):
         rng = random.Random(number)  # noqa: S311 - the same each time
         row = {

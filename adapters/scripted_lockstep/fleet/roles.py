@@ -80,12 +80,21 @@ class RoleSpace:
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Raises what ``EngineSpace.draw`` raises."""
         base = SPACE.draw(_without_transfers(row), rng)
-        placed = [Placed(one.step, self._of_role(one.action, rng)) for one in base.placed]
+        placed = self._placed(base, rng)
         timeout_s = rng.choice(_TIMEOUTS_S)
         config = base.config.model_copy(update={"role": self._role, "prefill_timeout_s": timeout_s})
-        schedule = Schedule(config, tuple(placed), f"lockstep-{self._role}")
+        schedule = Schedule(config, placed, f"lockstep-{self._role}")
         events = list(drawn_events({name: "on" for name in _TRANSFERS if name in row}, rng, schedule))
         return schedule.with_placed([*events, *_time_that_passes(events, timeout_s, rng)])
+
+    def workload(self, config: EngineConfig, row: Row, rng: random.Random) -> Schedule:
+        """Draw the requests of a row for this configuration, without the features that the role excludes."""
+        of_role = {name: level for name, level in row.items() if level in self.features.get(name, ())}
+        base = SPACE.workload(config, _without_transfers(of_role), rng)
+        return Schedule(config, self._placed(base, rng), f"lockstep-{self._role}")
+
+    def _placed(self, base: Schedule, rng: random.Random) -> tuple[Placed, ...]:
+        return tuple([Placed(one.step, self._of_role(one.action, rng)) for one in base.placed])
 
     def _of_role(self, action: Any, rng: random.Random) -> Any:
         if self._role == "prefill" and isinstance(action, StartRequest):

@@ -16,6 +16,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.server_description import ServerDescription
 from scripted.sdk import standalone
 from scripted.search import reach
+from scripted.search.execution import execute
 from scripted.search.reach import reach_of, server_of
 from scripted.search.shrinking import shrink
 
@@ -72,6 +73,26 @@ def test_a_schedule_of_this_engine_has_a_reach(monkeypatch: pytest.MonkeyPatch) 
     assert found.unusual == {"pp_size": 2}
     assert [(one.words, one.fails, one.workloads) for one in found.neighbours] == [("pp_size at its default", False, 2)]
     assert (found.workloads, found.who) == (4, "an operator")
+
+
+@pytest.mark.parametrize(
+    ("of", "line"),
+    [
+        # A kind of its own by its time limit.
+        ("lockstep", "max_loras=1; 1 load-lora name=x; 3 start a prompt=9 lora=x; 4 unload-lora name=x timeout_s=1.0"),
+        ("lockstep-decode", "role=decode; 1 start a prompt=30 new=2; 2 flush"),
+        ("lockstep-prefill", "role=prefill; 1 start a prompt=40 first_page=0; 2 flush"),
+        ("lockstep-fleet", 'engines=p0,d0; 1 begin on=d0 do="start a prompt=50 new=3"; 2 at on=d0 do="flush"'),
+    ],
+)
+def test_roles_and_fleets_have_random_work(of: str, line: str) -> None:
+    """Without any, a reach says nothing about other requests."""
+    schedule = Schedule.parse(line, of=of)
+    drawn = list(reach._random_work(schedule, 12))
+    assert len(drawn) >= 8
+    assert {one.of for one in drawn} == {of}
+    assert all(one.config == schedule.config for one in drawn)
+    assert all(execute(one).failure is None for one in drawn[:3])
 
 
 def test_an_operators_call_is_what_it_takes() -> None:
