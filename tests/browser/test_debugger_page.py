@@ -48,6 +48,8 @@ def test_a_death_is_in_view_and_nothing_scrolls_sideways(opened: Opens, width: i
         expect(page.locator("#prompt")).to_have_text("dead>")
         failed = page.frame_locator("#timeline").locator(".step.failed")
         expect(failed).to_be_in_viewport(ratio=0.9)
+        taken = page.frame_locator("#timeline").locator(".chip.taken", has_text="#0 (chunk)")
+        expect(taken).to_be_in_viewport(ratio=0.9)
         cause = page.frame_locator("#timeline").locator(".led" if width == 420 else ".chip", has_text="FLUSH")
         expect(cause.first).to_be_in_viewport(ratio=0.9)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

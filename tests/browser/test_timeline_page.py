@@ -32,6 +32,15 @@ SEEN = """(one) => {
     && (inside || (box.left >= labels.right - 1 && box.right <= right + 1));
 }"""
 
+# The boxes and chips of the failed step that are hidden below the window's end, or under the details that lie over it.
+HIDDEN = """() => {
+  const details = document.getElementById("states"), fixed = getComputedStyle(details).position === "fixed";
+  const end = fixed ? details.getBoundingClientRect().top : innerHeight;
+  const x = document.querySelector(".step.failed").dataset.x;
+  const of = [...document.querySelectorAll(".box, .chip")].filter((one) => one.style.getPropertyValue("--x") === x);
+  return of.length ? of.filter((one) => one.getBoundingClientRect().bottom > end).map((one) => one.title) : ["none"];
+}"""
+
 
 @pytest.fixture(scope="module")
 def traces() -> dict[str, Trace]:
@@ -48,9 +57,10 @@ def shown_step(page: Any) -> str:
 def test_the_page_opens_at_the_failure_with_its_cause_in_view(
     opened: Opens, traces: dict[str, Trace], tmp_path: Path, run: str, step: str, cause: str, width: int, scheme: str
 ) -> None:
-    page = opened(page_of(traces[run], tmp_path), width=width, scheme=scheme)
+    page = opened(page_of(traces[run], tmp_path), width=width, height=800, scheme=scheme)
     assert shown_step(page) == step
     assert page.locator(".step.failed").evaluate(SEEN)
+    assert page.evaluate(HIDDEN) == [], "the boxes of the failed step are in view with its details"
     pane = page.locator("#states article:not([hidden])").first
     assert "failed" in pane.inner_text()
     led_here = pane.locator("dd span", has_text=cause).first
