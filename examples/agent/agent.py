@@ -1,4 +1,4 @@
-"""An agent in twenty lines: the model calls tools until it can answer.
+"""An agent: the model calls tools until it can answer.
 
 engine serve --model /models/qwen3 &
 python examples/agent/agent.py "What is 17 times 23, plus 4?"
@@ -31,6 +31,8 @@ TOOLS = [
 ]
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b, "multiply": lambda a, b: a * b}
 MOST_TURNS = 8
+# Of each turn: a model that never ends its turn, such as the embedded one with random weights, would use its context.
+MOST_TOKENS = 512
 BASE_URL = "http://127.0.0.1:30000/v1"
 
 
@@ -40,7 +42,9 @@ def answer(
     """Ask a question and let the model call functions until it says something."""
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MOST_TURNS):
-        choice = client.chat.completions.create(model=model, messages=messages, tools=TOOLS).choices[0]
+        choice = client.chat.completions.create(
+            model=model, messages=messages, tools=TOOLS, max_completion_tokens=MOST_TOKENS
+        ).choices[0]
         messages.append(choice.message)
         if not choice.message.tool_calls:
             return choice.message.content or ""
@@ -52,7 +56,7 @@ def answer(
 
 
 def outcome(called: Any, functions: Mapping[str, Callable[..., object]]) -> str:
-    """Call a function and return its result, or the error, which the model can mend in its next turn."""
+    """Call a function and return its result, or the error, which the model can correct in its next turn."""
     try:
         return json.dumps(functions[called.name](**json.loads(called.arguments)))
     except (KeyError, TypeError, ValueError) as exc:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -218,13 +219,31 @@ def test_an_answer_to_a_call_is_taken_and_rendered(client: openai.OpenAI) -> Non
     assert ask(client, messages=[*QUESTION, bare, *results]).choices[0].message.content == "It is 395."
 
 
-def test_the_agent_of_the_examples_calls_and_answers(client: openai.OpenAI) -> None:
-    """The loop of examples/agent, with the calls and the answer that the model recites."""
+@pytest.fixture
+def agent() -> Any:
     spec = importlib.util.spec_from_file_location("agent_example", AGENT)
     assert spec is not None
     assert spec.loader is not None
-    agent = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(agent)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_turn_of_the_agent_of_the_examples_is_bounded(agent: Any) -> None:
+    """A model that never ends its turn, such as the embedded one, does not fill its context."""
+    given: dict[str, Any] = {}
+
+    def create(**fields: Any) -> Any:
+        given.update(fields)
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(tool_calls=None, content="395"))])
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    assert agent.answer(client, "m", "What is 17 times 23, plus 4?") == "395"
+    assert given["max_completion_tokens"] == agent.MOST_TOKENS
+
+
+def test_the_agent_of_the_examples_calls_and_answers(agent: Any, client: openai.OpenAI) -> None:
+    """The loop of examples/agent, with the calls and the answer that the model recites."""
     called: list[tuple[str, dict[str, Any]]] = []
     functions = {
         "multiply": lambda **given: called.append(("multiply", given)) or given["a"] * given["b"],
