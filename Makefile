@@ -142,7 +142,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(call get,$(BIN),$(TESTED))
 	@touch $@
 
-# SGLang states 80 packages, most of them for graphics cards: it comes without them, and with those that its scheduler
+# SGLang states 80 packages, most of them for GPUs: it comes without them, and with those that its scheduler
 # imports.
 $(SGLANG_INSTALLED): pyproject.toml constraints.txt adapters/scripted_sglang/requirements.txt
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)

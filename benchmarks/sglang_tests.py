@@ -36,7 +36,7 @@ _helpers: Any = importlib.import_module(_HELPERS)
 # Of 0.5.23 its tests want one name more than its helpers have.
 vars(_helpers).setdefault("VERY_LONG_PROMPT_LEN", 8 * _helpers.DEFAULT_CHUNK_SIZE)
 
-# What makes a server that needs no graphics card; the pool is larger than any test wants by itself.
+# What makes a server that needs no GPU; the pool is larger than any test wants by itself.
 _ON_CPU: Final = {
     "device": "cpu",
     "dtype": "float32",
@@ -60,8 +60,8 @@ _SCRIPT_S: Final = 300.0
 _NOT_HERE: Final = {
     "speculative_algorithm": "a draft model",
     "enable_lora": "LoRA adapters",
-    "enable_pdmux": "a graphics card",
-    "enable_deterministic_inference": "a graphics card",
+    "enable_pdmux": "a GPU",
+    "enable_deterministic_inference": "a GPU",
 }
 Side = Literal["theirs", "ours"]
 

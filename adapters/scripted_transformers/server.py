@@ -17,7 +17,7 @@ _FLAGS: Final = {
 
 
 class TransformersServer(ServerDescription[TransformersSettings]):
-    """A server with continuous batching on a graphics card, where batches are asynchronous by default."""
+    """A server with continuous batching on a GPU, where batches are asynchronous by default."""
 
     defaults: ClassVar = {"use_async_batching": True}
     sizes: ClassVar = (*_FLAGS, "max_requests_per_batch")

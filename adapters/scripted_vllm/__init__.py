@@ -18,7 +18,7 @@ with warnings.catch_warnings():
         import vllm.v1.core.sched.async_scheduler  # noqa: F401 - fails here without vLLM
     except ImportError as exc:
         raise ScriptDefinitionError(
-            f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a graphics card, "
+            f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a GPU, "
             "`pip install lockstep-engine[vllm]` brings one that runs on the CPU"
         ) from exc
     from scripted_vllm.adapter import ADAPTER

@@ -146,7 +146,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
     with (
         mock.patch.object(manager, "init_engine", lambda self: setattr(self, "engine", engine)),
         mock.patch.object(manager, "register_buffer_to_engine"),
-        # These need a graphics card.
+        # These need a GPU.
         mock.patch.object(conn.MooncakeKVSender, "supports_host_tensor_indices", new=False),
         mock.patch.object(torch.cuda, "Event"),
         mock.patch.object(bootstrap, "maybe_init_shared_mooncake_transfer_engine"),

@@ -258,7 +258,7 @@ def _installed(client: Client) -> tuple[Path, str]:
     if not (folder / "done").exists():
         limits = {"check": True, "timeout": INSTALL_LIMIT_S}
         subprocess.run([*uv, "venv", "--clear", str(folder)], **limits)
-        # The build of torch that the engine was tested with: a newer one may bring gigabytes for graphics cards.
+        # The build of torch that the engine was tested with: a newer one may bring gigabytes for GPUs.
         torch = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
         wanted = [torch if name == "torch" else name for name in client.requirements]
         subprocess.run([*uv, "pip", "install", "--python", str(python), "--system-certs", *wanted], **limits)
