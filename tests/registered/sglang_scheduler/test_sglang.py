@@ -61,6 +61,7 @@ WORDS = (
 )
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
+    "the-tree-outlives-the-release": "sglang-asleep",
     "flush-in-flight": "twins",
     "split-forgets-the-lock": "sglang-splits-tight",
     "ends-are-told-twice": "stops",
