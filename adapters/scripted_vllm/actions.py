@@ -252,6 +252,9 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     WakeAll: _SLEEPING,
 }
 # Settings that need a connector too.
-NEEDED_BY_SETTINGS: Final = dict.fromkeys(
-    ("kv_role", "kv_load_failure_policy", "kv_offered_tokens", "kv_transfer_steps", "kv_saves"), _CONNECTED
-)
+NEEDED_BY_SETTINGS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
+    **dict.fromkeys(
+        ("kv_role", "kv_load_failure_policy", "kv_offered_tokens", "kv_transfer_steps", "kv_saves"), _CONNECTED
+    ),
+    "kv_saves_aborted": {**_CONNECTED, "kv_saves": (True,)},
+}

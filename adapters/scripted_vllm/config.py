@@ -35,7 +35,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
       through ``hisparse_hot_blocks`` of the device.
     - ``kv_connector``: how a connector loads, if there is one. ``kv_offered_tokens`` of each prompt are stored outside;
       an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of an ended request are kept
-      until it is saved.
+      until it is saved, and with ``kv_saves_aborted`` those of an aborted one too.
     - ``structured_output``: requests may have grammars, each compiled in ``grammar_steps``.
     - ``max_loras``: three LoRAs are known, and this many may be computed together; 0 for none.
     - ``encoder_cache_size``, in tokens: prompts may have images; ``encoder_compute_budget`` tokens of them are computed
@@ -87,6 +87,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_offered_tokens: int = 8
     kv_transfer_steps: int = 2
     kv_saves: bool = False
+    kv_saves_aborted: bool = False
     structured_output: bool = False
     grammar_steps: int = 1
     max_loras: int = 0
@@ -364,6 +365,7 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         lambda s: min(s.kv_offered_tokens, s.kv_transfer_steps) >= 0,
         "kv_offered_tokens and kv_transfer_steps are 0 or more",
     ),
+    (lambda s: s.kv_saves or not s.kv_saves_aborted, "kv_saves_aborted goes with kv_saves=True"),
     (lambda s: s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
     (
         lambda s: s.max_num_batched_tokens > s.num_speculative_tokens,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
 
-# Aborted and failed requests are not saved.
+# Failed requests are not saved, and aborted ones only where that is asked for.
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
@@ -41,7 +41,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
     """Offers ``offered`` tokens of each prompt from outside; None while it cannot tell.
 
     ``saving`` are the requests whose blocks it keeps after their end. In ``kv_connector_extra_config``, ``is_async``
-    says how it loads, and ``saves`` whether it keeps the blocks of ended requests.
+    says how it loads, and ``saves`` whether it keeps the blocks of ended requests, ``saves_aborted`` of aborted ones.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -52,6 +52,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_async: bool = extra["is_async"]
         self._is_consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
         self._saves: bool = extra["saves"]
+        self._saved_ends = _HANDED_ON + (RequestStatus.FINISHED_ABORTED,) * extra["saves_aborted"]
         # States are loaded at the end of a block, but not after the last token, which is computed again.
         self._state_tokens: int = extra["state_tokens"]
         # In a fleet: the tokens of a prompt that another engine has, and the prompt's number there, by the rid of an
@@ -120,11 +121,11 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         return RequestedLoads(asked)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Save a request that ended by itself, and keep its blocks until then."""
+        """Save an ended request if its end is one of those that are saved, and keep its blocks until then."""
         self._from.pop(request.request_id, None)
         if self.promised.pop(request.request_id, None) is not None:
             self.unused.append(request.request_id)
-        if not self._saves or request.status not in _HANDED_ON:
+        if not self._saves or request.status not in self._saved_ends:
             return False, None
         self.saving.append(request.request_id)
         if self.is_remote:

@@ -239,6 +239,7 @@ def _transfers(settings: Any) -> dict[str, Any]:
             "offered": settings.kv_offered_tokens,
             "is_async": settings.kv_connector == "async",
             "saves": settings.kv_saves,
+            "saves_aborted": settings.kv_saves_aborted,
             "state_tokens": math.lcm(*settings.states) if settings.has_mamba else 0,
         },
     }

@@ -20,8 +20,16 @@ _OF_MODEL: Final = (
     *("hisparse_host_blocks", "hisparse_hot_blocks"),
 )
 _OF_SIMULATION: Final = (
-    *("kv_offered_tokens", "kv_transfer_steps", "kv_saves", "grammar_steps", "ec_transfer_steps", "checks_sessions"),
-    *("structured_output", "kv_cache_report_mode", "model_runner"),
+    *(
+        "kv_offered_tokens",
+        "kv_transfer_steps",
+        "kv_saves",
+        "kv_saves_aborted",
+        "grammar_steps",
+        "ec_transfer_steps",
+        "checks_sessions",
+    ),
+    *("structured_output", "kv_cache_report_mode", "model_runner", "kv_saves_aborted"),
 )
 # Parts of documents that name the simulated connectors.
 _SIMULATED: Final = (
