@@ -254,6 +254,7 @@ ADAPTER: Final = VllmAdapter(
         "pipeline_parallel_size": (1, 2, 2),
         "async_scheduling": (False, True),
         "num_speculative_tokens": (0, 0, 2),
+        "speculative_method": ("ngram_gpu", "ngram_gpu", "ngram_gpu", "eagle"),
     },
     undoing=(ReleaseConnector(), ReleaseCompilation()),
     mutants=MUTANTS,

@@ -20,6 +20,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     - ``num_gpu_blocks`` includes the null block, which no request gets.
     - ``model_runner``: the version of vLLM's model runner for which plans are made.
+    - ``speculative_method``: ``eagle`` is a drafter that reads one token ahead; ``mtp`` has a module for each guess,
+      each of which reads one token further ahead.
     - ``sliding_window``: some layers attend to this many tokens; the cache has a second group.
     - ``attention_chunk_size``: some layers attend to tokens of the same chunk; one more group.
     - ``mamba_cache_mode`` other than ``off``: some layers are Mamba's; one more group.
@@ -64,7 +66,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     async_scheduling: bool = False
     pipeline_parallel_size: int = 1
     num_speculative_tokens: int = 0
-    speculative_method: Literal["ngram_gpu", "ngram", "eagle"] = "ngram_gpu"
+    speculative_method: Literal["ngram_gpu", "ngram", "eagle", "mtp"] = "ngram_gpu"
     model_runner: Literal[1, 2] = 2
     sliding_window: int = 0
     attention_chunk_size: int = 0
@@ -184,9 +186,14 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.disable_chunked_mm_input and not self.is_encoder_decoder
 
     @property
-    def serves_each_decode(self) -> bool:
-        """Whether a plan with nothing in flight has each running request that decodes, as far as blocks go."""
-        return self.pipeline_parallel_size == 1 and not (self.has_transfers or self.ec_connector or self.connector_cls)
+    def has_drafter(self) -> bool:
+        """Whether a drafter has KV of its own, which depends on the tokens behind a position."""
+        return self.speculative_method in ("eagle", "mtp")
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether guesses come from modules of MTP."""
+        return self.num_speculative_tokens > 0 and self.speculative_method == "mtp"
 
     @property
     def has_connector(self) -> bool:
@@ -265,8 +272,8 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         "vLLM has no prefix cache, chunked prefill or KV connector for encoder-decoder models",
     ),
     (
-        lambda s: not (s.attention_chunk_size and (s.has_mamba or s.speculative_method == "eagle")),
-        "vLLM has no attention_chunk_size beside Mamba or EAGLE",
+        lambda s: not (s.attention_chunk_size and (s.has_mamba or s.has_drafter)),
+        "vLLM has no attention_chunk_size beside Mamba, EAGLE or MTP",
     ),
     (
         lambda s: not s.has_mamba or (s.mamba_cache_mode == "align") == s.enable_prefix_caching,

@@ -215,8 +215,8 @@ def _documents(settings: Any) -> dict[str, dict[str, Any]]:
     guesses: dict[str, Any] = {}
     if settings.num_speculative_tokens:
         guesses = {"method": settings.speculative_method, "num_speculative_tokens": settings.num_speculative_tokens}
-        is_drafted = settings.speculative_method == "eagle"
-        guesses |= {"model": _model_folder()} if is_drafted else {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
+        drafters = {"eagle": {"model": _model_folder()}, "mtp": {}}
+        guesses |= drafters.get(settings.speculative_method, {"prompt_lookup_max": 2, "prompt_lookup_min": 1})
     return {
         "speculative_config": guesses,
         "kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}
@@ -319,6 +319,9 @@ def _config_of(settings: Any) -> VllmConfig:
         "enable_prefix_caching": settings.enable_prefix_caching,
     }
     given = {"load_format": "dummy", "skip_tokenizer_init": True, **arguments_of(settings), **stated}
+    if settings.has_modules:
+        # The stand-in model has no MTP modules, so the configuration is made with EAGLE's drafter.
+        given["speculative_config"] = {**given["speculative_config"], "method": "eagle", "model": _model_folder()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, runner))
         for module in _platform_modules():
@@ -330,6 +333,8 @@ def _config_of(settings: Any) -> VllmConfig:
     decided |= {name: getattr(config.scheduler_config, name) for name in ("async_scheduling", "enable_chunked_prefill")}
     if decided != stated:
         raise ValueError(f"vLLM makes {decided} of {stated}")
+    if settings.has_modules:
+        _add_modules(config.speculative_config)
     if settings.hisparse_host_blocks:
         # vLLM accepts it only with a GPU, and derives it from the model.
         config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
@@ -340,6 +345,12 @@ def _config_of(settings: Any) -> VllmConfig:
         config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
         config.cache_config.mamba_block_size = settings.states[0]
     return config
+
+
+def _add_modules(guesses: Any) -> None:
+    """Make a configuration of guesses one of MTP, with a module for each guess."""
+    guesses.method = "mtp"
+    guesses.draft_model_config.hf_config.num_nextn_predict_layers = guesses.num_speculative_tokens
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.distributed.kv_events import NullEventPublisher
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
@@ -52,6 +51,7 @@ from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, check_whole, name_of, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
+from scripted_vllm.left_out import GOES_ON, looking_up, why_left_out, why_looked_up_wrongly
 from scripted_vllm.own_connector import Connected
 from scripted_vllm.prefix_cache import KnownBlocks
 from scripted_vllm.quiet import silence
@@ -81,9 +81,6 @@ SLEEP_MODES: Final = (_ABORT.name, _WAIT.name, _KEEP.name)
 _EMPTY_PLANS: Final = 3
 
 
-# Since 0.33, which has this method, the scan of running requests goes on behind one that preempts itself. 0.32.0 ends
-# the plan there (pull request 26765), in most schedules with priorities and few blocks.
-_GOES_ON: Final = hasattr(Scheduler, "has_request")
 # The token of a worker with a wrong mask: no grammar and no model has it.
 _MASKED: Final = 0
 
@@ -509,11 +506,15 @@ class VllmMachine:
             return None, set()
         # Until results are in, the scheduler counts all guesses as accepted.
         guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
+        sessions = looking_up(self.scheduler)
         plan = self.scheduler.schedule()
         if self._settings.keeps_images_whole:
             check_whole(plan, self.scheduler.requests)
-        if _GOES_ON and not self._in_flight and self._settings.serves_each_decode:
-            _check_preemptions(plan, self.scheduler.running)
+        wrong = why_looked_up_wrongly(plan, sessions, self._settings)
+        if GOES_ON and not wrong:
+            wrong = why_left_out(plan, self.scheduler, self._settings, is_alone=not self._in_flight)
+        if wrong:
+            raise Violation(wrong)
         transferred = self._transfers.run(plan, self.scheduler.requests)
         planned = _Flight(
             plan=plan,
@@ -574,17 +575,6 @@ def new_machine(settings: VllmSettings) -> VllmMachine:
 
 def _waits_for_input(request: Any) -> bool:
     return bool(request.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
-
-
-def _check_preemptions(plan: Any, running: Sequence[Any]) -> None:
-    """Raise Violation for a plan that preempts and computes nothing, although a running answer could go on."""
-    left_out = [rid_of(one.request_id) for one in running if not one.is_prefill_chunk]
-    preempted = sorted(map(rid_of, plan.preempted_req_ids or ()))
-    if preempted and left_out and not plan.num_scheduled_tokens:
-        raise Violation(
-            f"{', '.join(preempted)} is preempted for nobody: nothing is in flight and the plan is empty, although "
-            f"{', '.join(left_out)} runs and has a token to compute"
-        )
 
 
 def _cuts_off(reply: Reply, rid: str) -> bool:

@@ -99,16 +99,15 @@ class VllmStandalone(Standalone):
         return None
 
     def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
-        del said
         plans = calls.named(self.launch)
         if encoded.missing_in([calls.results[name][0] for name in plans]):
             return f"not missing_in([{', '.join(plans)}])"
         if machine.settings.keeps_images_whole and encoded.cut_in([calls.results[name][0] for name in plans]):
             return f"not cut_in([{', '.join(plans)}])"
         last: Any = calls.results[plans[-1]][0] if plans else None
-        is_empty = last is not None and not launches(last)
-        if machine.settings.serves_each_decode and is_empty and last.preempted_req_ids:
-            return f"launches({plans[-1]}) or not {plans[-1]}.preempted_req_ids"
+        left_out = [one.request_id for one in machine.scheduler.running if f"{rid_of(one.request_id)} runs and" in said]
+        if last is not None and left_out:
+            return f"{left_out[0]!r} in {plans[-1]}.num_scheduled_tokens"
         coordinator = machine.scheduler.kv_cache_manager.coordinator
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
         return "not not_cached(scheduler.kv_cache_manager.coordinator)" if is_wrong else ""

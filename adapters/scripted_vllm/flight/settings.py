@@ -75,7 +75,9 @@ def _guesses_of(config: Any) -> _Part:
     if guesses is None:
         return {}, []
     # The scheduler treats all guesses without a draft model alike; vLLM refuses some with batches in flight.
-    method = "eagle" if guesses.use_eagle() else "ngram_gpu"
+    method = "ngram_gpu"
+    if guesses.use_eagle():
+        method = "mtp" if guesses.use_multi_module_mtp() else "eagle"
     words: dict[str, Scalar] = {"num_speculative_tokens": guesses.num_speculative_tokens, "speculative_method": method}
     return words, []
 

@@ -20,7 +20,8 @@ if find_spec("vllm") is None:
 
 from scripted_vllm.adapter import ADAPTER, TRIED_VERSIONS
 from scripted_vllm.config import VllmSettings
-from scripted_vllm.engine_objects import new_scheduler
+from scripted_vllm.engine_objects import new_request, new_scheduler
+from scripted_vllm.left_out import why_left_out, why_looked_up_wrongly
 from scripted_vllm.machine import VllmMachine
 from scripted_vllm.runner_view import RunnerView
 from scripted_vllm.versions import installed_version
@@ -175,6 +176,67 @@ def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: d
     goes_on = {} if second else {"scheduled_cached_reqs": cached("a", None, start=5), "num_scheduled_tokens": {"a": 1}}
     with pytest.raises(Violation, match=what):
         runner.shares_of(plan(**goes_on, **second), ())
+
+
+def planned(settings: VllmSettings, *rids: str) -> tuple[Any, Any]:
+    """Return a scheduler with requests of six tokens, and its first plan."""
+    scheduler: Any = new_scheduler(settings)
+    for seed, rid in enumerate(rids):
+        scheduler.add_request(new_request(settings, rid, range(seed, seed + 6), max_tokens=2))
+    return scheduler, scheduler.schedule()
+
+
+def test_a_running_request_is_left_out_of_no_plan_with_tokens() -> None:
+    """The scan of running requests goes on behind one that preempts itself."""
+    settings = VllmSettings()
+    scheduler, plan = planned(settings, "a", "b")
+    assert why_left_out(plan, scheduler, settings, is_alone=True) == ""
+    plan.total_num_scheduled_tokens -= plan.num_scheduled_tokens.pop("b")
+    scheduler.requests["b"].num_computed_tokens = 0
+    said = why_left_out(plan, scheduler, settings, is_alone=True)
+    assert said == "b runs and has a token to compute, but is not in the plan: the plan has 10 tokens and 8 blocks left"
+    scheduler.max_num_scheduled_tokens = 6
+    assert why_left_out(plan, scheduler, settings, is_alone=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_left_out"),
+    [
+        (VllmSettings(), True),
+        (VllmSettings(max_num_seqs=1), False),
+        (VllmSettings(num_gpu_blocks=9), False),
+        (VllmSettings(max_num_batched_tokens=6), False),
+        (VllmSettings(num_speculative_tokens=1), False),
+    ],
+)
+def test_nobody_waits_beside_tokens_seats_and_blocks(settings: VllmSettings, is_left_out: bool) -> None:
+    """A request that cannot begin yet ends no admission."""
+    scheduler, plan = planned(settings, "a")
+    # Longer than the six or seven blocks that are free in the small pool.
+    for rid, tokens in (("b", 18), ("c", 9)):
+        scheduler.add_request(new_request(settings, rid, range(tokens), max_tokens=2))
+    scheduler.requests["b"].mm_features = [object()]
+    said = why_left_out(plan, scheduler, settings, is_alone=True)
+    assert said.startswith("c waits, but the plan has 10 tokens and 10 blocks left") == is_left_out
+
+
+def test_a_session_looks_up_hashes_of_its_own_tokens() -> None:
+    settings = VllmSettings()
+    one = new_request(settings, "a", range(10), max_tokens=2, session=True)
+    plan: Any = SimpleNamespace(num_scheduled_tokens={"a": 10})
+    assert why_looked_up_wrongly(plan, [one], settings) == ""
+    one.block_hashes[1] = new_request(settings, "b", range(8, 18), max_tokens=2).block_hashes[1]
+    said = "a looks up the prefix cache by hashes of other tokens than its own: 1 of 2, from hash 1 on"
+    assert why_looked_up_wrongly(plan, [one], settings) == said
+
+
+def test_each_module_of_a_drafter_reads_one_token_further_ahead() -> None:
+    settings = VllmSettings(num_speculative_tokens=3, speculative_method="mtp")
+    assert new_scheduler(settings).num_prefill_lookahead == 3
+    assert new_scheduler(VllmSettings(num_speculative_tokens=3, speculative_method="eagle")).num_prefill_lookahead == 1
+    command = ADAPTER.server.command(settings)
+    assert command is not None
+    assert '"method": "mtp"' in command.line
 
 
 def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,127 @@
+"""Requests that a plan leaves out although it has room for them, and lookups by wrong hashes: promises of vLLM's plans.
+
+Since 0.33 the scans of running and of waiting requests go on behind a request that cannot be computed. Before, the scan
+ended there: 0.32.0 preempts for nobody (pull request 26765), and lets requests wait behind an image without room.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import request_hasher
+from scripted_vllm.ids import rid_of
+
+# A method that came with these changes.
+GOES_ON: Final = hasattr(Scheduler, "has_request")
+_READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def why_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> str:
+    """Return what a plan leaves out although it has room for it; empty if nothing. ``is_alone``: nothing is in flight.
+
+    Transfers may keep blocks, and every second image may be outside: with them vLLM decides otherwise.
+    """
+    if settings.has_transfers or settings.ec_connector or settings.connector_cls or not _has_tokens(plan, scheduler):
+        return ""
+    left = scheduler.max_num_scheduled_tokens - plan.total_num_scheduled_tokens
+    room = f"the plan has {left} tokens and {_free(scheduler)} blocks left"
+    running = [rid_of(one.request_id) for one in running_left_out(plan, scheduler, settings, is_alone=is_alone)]
+    if running:
+        preempted = ", ".join(sorted(map(rid_of, plan.preempted_req_ids or ())))
+        lost = f", which preempts {preempted}" if preempted else ""
+        return f"{', '.join(running)} runs and has a token to compute, but is not in the plan{lost}: {room}"
+    waiting = next(waiting_left_out(plan, scheduler, settings), None)
+    return "" if waiting is None else f"{rid_of(waiting.request_id)} waits, but {room}, enough for all before it too"
+
+
+def _has_tokens(plan: Any, scheduler: Any) -> bool:
+    guesses = scheduler.vllm_config.speculative_config
+    slots = 0 if guesses is None else guesses.max_num_new_slots_for_drafting
+    planned = plan.total_num_scheduled_tokens + slots * (len(plan.num_scheduled_tokens) + 1)
+    return bool(planned < scheduler.max_num_scheduled_tokens)
+
+
+def _free(scheduler: Any) -> int:
+    free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    return free
+
+
+def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> Iterator[Any]:
+    """Yield the running requests that have a token to compute and none in the plan.
+
+    A chunk of a prompt may be empty by the rules of images, states, drafters and prefill intervals. The scan ends at a
+    request without a block if the blocks of the least urgent one are still written by a batch in flight.
+    """
+    if scheduler.pause_state == PauseState.PAUSED_ALL:
+        return
+    may_be_empty = settings.encoder_cache_size or settings.has_mamba or settings.prefill_schedule_interval > 1
+    may_be_empty = may_be_empty or not is_alone or scheduler.num_prefill_lookahead > 1
+    groups = len(scheduler.kv_cache_manager.coordinator.single_type_managers)
+    needed = groups * (2 + 2 * settings.num_speculative_tokens // settings.block_size)
+    if not is_alone and _free(scheduler) < needed:
+        return
+    for request in scheduler.running:
+        if request.request_id in plan.num_scheduled_tokens or (request.is_prefill_chunk and may_be_empty):
+            continue
+        # The result of its last token is not back, or its workers take part in another batch.
+        if request.num_output_placeholders or scheduler.current_step < request.next_decode_eligible_step:
+            continue
+        at = request.num_computed_tokens
+        if at < request.num_tokens and at + 1 < settings.max_model_len:
+            yield request
+
+
+def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings) -> Iterator[Any]:
+    """Yield the waiting requests without images for which, and for all before which, the plan has seats and blocks.
+
+    Chunks of states, guesses, LoRAs and prompts that are not cut may end the admission; windows need fewer blocks.
+    """
+    ends_early = settings.has_groups or settings.num_speculative_tokens or settings.max_loras
+    ends_early = ends_early or settings.prefill_schedule_interval > 1 or not settings.enable_chunked_prefill
+    if ends_early or plan.preempted_req_ids or scheduler.pause_state != PauseState.UNPAUSED:
+        return
+    if len(scheduler.running) + scheduler.num_waiting_for_streaming_input >= scheduler.max_num_active_reqs:
+        return
+    free = _free(scheduler) - scheduler.kv_cache_manager.watermark_blocks
+    for request in itertools.chain(scheduler.kv_holding_waiting, scheduler.waiting):
+        if request.status not in _READY or request.num_stale_output_tokens:
+            continue
+        free -= -(-(request.num_tokens + 1) // settings.kv_block_size)
+        if free < 0:
+            return
+        if not request.mm_features:
+            yield request
+
+
+def looking_up(scheduler: Any) -> list[Any]:
+    """Return the waiting sessions that look up the prefix cache when they are admitted, and may have dropped tokens."""
+    if not getattr(scheduler, "num_hash_lookahead_tokens", 0):
+        return []
+    waiting = itertools.chain(scheduler.kv_holding_waiting, scheduler.waiting)
+    return [one for one in waiting if one.resumable and not one.num_computed_tokens]
+
+
+def why_looked_up_wrongly(plan: Any, sessions: Collection[Any], settings: VllmSettings) -> str:
+    """Return which session was admitted with hashes of tokens that it does not have; empty if none was."""
+    for request in sessions:
+        hasher = request_hasher(settings)
+        if request.request_id not in plan.num_scheduled_tokens or hasher is None:
+            continue
+        fresh = copy.copy(request)
+        fresh.block_hashes = []
+        known = hasher(fresh)
+        wrong = [at for at, one in enumerate(request.block_hashes) if at >= len(known) or one != known[at]]
+        if wrong:
+            return (
+                f"{rid_of(request.request_id)} looks up the prefix cache by hashes of other tokens than its own: "
+                f"{len(wrong)} of {len(request.block_hashes)}, from hash {wrong[0]} on"
+            )
+    return ""
