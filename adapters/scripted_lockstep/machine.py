@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from engine.core.errors import IntegrityError
-from engine.core.instruments import Pressure
+from engine.core.instruments import Pressure, SilentDigests
 from engine.core.limits import Limits
 from engine.core.memory import KVMemory
 from engine.core.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
@@ -15,7 +15,6 @@ from engine.core.scheduler import Launched, Place, Scheduler, StepResult
 from scripted.core.promises import CachedPrefix
 from scripted.core.violation import Violation
 from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
-from scripted_lockstep.simulated.digests import SilentDigests
 
 
 class EngineMachine:

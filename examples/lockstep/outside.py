@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from scripted_lockstep.machine import SilentDigests
 from scripted_lockstep.mutants import MUTANTS
 from scripted_lockstep.run_forks import COPIER
 
 from engine.core import messages as own
 from engine.core.config import EngineConfig
+from engine.core.instruments import SilentDigests
 from engine.core.limits import EMBEDDED_FACTS
 from engine.core.limits import Limits as EngineLimits
 from engine.core.plan import Segment

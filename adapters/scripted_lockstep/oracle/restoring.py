@@ -13,13 +13,13 @@ import msgspec
 from engine.core.audit import audit
 from engine.core.checkpoint import Checkpoint
 from engine.core.errors import EngineError
+from engine.core.instruments import SilentDigests
 from engine.core.limits import Limits
 from engine.core.memory import Node
 from engine.core.messages import Event, Generate, SamplingParams, salt_key
 from engine.core.recording.checkpoint import checkpoint_of, restored
 from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.violation import Violation
-from scripted_lockstep.simulated.digests import SilentDigests
 
 _RID: Final = "restored"
 # A large cache is evicted page by page only this far; each page costs an audit.

@@ -3,7 +3,7 @@
 Clients' requests need neither. They import memory and messages, not the scheduler.
 """
 
-from engine.core.instruments.digest import DigestChain, plan_shape
+from engine.core.instruments.digest import DigestChain, SilentDigests, plan_shape
 from engine.core.instruments.pressure import Pressure
 
-__all__ = ["DigestChain", "Pressure", "plan_shape"]
+__all__ = ["DigestChain", "Pressure", "SilentDigests", "plan_shape"]

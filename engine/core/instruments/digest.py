@@ -18,8 +18,10 @@ from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 _DIGEST_BYTES: Final = 8
 # Copying it takes a sixth of the time of creating one.
 _EMPTY: Final = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-# Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read.
+# Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read. A batch of large
+# plans has fewer steps, so that no step of a server hashes those of many before it.
 _PENDING_LIMIT_STEPS: Final = 256
+_PENDING_LIMIT_SEGMENTS: Final = 2048
 
 # Every message with a call id, found by its field, so that none is forgotten.
 _CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
@@ -43,6 +45,7 @@ class DigestChain:
         # The steps, and their plans with the sizes, that are not hashed yet.
         self._pending: list[_Entry] = []
         self._pending_plans: list[tuple[Microbatch | None, tuple[int, ...]]] = []
+        self._pending_segments = 0
         # The folder of the last profile, which a front end names by date and at random.
         self._folder = ""
 
@@ -61,12 +64,18 @@ class DigestChain:
         self._append(_QUIET)
 
     def _append(self, entry: _Entry) -> None:
+        _, microbatch, _, sizes = entry
         self._pending.append(entry)
-        self._pending_plans.append((entry[1], entry[3]))
-        if len(self._pending) >= _PENDING_LIMIT_STEPS:
+        self._pending_plans.append((microbatch, sizes))
+        if microbatch is not None:
+            self._pending_segments += len(microbatch.segments)
+        is_large = self._pending_segments >= _PENDING_LIMIT_SEGMENTS
+        if is_large or len(self._pending) >= _PENDING_LIMIT_STEPS:
             self._fold()
-        if len(self._pending_plans) >= _PENDING_LIMIT_STEPS:
+        if is_large or len(self._pending_plans) >= _PENDING_LIMIT_STEPS:
             self._fold_plans()
+        if is_large:
+            self._pending_segments = 0
 
     @property
     def digest(self) -> str:
@@ -96,6 +105,18 @@ class DigestChain:
             shapes = [(plan_shape(microbatch) if microbatch else (), sizes) for microbatch, sizes in pending]
             self._plans.update(_stream(shapes))
             pending.clear()
+
+
+class SilentDigests(DigestChain):
+    """A chain that ignores steps: hashing is a third of a step, and only recordings and harnesses read digests.
+
+    It has no hash object, which could not be copied with a fork.
+    """
+
+    keeps_steps: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        pass
 
 
 def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from engine.core.errors import ConfigError
+from engine.core.instruments import SilentDigests
 from engine.core.messages import Aside, CacheEvent, Reply, TransferEvent, encode
 from engine.core.recording import FlightRecorder, Header, RecordingFile, RecordingGate, Redactor, Sink
 from engine.core.scheduler.loop import run_loop
@@ -24,7 +25,7 @@ from engine.process.clock import MonotonicClock
 from engine.process.control import Control, Ready
 from engine.process.inbox import UNBOUNDED, Inbox
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
-from engine.process.settings import ServerSettings
+from engine.process.settings import LIVE_GATE, ServerSettings
 from engine.server.scheduler_process.gate_context import GateContext, SchedulerPlace, load_gate
 from engine.server.scheduler_process.traced_gate import StageTimes, TracedGate
 from lockstep.output_files import told_of
@@ -101,6 +102,8 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
         )
     )
     gate = recorded(inner, scheduler, place.settings)
+    if gate is inner and place.settings.gate == LIVE_GATE:
+        scheduler.digests = SilentDigests()  # only recordings and harnesses read them
     if place.settings.otlp_traces_endpoint:
         gate = TracedGate(gate, outbox.send, stage_times)
     control.send(Ready())

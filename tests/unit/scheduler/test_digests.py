@@ -12,8 +12,9 @@ import pytest
 from every_case import every_case
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
-from engine.core.instruments import DigestChain
-from engine.core.messages import Abort, Event, Reply, StartProfile, StopProfile
+from engine.core.instruments import DigestChain, digest
+from engine.core.messages import Abort, Event, Reply, StartProfile, StopProfile, encode
+from engine.core.plan import Microbatch
 from engine.core.scheduler import Scheduler
 
 
@@ -69,6 +70,23 @@ def test_the_folder_of_a_profile_is_in_no_digest() -> None:
         return engine.scheduler.digests.digest
 
     assert digest_with("/tmp/profile-a") == digest_with("/tmp/profile-other", end="f")
+
+
+def test_no_step_hashes_many_large_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step in 256 hashed the plans of all 256, which with 512 streams is a gap for each of them."""
+    hashed: list[int] = []
+
+    def note(entries: list[tuple[object, ...]]) -> bytes:
+        plans = [entry[1] for entry in entries if len(entry) == 4]
+        hashed.append(sum(len(plan.segments) for plan in plans if isinstance(plan, Microbatch)))
+        return encode(entries)
+
+    monkeypatch.setattr(digest, "encode", note)
+    engine = SimulatedEngine(max_running_requests=128, chunked_prefill_size=2048, max_total_tokens=65_536)
+    engine.step(*(generate(str(n), prompt(8, n), max_new_tokens=100) for n in range(128)))
+    for _ in range(80):
+        engine.step(completions=1)
+    assert 2048 <= max(hashed) < 2048 + 128, "a batch ends with the plan that fills it"
 
 
 @every_case("kind", get_args(Event))
