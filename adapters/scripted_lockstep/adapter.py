@@ -109,7 +109,6 @@ class LockstepAdapter(
         ReleaseGrammars(),
         ReleaseTransfers(),
         WakeServing(),
-        ReleaseLoras(),
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     packages: tuple[str, ...] = ("engine",)

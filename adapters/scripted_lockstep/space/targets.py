@@ -25,6 +25,7 @@ from scripted_lockstep.actions import (
     HoldGrammars,
     LoraLoad,
     ReleaseGrammars,
+    ReleaseLoras,
     StartRequest,
 )
 from scripted_lockstep.configs import limits_of
@@ -140,13 +141,14 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
     },
 }
 _HELD_GRAMMARS: Final = "held-grammars"
+_HOLD_LORAS: Final = "event-hold-loras"
 _PROFILE: Final = "profile"
 # Events that need a kind of request or a setting, which is enabled with them.
 _NEEDS: Final = {
     "event-hold-grammars": ("grammars", "some"),
     "event-fail-grammar": ("grammars", "some"),
     "event-load-lora": ("loras", "one"),
-    "event-hold-loras": ("loras", "one"),
+    _HOLD_LORAS: ("loras", "one"),
     "event-unload-lora": ("loras", "several"),
     "event-advance": ("time-limit", "whole"),
     _HELD_GRAMMARS: ("grammars", "some"),
@@ -478,6 +480,9 @@ def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
             yield Placed(step, ReleaseGrammars(count=rng.choice((None, 1, 1))))
+    if _HOLD_LORAS in row:
+        for _ in range(rng.randint(1, 3)):
+            yield Placed(rng.randint(2, schedule.last_step + 9), ReleaseLoras(count=rng.choice((None, 1, 1))))
 
 
 def _with_everything() -> Schedule:

@@ -103,7 +103,7 @@ WITHOUT_EVENT: Final = {
 NEVER_ADDED: Final = {
     ReleaseResults: "it undoes what is held; the strategies pct and random add it",
     ReleaseGrammars: "it undoes what is held; the strategy random adds it",
-    ReleaseLoras: "it undoes what is held; the strategy random adds it",
+    ReleaseLoras: "it undoes what is held; generated targets with held LoRAs have it",
     ReleaseTransfers: "it undoes what is held; the strategy random adds it",
     Relieve: "it undoes pressure; the strategy random adds it",
     StallStage: "to the scheduler it is the same as results that are held",
