@@ -58,7 +58,11 @@ WORDS = (
     "a request waits although all that are open fit together: b (waiting since step 1)",
     "call-2 is refused, although no request owns memory",
     "RuntimeError: Out of memory",
+    "KeyError: 'kv_cache'",
+    "batch 1 is launched while the device sleeps",
 )
+# The places of the defects of the host tier, and of released memory.
+TIERED, RELEASED = slice(-4, -2), slice(-2, None)
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
     "the-tree-outlives-the-release": "sglang-asleep",
@@ -132,7 +136,7 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
-@pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-2], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
+@pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-4], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
 def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, front: int) -> None:
     """The benchmark of exports runs the written text."""
     text, _ = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
@@ -142,12 +146,18 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     assert "scripted" not in text.replace("found by search", "")
 
 
-@pytest.mark.parametrize("line", LINES[-2:])
-def test_a_defect_of_the_host_tier_is_no_file(line: str) -> None:
-    """Also where the scheduler raises: its turns have no host tier."""
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        *((line, "enable_hierarchical_cache") for line in LINES[TIERED]),
+        *((line, "enable_memory_saver") for line in LINES[RELEASED]),
+    ],
+)
+def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None:
+    """Also where the scheduler raises: its turns have no host tier, and release no memory."""
     text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
     assert text is None
-    assert "the turns know no enable_hierarchical_cache" in str(why)
+    assert f"the turns know no {setting}" in str(why)
 
 
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))
