@@ -80,11 +80,13 @@ def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_al
 
 
 def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings) -> Iterator[Any]:
-    """Yield the waiting requests without images for which, and for all before which, the plan has seats and blocks.
+    """Yield the waiting requests for which, and for all before which, the plan has seats and blocks.
 
-    Chunks of states, guesses, LoRAs and prompts that are not cut may end the admission; windows need fewer blocks.
+    Chunks of states, guesses, LoRAs and prompts that are not cut may end the admission; windows need fewer blocks; a
+    lookup announces its hits.
     """
     ends_early = settings.has_groups or settings.num_speculative_tokens or settings.max_loras
+    ends_early = ends_early or settings.enable_kv_cache_events
     ends_early = ends_early or settings.prefill_schedule_interval > 1 or not settings.enable_chunked_prefill
     if ends_early or plan.preempted_req_ids or scheduler.pause_state != PauseState.UNPAUSED:
         return
@@ -97,8 +99,17 @@ def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings) -> Itera
         free -= -(-(request.num_tokens + 1) // settings.kv_block_size)
         if free < 0:
             return
-        if not request.mm_features:
+        if not _begins_with_an_image(request, scheduler.kv_cache_manager):
             yield request
+
+
+def _begins_with_an_image(request: Any, manager: Any) -> bool:
+    """Return whether the next token of a waiting request is an image's, for which the encoder may have no room."""
+    if not request.mm_features:
+        return False
+    at = request.num_computed_tokens or manager.get_computed_blocks(request)[1]
+    places = [one.mm_position for one in request.mm_features]
+    return any(place.offset <= at < place.offset + place.length for place in places)
 
 
 def looking_up(scheduler: Any) -> list[Any]:

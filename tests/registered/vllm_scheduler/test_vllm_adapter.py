@@ -215,7 +215,7 @@ def test_nobody_waits_beside_tokens_seats_and_blocks(settings: VllmSettings, is_
     # Longer than the six or seven blocks that are free in the small pool.
     for rid, tokens in (("b", 18), ("c", 9)):
         scheduler.add_request(new_request(settings, rid, range(tokens), max_tokens=2))
-    scheduler.requests["b"].mm_features = [object()]
+    scheduler.requests["b"].mm_features = [SimpleNamespace(mm_position=SimpleNamespace(offset=0, length=5))]
     said = why_left_out(plan, scheduler, settings, is_alone=True)
     assert said.startswith("c waits, but the plan has 10 tokens and 10 blocks left") == is_left_out
 
