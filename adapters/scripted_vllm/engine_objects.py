@@ -311,7 +311,8 @@ def _platform_modules() -> list[ModuleType]:
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
     """Make the configuration of a server with these arguments. Raises vLLM's own error for refused arguments."""
-    runner = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1)}
+    # Making it sets the level of vLLM's log again, and would undo `quiet.silence`.
+    variables = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     # Settings that vLLM would derive from the device and the model are given.
     stated = {
         "async_scheduling": settings.async_scheduling,
@@ -323,7 +324,7 @@ def _config_of(settings: Any) -> VllmConfig:
         # The stand-in model has no MTP modules, so the configuration is made with EAGLE's drafter.
         given["speculative_config"] = {**given["speculative_config"], "method": "eagle", "model": _model_folder()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, runner))
+        stack.enter_context(mock.patch.dict(os.environ, variables))
         for module in _platform_modules():
             stack.enter_context(mock.patch.object(module, "current_platform", _AnyPlatform()))
         # Its model runner is a device's: none is made here.

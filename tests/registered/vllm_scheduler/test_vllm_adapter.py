@@ -6,6 +6,7 @@ copy; settings that make no engine; plans with gaps. Origin: review. Mutant: non
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,13 @@ def test_every_workload_passes(name: str) -> None:
     outcome = execute(Schedule.parse(WORKLOADS[name], of="vllm"))
     assert outcome.failure is None
     assert not outcome.unreached
+
+
+def test_a_new_machine_leaves_vllms_log_silent() -> None:
+    """Making vLLM's configuration sets its log's level again, and `scripted stuck` then printed the log first."""
+    # A size of no other test: a configuration is made once for equal settings.
+    VllmMachine(VllmSettings(num_gpu_blocks=77))
+    assert not logging.getLogger("vllm").isEnabledFor(logging.ERROR)
 
 
 @pytest.mark.parametrize("name", COPIED)
