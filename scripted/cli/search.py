@@ -461,8 +461,8 @@ def _next(report: SearchReport, sorter: Sorter) -> str:
     if sorter.new:
         return "replay a schedule above: with a mutant or --no-keep nothing is kept"
     if not report.complete:
-        return "nothing to mend; search longer with --minutes or --schedules, or elsewhere with --seed"
-    return "nothing to mend; search further with --strategy random, or with generated targets"
+        return "nothing to fix; search longer with --minutes or --schedules, or elsewhere with --seed"
+    return "nothing to fix; search further with --strategy random, or with generated targets"
 
 
 def _verdict(report: SearchReport, sorter: Sorter) -> str:
