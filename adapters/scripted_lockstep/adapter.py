@@ -205,9 +205,9 @@ class LockstepAdapter(
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: EngineRun) -> Sequence[Event]:
-        """Return the answers to orders of grammars and LoRAs, and the ends of transfers. A stalled stage reads none."""
+        """Return the answers to orders of grammars and LoRAs, and the ends of transfers."""
         device = run.device
-        answers = device.answers(reads=not run.stalled)
+        answers = device.answers(stalled=run.stalled)
         if not device.transfers.open:
             return answers
         if run.previous is not None:

@@ -472,7 +472,8 @@ class EngineRun(ScriptedRun):
             assert isinstance(event, Completion)
             assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
         if self.failure is None:
-            events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
+            if self.scheduler.limits.pp_size - 1 not in self.results.stalled:
+                events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
             if not self.results.stalled:
                 events += [self.world.take_lora(version) for version in self.loras.take_due()]
             own = [handle.message for handle in self.handles.all if handle.message.deliver is not None]

@@ -8,7 +8,7 @@ finishes at once.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Final
 
@@ -199,12 +199,17 @@ class SimulatedPipeline:
             self._read_paths[order.version] = order.path
             self.loras.ordered((order.version,))
 
-    def answers(self, *, reads: bool = True) -> Sequence[OrderAnswer]:
-        """Take the answers to orders, grammars first, unless they are held; LoRAs only with ``reads``."""
+    def answers(self, *, stalled: Collection[int] = ()) -> Sequence[OrderAnswer]:
+        """Take the answers to orders, grammars first, unless they are held.
+
+        A ``stalled`` stage reads no LoRA, and the last one compiles no grammar.
+        """
         if not (self.grammars or self.loras):
             return ()
-        ready = [self.grammars.answer(GrammarReady(grammar_id=number)) for number in self.grammars.take_due()]
-        return [*ready, *[self._answer_to(version) for version in (self.loras.take_due() if reads else ())]]
+        compiled = () if self._stages - 1 in stalled else self.grammars.take_due()
+        read = () if stalled else self.loras.take_due()
+        ready = [self.grammars.answer(GrammarReady(grammar_id=number)) for number in compiled]
+        return [*ready, *[self._answer_to(version) for version in read]]
 
     def _answer_to(self, version: int) -> LoraRead:
         path = self._read_paths[version]

@@ -160,3 +160,15 @@ def _finds(t, first):
     again = t.start_req(prompt_len=40, max_new_tokens=4, lora="x")
     yield from t.run_until_finished(again)
     assert (again.cached_tokens, again.output_ids) == (32, first.output_ids)
+
+
+@scripted(FOUR_STAGES)
+def test_a_stalled_stage_reads_nothing(t):
+    t.stall_stage(2)
+    load = t.load_lora("z", "embedded-lora:1")
+    for _ in range(3):
+        yield
+    assert not load.done
+    t.resume_stage(2)
+    yield from t.run_until(lambda: load.done)
+    assert load.status == 200, load.text

@@ -121,3 +121,17 @@ def test_flush_and_update_while_it_waits(t):
     yield from t.run_until_finished(a)
     assert re.fullmatch(REGEX, a.client.text)
     assert t.engine_stats().grammars_compiled == 1
+
+
+@scripted(STAGED)
+def test_a_stalled_stage_compiles_nothing(t):
+    t.stall_stage(1)
+    r, gone = (t.start_req(prompt_len=20, prompt_seed=seed, regex=REGEX, max_new_tokens=16) for seed in range(2))
+    for _ in range(3):
+        yield
+    assert t.state.waiting_for_grammar == [r.rid, gone.rid]
+    t.abort(gone)
+    yield
+    t.resume_stage(1)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "stop"
