@@ -99,9 +99,16 @@ def explore(
     )
     if sorter is None:
         return Campaign(plan, watch).run()
+    return _sorted(plan, watch, sorter, stop_at_first=stop_at_first)
+
+
+def _sorted(
+    plan: SearchPlan, watch: Callable[[SearchReport], None], sorter: Sorter, *, stop_at_first: bool
+) -> SearchReport:
+    """Search and sort the findings into kinds, up to the first new kind or to the end."""
     is_enough = (lambda: bool(sorter.new)) if stop_at_first else (lambda: False)
     report = Campaign(plan, watch, sort=sorter.add, is_enough=is_enough).run()
-    with switched_on(known, mutant):
+    with switched_on(adapter_named(plan.adapter), plan.mutant):
         sorter.finish()
     return report
 
@@ -293,9 +300,9 @@ def run_script(
         config=dict(adapter_named(test.adapter).config_words(test.config)),
         outcome="passed" if error is None else error.report.headline,
         mutant=mutant,
-        script=script if isinstance(script, str) else "",
-        arguments=dict(arguments or {}) if isinstance(script, str) else {},
     )
+    if isinstance(script, str):
+        header = msgspec.structs.replace(header, script=script, arguments=dict(arguments or {}))
     trace = _trace_of(header, success if error is None else error.report)
     return RecordedRun(test=test, tier=tier, success=success, error=error, trace=trace, seconds=seconds)
 

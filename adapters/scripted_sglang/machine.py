@@ -213,18 +213,8 @@ class SglangMachine:
         self._rows = scheduler.req_to_token_pool.available_size()
         scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
         self._front = _Sender()
-        scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
-        scheduler.ipc_channels = SimpleNamespace(
-            recv_from_rpc=None, send_to_tokenizer=self._front, send_to_detokenizer=self._front
-        )
-        scheduler.output_streamer.send_to_detokenizer = self._front
-        scheduler.load_snapshot_writer = None
-        scheduler.request_receiver = _Receiver()
-        scheduler.recv_from_tokenizer = scheduler.watchdog = None
-        scheduler.record_batch_in_overlap = _keep_nothing
-        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - its table
-        scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
-        self._worker = scheduler.model_worker = _Worker(settings.page_size)
+        self._worker = _Worker(settings.page_size)
+        self._connect()
         # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()
         # The front end's state: open requests, requests whose abort was sent, and, during a pause, its mode and the
@@ -248,6 +238,22 @@ class SglangMachine:
         self.host = HostTier(scheduler.tree_cache) if scheduler.enable_hierarchical_cache else NoHost()
         self._empty = 0
         self._replies: list[Reply] = []
+
+    def _connect(self) -> None:
+        """Replace the scheduler's sockets, its writers, its watchdog and its worker."""
+        scheduler = self.scheduler
+        scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
+        scheduler.ipc_channels = SimpleNamespace(
+            recv_from_rpc=None, send_to_tokenizer=self._front, send_to_detokenizer=self._front
+        )
+        scheduler.output_streamer.send_to_detokenizer = self._front
+        scheduler.load_snapshot_writer = None
+        scheduler.request_receiver = _Receiver()
+        scheduler.recv_from_tokenizer = scheduler.watchdog = None
+        scheduler.record_batch_in_overlap = _keep_nothing
+        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - its table
+        scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
+        scheduler.model_worker = self._worker
 
     # -- the machine's interface --
 
@@ -498,7 +504,7 @@ class SglangMachine:
         self._say(FlushCacheReqInput())
         self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
         if self._front.flushed and locked:
-            raise Violation(f"{event.call_id} empties the cache, of which {locked} tokens are locked")
+            raise Violation(f"{event.call_id} empties the cache although {locked} tokens are locked")
         owned = self._rows - scheduler.req_to_token_pool.available_size()
         # With a role, requests that wait for the other server own more than memory.
         is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it

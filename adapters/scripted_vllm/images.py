@@ -20,6 +20,13 @@ def name_of(image: Image) -> str:
     return f"{_NAME}{image.number}"
 
 
+def encoder_inputs(images: Sequence[Image], *, is_encoder_decoder: bool) -> list[tuple[int, int, str]]:
+    """Return the position, length and name of each image; an encoder-decoder has one, at its beginning."""
+    if is_encoder_decoder:
+        return [(0, image.count, name_of(image)) for image in images[:1]]
+    return [(image.start, image.count, name_of(image)) for image in images]
+
+
 def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
     """Return the prompt as vLLM has it, in which all images look alike."""
     ids = list(prompt)

@@ -49,7 +49,7 @@ from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
 from scripted_vllm.grammar import masks_of
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
-from scripted_vllm.images import Images, check_whole, name_of, placed_in
+from scripted_vllm.images import Images, check_whole, encoder_inputs, placed_in
 from scripted_vllm.kv_event_check import not_cached, take_events
 from scripted_vllm.left_out import GOES_ON, looking_up, why_left_out, why_looked_up_wrongly
 from scripted_vllm.own_connector import Connected
@@ -349,8 +349,7 @@ class VllmMachine:
         self._ask_engine(event.call_id, lambda: self.engine.reset_prefix_cache(reset_running_requests=event.force))
 
     def _add(self, event: Add) -> None:
-        # The engine's front end refuses these, and images that are larger than the encoder's cache, of which there are
-        # none; they never reach the scheduler.
+        # The engine's front end refuses such prompts, so they never reach the scheduler.
         is_checked = self._settings.checks_sessions or not event.goes_on
         if len(event.prompt_ids) >= self._settings.max_model_len and is_checked:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
@@ -363,7 +362,7 @@ class VllmMachine:
             return
         if event.session:
             if not event.goes_on:
-                # A new session; the client of an old one that waits under this name has left it.
+                # A new session: the client of an old session of this name has left.
                 self._end_session(event.rid)
             if self.is_session(event.rid):
                 # More input is a request of the same name with the new tokens.
@@ -383,10 +382,7 @@ class VllmMachine:
             lora=event.lora,
             grammar=event.grammar,
             session=event.session > 0,
-            images=[
-                (0 if self._settings.is_encoder_decoder else image.start, image.count, name_of(image))
-                for image in (images[:1] if self._settings.is_encoder_decoder else images)
-            ],
+            images=encoder_inputs(images, is_encoder_decoder=self._settings.is_encoder_decoder),
         )
         if self._settings.has_connector:
             self.scheduler.connector.arrive(event.rid, request_id)
@@ -592,7 +588,7 @@ def _verified(share: Share, flight: _Flight) -> Share:
 
 
 def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
-    """Cut the workers' tokens at the first one that the mask forbids or does not ask for."""
+    """Cut the workers' tokens before the first that the mask forbids or does not cover."""
     if mask is None:
         return said
     holding, states = mask

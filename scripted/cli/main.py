@@ -207,19 +207,16 @@ def shell(
     with switched_on(known, mutant):
         pass  # An unknown name is refused before anything runs.
     given = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
-    fields = _settings(given, setting)
-    if isinstance(known, HasExamples):
-        fields = {**known.example_settings, **fields}
-    config = known.read_config(fields)
+    examples = known.example_settings if isinstance(known, HasExamples) else {}
+    config = known.read_config({**examples, **_settings(given, setting)})
     if web:
         page = WebPrompt()
         with WebShell(DebugSession(known, config, page, page.console, mutant=mutant), page, port) as shell:
             _serve_page(shell)
         return
-    interactive = sys.stdin.isatty()
-    prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
+    prompt = TerminalPrompt() if sys.stdin.isatty() else FilePrompt(sys.stdin, typer.echo)
     session = DebugSession(known, config, prompt, console, mutant=mutant)
-    if not session.run() or (session.refused and not interactive):
+    if not session.run() or (session.refused and isinstance(prompt, FilePrompt)):
         raise typer.Exit(EXIT_FAILED)
 
 

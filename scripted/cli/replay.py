@@ -20,6 +20,7 @@ from scripted.core.refusals import ScriptDefinitionError
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
     from scripted.report.rerun import Rerun
+    from scripted.report.trace import TraceHeader
 
 EXIT_FAILED = 1
 # `git bisect run` skips such a commit.
@@ -63,11 +64,8 @@ def replay(
     console = plain_console()
     traced = read_trace(what).header if is_recording(what) and is_trace(Path(what)) else None
     recorded = is_recording(what) and traced is None
-    if traced is not None and traced.script and (twice or to_script is not None):
-        raise ScriptDefinitionError(
-            f"{what} is a trace of {traced.script}, which is a test already and is compared with the trace; leave out "
-            "--twice and --to-script"
-        )
+    if traced is not None and (twice or to_script is not None):
+        _check_no_script(what, traced)
     whole = twice or trace is not None or to_script is not None or not recorded
     begun = time.monotonic()
     try:
@@ -81,11 +79,7 @@ def replay(
     if run.schedule and not recorded:
         for line in server_lines(Schedule.parse(run.schedule)):
             console.print(line, soft_wrap=True)
-    if run.recorded_s:
-        speed = run.recorded_s / seconds
-        console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
-    if traced is not None and run.differs is None:
-        console.print(f"the same {len(run.log.steps)} steps as in {what}", soft_wrap=True)
+    _show_comparison(console, run, what, seconds, is_traced=traced is not None)
     if trace is not None:
         write_trace(trace, run.trace(Path(what).name if recorded else f"schedule of {run.adapter}", mutant))
     is_written = True
@@ -99,6 +93,24 @@ def replay(
     )
     if not (is_written and is_repeated and run.passed):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_no_script(what: str, traced: TraceHeader) -> None:
+    """Refuse to repeat or write the trace of a script. Raises ScriptDefinitionError."""
+    if traced.script:
+        raise ScriptDefinitionError(
+            f"{what} is a trace of {traced.script}, which is a test already and is compared with the trace; leave out "
+            "--twice and --to-script"
+        )
+
+
+def _show_comparison(console: Console, run: Rerun, what: str, seconds: float, *, is_traced: bool) -> None:
+    """Print how fast a recording was replayed, and whether the steps equal a trace's."""
+    if run.recorded_s:
+        speed = run.recorded_s / seconds
+        console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
+    if is_traced and run.differs is None:
+        console.print(f"the same {len(run.log.steps)} steps as in {what}", soft_wrap=True)
 
 
 def _bisected(what: str, adapter: str, until: int | None) -> int:

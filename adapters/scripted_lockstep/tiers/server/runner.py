@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -102,10 +103,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             self._log = self._folder / "server.log"
             if placement == "ray" and cluster is None:
                 cluster = stack.enter_context(contextlib.closing(LocalCluster(config.pp_size)))
-            self._placed = None
-            if placement != "local":
-                over = cluster if placement == "ray" else None
-                self._placed = stack.enter_context(contextlib.closing(PlacedStages(self._folder, config.pp_size, over)))
+            self._placed = stack.enter_context(self._stages(placement, cluster if placement == "ray" else None))
             context = stack.enter_context(zmq.Context())
             self._socket = stack.enter_context(connected_socket(context, self._folder))
             self._process = stack.enter_context(
@@ -117,6 +115,15 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._process.fileno(), zmq.POLLIN)
+
+    @contextlib.contextmanager
+    def _stages(self, placement: str, cluster: LocalCluster | None) -> Iterator[PlacedStages | None]:
+        """Hold the stages that are placed elsewhere; None if all are local."""
+        if placement == "local":
+            yield None
+            return
+        with contextlib.closing(PlacedStages(self._folder, self.config.pp_size, cluster)) as placed:
+            yield placed
 
     @classmethod
     def start(
