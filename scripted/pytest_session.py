@@ -64,7 +64,7 @@ class ScriptedSession:
     counts: dict[str, int] | None = field(default=None, init=False)
     # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
     _passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = field(default_factory=dict, init=False)
-    # The servers of the adapter that was used last, by its name: those of two adapters are never up at once.
+    # The servers of the adapter that was used last, by its name: servers of two adapters never run at once.
     _servers: dict[str, ServerPool] = field(default_factory=dict, init=False)
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:

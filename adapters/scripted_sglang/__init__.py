@@ -23,7 +23,7 @@ __all__ = ["ADAPTER"]
 
 if importlib.util.find_spec("sglang") is None:
     raise ScriptDefinitionError(
-        "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with one that runs on the CPU"
+        "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with SGLang for the CPU"
     )
 _IS_RECORDED: Final = FOLDER_VARIABLE in os.environ and "sglang.srt.managers.scheduler" in sys.modules
 if not _IS_RECORDED:

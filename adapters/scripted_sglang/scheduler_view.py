@@ -116,7 +116,7 @@ def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def cached_in(scheduler: Any) -> Iterator[CachedPrefix]:
-    """Yield the pages of each node of a scheduler's prefix tree; none of those below one that the device lacks."""
+    """Yield the pages of each node of a scheduler's prefix tree; none below a node that the device lacks."""
     cache, size = scheduler.tree_cache, scheduler.page_size
     if not isinstance(cache, UnifiedRadixCache):
         return

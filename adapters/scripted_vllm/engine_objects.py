@@ -80,7 +80,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
 
 
 def _kind_of(settings: Any) -> type[Scheduler]:
-    """The class of the scheduler. Raises TypeError for one that does not fit the settings."""
+    """The class of the scheduler. Raises TypeError for a class that does not fit the settings."""
     kind: type[Scheduler] = AsyncScheduler if settings.async_scheduling else Scheduler
     if not settings.scheduler_cls:
         return kind
@@ -185,7 +185,7 @@ def arguments_of(settings: Any) -> dict[str, Any]:
         "enable_sleep_mode": settings.enable_sleep_mode,
     }
     given |= {"num_gpu_blocks_override": settings.num_gpu_blocks, "scheduling_policy": settings.policy}
-    # The ranks of a context are those of tensor parallelism.
+    # Context-parallel ranks are the ranks of tensor parallelism.
     given["tensor_parallel_size"] = settings.decode_context_parallel_size
     if settings.has_mamba:
         given |= {
@@ -293,7 +293,7 @@ def _model_folder() -> str:
 
 
 class _AnyPlatform(Platform):
-    """A platform without preferences, so that configurations equal those of a server with a GPU."""
+    """A platform without preferences, so that configurations equal a GPU server's."""
 
     _enum = PlatformEnum.UNSPECIFIED
     device_name = device_type = "cpu"

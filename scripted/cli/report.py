@@ -77,7 +77,7 @@ _AFFECTED = ("unusual", "  ", "of ", "who ")
 def _expected(found: MeasuredReach) -> str:
     if found.ends_engine:
         return "The scheduler plans these requests, or refuses one of them, and goes on: no step raises an exception."
-    return "The opposite of the line above, whatever the order of these events."
+    return "The opposite of the line above, in any order of these events."
 
 
 def _steps_of(run: Rerun) -> str:

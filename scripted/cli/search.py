@@ -223,7 +223,7 @@ def _tell(
 
 
 def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
-    """Return the windows that a search must reach. Raises ScriptDefinitionError for one that is not declared."""
+    """Return the windows that a search must reach. Raises ScriptDefinitionError for an undeclared window."""
     from scripted.core.adapters import adapter_named
 
     known = windows_of(adapter_named(adapter))
@@ -306,7 +306,7 @@ class _Shown:
         self._print(f"\n{named if len(named) < _LONGEST_LINE else named[:_LONGEST_LINE] + '...'}")
         if shrunk is None or kind.schedule is None:
             added = "; ".join(map(str, finding.extra))
-            by_itself = "it fails by itself, with nothing added: mend it with pytest first"
+            by_itself = "it fails by itself, with nothing added: fix it with pytest first"
             self._print(f"  added to the script: {added}" if added else f"  {by_itself}")
             if self._to_script is not None:
                 self._print("  no test is written: add the verbs of these events to the script itself")
@@ -455,7 +455,7 @@ def _next(report: SearchReport, sorter: Sorter) -> str:
     if kept:
         number = next((kind.number for kind in sorter.new if kind.number), kept[0])
         return (
-            f"scripted findings show {number}; mend it, or accept it: "
+            f"scripted findings show {number}; fix it, or accept it: "
             f'scripted findings known {number} --upstream ID --because "..."'
         )
     if sorter.new:

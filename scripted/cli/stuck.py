@@ -1,4 +1,4 @@
-"""``scripted stuck``: which requests are stuck, what each waits for, and who holds it."""
+"""``scripted stuck``: which requests are stuck, what each waits for, and which request holds it."""
 
 from __future__ import annotations
 

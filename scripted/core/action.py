@@ -184,7 +184,7 @@ class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
 
 
 class Culprit(StrEnum):
-    """Who can make an action happen to a server, and with it a defect."""
+    """The party that can cause an action on a server, and with it a defect."""
 
     CLIENT = "any client"
     NAMED_CLIENT = "a client that chooses ids"
@@ -229,7 +229,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def culprit(self) -> Culprit:
-        """Who can make it happen to a server."""
+        """The party that can cause it on a server."""
         return Culprit.CLIENT
 
     @property

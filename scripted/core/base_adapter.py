@@ -64,7 +64,7 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
         self,
         run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT],  # noqa: ARG002
     ) -> Action | None:
-        """No obstacle; an adapter with a reason why requests may stand still overrides it."""
+        """Return no obstacle; adapters whose requests may stall for a reason override it."""
         return None
 
     def digests(

@@ -1,10 +1,10 @@
-"""Virtual time: a clock that stands still until a script or a schedule moves it."""
+"""Virtual time: a clock that only scripts and schedules advance."""
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced."""
+    """A clock that moves only when it is advanced."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

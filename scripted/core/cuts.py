@@ -1,4 +1,4 @@
-"""Finds the text that a mutant cuts in the source of a function, whatever the indentation of either."""
+"""Finds the text that a mutant cuts in the source of a function, at any indentation."""
 
 from __future__ import annotations
 

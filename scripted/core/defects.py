@@ -33,8 +33,8 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a server comes to a defect: who causes it, the least unusual ``settings``, the command of a server with them,
-    and how many random workloads of ``workloads`` fail.
+    """The way in which a server meets a defect: its cause, the least unusual ``settings``, the command of a server with
+    them, and how many random workloads of ``workloads`` fail.
     """
 
     who: str = ""

@@ -17,7 +17,7 @@ class RequestRefused(Exception):
 
 
 class NotIdle(Exception):
-    """The engine could not be brought to idle; the text names what is still there. Becomes ServerDirty."""
+    """The engine could not be brought to idle; the text names what it still holds. Becomes ServerDirty."""
 
 
 class Overdue(Exception):

@@ -16,7 +16,7 @@ def is_allowed(token: int, state: int) -> bool:
 
 
 def state_after(tokens: Iterable[int], state: int = 0) -> int:
-    """Return the state of the grammar after these tokens, on each of which it depends."""
+    """Return the state of the grammar after these tokens; it depends on each of them."""
     for token in tokens:
         state = (state + token // STATES) % STATES
     return state

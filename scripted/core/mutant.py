@@ -271,7 +271,7 @@ def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 
 def _keep_lines(definition: ast.AST, cut_end: int, end: int) -> None:
-    """Renumber the lines after the edit, which now ends in line ``end``, to those of the unedited file."""
+    """Give the lines after the edit, which now ends in line ``end``, their numbers in the unedited file."""
     for node in ast.walk(definition) if end != cut_end else ():
         if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword | ast.alias):
             for name in ("lineno", "end_lineno"):

@@ -1,7 +1,7 @@
-"""The oracle of every scheduler: promises that can be judged from events, launches and replies, whatever their types.
+"""The oracle of every scheduler: promises judged from events, launches and replies of any type.
 
 A request computes each position once, in order, and only while it lives; its client gets one end and nothing after
-it; limits hold; each call is answered once; nothing waits for ever. An adapter's oracle adds its scheduler's promises.
+it; limits hold; each call is answered once; every request ends. An adapter's oracle adds its scheduler's promises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
     At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
-    Without ``ended_take_seats`` aborted requests do not count among those of a batch. ``paused`` is the mode of the
+    Without ``ended_take_seats`` aborted requests do not count as members of a batch. ``paused`` is the mode of the
     present pause. ``context_tokens``, ``late_launches``, ``block_size`` and
     ``most_in_vain`` are passed to the account.
     """
@@ -105,7 +105,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         return False
 
     def most_new(self, life: Life) -> int:
-        """Return the most tokens that a request may say."""
+        """Return the most tokens that a request may output."""
         most: int = life.message.max_new_tokens
         return most
 

@@ -116,7 +116,7 @@ class Adapter(
     """Actions that undo others: random schedules draw them besides the additions to a workload."""
 
     packages: tuple[str, ...]
-    """Packages of the scheduler: an exception raised in their code is a finding, no matter who called it."""
+    """Packages of the scheduler: an exception raised in their code is a finding, even when the harness called it."""
 
     @property
     def workloads(self) -> Mapping[str, str]:
@@ -190,7 +190,7 @@ class ChecksRecords(Protocol[RecordIn]):
 class DeclaresWindows(Protocol):
     """An adapter that declares windows: situations that a search of it should reach, by name.
 
-    A search counts the runs in which each was seen open after a step, and says which never was: bugs there stay hidden.
+    A search counts the runs in which each was open after a step, and reports the others: bugs there stay hidden.
     """
 
     windows: Mapping[str, Callable[[RunLike], bool]]

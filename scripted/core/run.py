@@ -70,7 +70,7 @@ class Phase(Enum):
     ORACLE = "judging a step"
 
 
-# The kind of the cells that say that a window was open.
+# The kind of the coverage cells of open windows.
 WINDOW: Final = "window"
 # Windows are checked once in this many steps: in every step they would cost a tenth of a run.
 WINDOW_STEPS: Final = 4
@@ -359,7 +359,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                 f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and "
                 f"each of them says again: a server would spin; {self.adapter.what_is_busy(self)}"
             )
-        # After those in a row, which say more.
+        # After the check of steps in a row, whose text is more specific.
         if previous.microbatch is not None:
             self._emptiness.launched += 1
         elif is_empty and previous.again:

@@ -56,7 +56,7 @@ def next_token(fingerprint: int, alphabet: int = TOKENS, state: int | None = Non
 
 
 def guesses(fingerprint: int, count: int, state: int | None = None) -> tuple[int, ...]:
-    """Draft ``count`` tokens, of which the first few are right; how many depends on the fingerprint.
+    """Draft ``count`` tokens. The first few are right; the fingerprint determines how many.
 
     Some of the wrong ones are allowed by the grammar, and some are not.
     """

@@ -175,7 +175,7 @@ class Translator(ABC, Generic[EventT]):
     def notes(self) -> Iterator[str]:
         """Yield notes on what the schedule lacks of the recording."""
         if self._guesses:
-            yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
+            yield "guesses depend on the text, and a schedule's text differs, so other guesses are right in it"
         yield from self.own_notes()
 
     def own_notes(self) -> Iterable[str]:

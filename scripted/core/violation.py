@@ -24,7 +24,7 @@ class Bounds(NamedTuple):
 
 
 class Violation(AssertionError):
-    """The scheduler broke a promise; the text says which.
+    """The scheduler broke a promise, which the text names.
 
     ``bounds`` are the ones that the last launch exceeded. ``left_out`` are the requests that waited although the last
     launches had room for them.

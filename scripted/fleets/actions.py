@@ -96,7 +96,7 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
-    """The two of this adapter of fleets: one that begins a request, and one that does anything else."""
+    """The actions of this adapter of fleets: one begins a request, the other does anything else."""
 
     class Begin(OnEngine, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
         """A client sends a request to this machine: ``do`` is the clause of ``start``."""

@@ -82,7 +82,7 @@ class SummaryOfScripts:
             yield f"{name}: {count}, in {plural(len(tests), 'script')}:"
             yield from _named(tests, "    ", verbose=verbose)
         if self._never_fail:
-            yield f"assertions that can never fail, whatever the engine does: {len(self._never_fail)}"
+            yield f"assertions that can never fail: {len(self._never_fail)}"
             for assertion, tests in sorted(self._never_fail.items()):
                 yield f"    {assertion}, in"
                 yield from _named(tests, "        ", verbose=verbose)

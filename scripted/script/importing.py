@@ -25,5 +25,5 @@ def require_not_importing() -> None:
     if _files:
         raise ScriptDefinitionError(
             f"{_files[-1]} starts a server while it is imported, but its server imports the file again: "
-            'servers would start servers for ever; start it in a function, or under `if __name__ == "__main__":`'
+            'servers would start servers without end; start it in a function, or under `if __name__ == "__main__":`'
         )

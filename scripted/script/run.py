@@ -189,7 +189,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
                 self._source.ended(self, self.script)
             except self.fatal:
                 raise
-            except Exception as exc:  # noqa: BLE001 - whatever a script raises is its result
+            except Exception as exc:  # noqa: BLE001 - any exception of a script is its result
                 self._source.failed(self, self.script, self.as_found(exc))
                 self._driver.close()
                 self._driver = None

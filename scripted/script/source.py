@@ -143,7 +143,7 @@ def _called_helper(
 
 
 def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
-    """Yield the return statements of a function, without those of nested functions."""
+    """Yield the return statements of a function, without nested functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Return):
             yield child
@@ -152,7 +152,7 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
-    """Explain why a comparison that a script returns tests nothing: nobody reads a script's result."""
+    """Explain why a comparison that a script returns tests nothing: a script's result is not read."""
     match statement:
         case ast.Return(value=ast.expr() as value) if _is_condition(value) and statement in _returns_of(own.node):
             text = ast.unparse(value)
@@ -296,7 +296,7 @@ def _why_always_true(test: ast.expr) -> str | None:
         case ast.BoolOp(op=ast.And(), values=values):
             return next(filter(None, map(_why_always_true, values)), None)
         case ast.IfExp(body=body, orelse=orelse) if _always_holds(body) or _always_holds(orelse):
-            return f"'assert {text}' always holds on one side, whatever is there; write an if with an assertion"
+            return f"'assert {text}' always holds on one side; write an if with an assertion"
         case ast.Compare():
             return _why_no_comparison(test, text)
         case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Attribute(attr=name), *_]) if name in _ALWAYS_THERE:

@@ -88,7 +88,7 @@ class Named(dict[str, T]):
         raise BadCall(f"{self._what} always has {', '.join(self)}, so asking it tests nothing; ask one of them")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a known name; raises BadCall for any other, whatever the default."""
+        """Return the value of a known name; raises BadCall for any other, with or without a default."""
         return super().get(self._known(name), default)
 
     def _known(self, name: object) -> str:

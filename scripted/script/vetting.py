@@ -45,7 +45,7 @@ from scripted.script.source import ScriptFunction, code_of
 
 # A mutant may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
-# With a mutant, a script may run for ever: it gets this multiple of the steps it takes without one, and a margin.
+# With a mutant, a script may never end: it gets this multiple of the steps it takes without one, and a margin.
 _LONGER: Final = 3
 _MARGIN_STEPS: Final = 64
 _MOST_NAMED: Final = 6

@@ -20,7 +20,7 @@ _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.02
 # Code that catches every Exception is interrupted again after this time.
 _AGAIN_S: Final = 0.5
-# A process that blocks for ever computes, or waits for a CPU, for less than this share of the time; a starved one does
+# A deadlocked process computes, or waits for a CPU, for less than this share of the time; a starved one does
 # so for more, and gets this many extensions of its time.
 _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12

@@ -78,7 +78,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         before = self.spoken_before(run) if self.after else None
         if before is not None:
             return (*before.message.prompt_ids, *before.said[: self.cut], *self.prompt_ids)
-        # A turn may have no tokens of its own, but a prompt has at least one.
+        # A further turn may add no tokens, but a prompt has at least one.
         return self.prompt_ids if self.prompt or not self.after else prompt_ids(1, self.seed)
 
     @property
@@ -119,7 +119,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         return True
 
     def smaller(self) -> Iterator[Action]:
-        """Yield simpler requests; one that continues no other has at least one token."""
+        """Yield simpler requests; a request that continues no other keeps at least one token."""
         for smaller in smaller_requests(self):
             if isinstance(smaller, RequestStart) and not smaller.after and not smaller.prompt:
                 smaller = msgspec.structs.replace(smaller, prompt=1)
@@ -145,7 +145,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def priority_above(starts: Iterable[RequestStart]) -> int:
-    """The lowest priority that is higher than those of all requests."""
+    """The lowest priority above the priorities of all requests."""
     return max((start.priority for start in starts), default=0) + 1
 
 

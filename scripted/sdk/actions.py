@@ -141,7 +141,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
             run.give(message)
 
     def _all_images(self, run: RunLike, prompt: int) -> tuple[Image, ...]:
-        """Return its images and those of the request that it continues; its whole prompt has ``prompt`` tokens."""
+        """Return the images of this request and of its earlier turn; the whole prompt has ``prompt`` tokens."""
         # A script that gives tokens gives no seeds.
         first = 0 if self.parts else self.seed + self.tail
         own = images_in(self.prompt, self.images, first, behind=max(0, prompt - self.prompt))
@@ -211,7 +211,7 @@ def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more
 
 def _content_of(start: SubmitRequest) -> Mapping[str, Any]:
     """The fields that a twin of this request has too."""
-    # A further turn may have no tokens of its own; a prompt has at least one.
+    # A further turn may add no tokens; a prompt has at least one.
     fields = {**msgspec.structs.asdict(start), "prompt": max(1, start.prompt)}
     return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
 

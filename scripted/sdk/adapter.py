@@ -67,7 +67,7 @@ _WIDTH: Final = 116
 # Names with another meaning in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # The name of a request that never existed; no schedule uses it.
-UNKNOWN_RID: Final = "nobody-ever"
+UNKNOWN_RID: Final = "unknown-rid"
 
 
 # The windows of every scheduler: the situations in which most races hide.
@@ -126,7 +126,7 @@ class SchedulerAdapter(
     with which requests meet, some generated targets have such requests and little else; ``scenes`` are further ones by
     name, each with the features that it needs and their levels. ``packages`` are the scheduler's: an exception that
     their code raises is a finding, also where the machine was only looked at.
-    ``windows`` are situations that a search should reach, by name, besides those of every scheduler (``WINDOWS``).
+    ``windows`` are situations that a search should reach, by name, besides the common ones (``WINDOWS``).
     ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
     server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the version
     of this interface that the adapter is written for.
@@ -404,7 +404,7 @@ class SchedulerAdapter(
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
-        """Return the requests that stand still at the end of a flight. Raises ScriptDefinitionError."""
+        """Return the requests that are stuck at the end of a flight. Raises ScriptDefinitionError."""
         return replay_flight(self, read_flight(path)).stands
 
     def plan_of(self, record: Record) -> object:
@@ -494,7 +494,7 @@ class SchedulerAdapter(
         return write_standalone(self.standalone, schedules, name=name)
 
     def test_head(self, config: _SettingsT, body: str) -> TestHead:
-        """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say."""
+        """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot express."""
         words = self.config_words(config)
         taken = sorted(_OPTIONS.intersection(words))
         if taken:

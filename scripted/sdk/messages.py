@@ -56,7 +56,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
-    """Empty the prefix cache; the answer says whether it was.
+    """Empty the prefix cache; the answer tells whether it was emptied.
 
     With ``force``, if the adapter declares it, running requests are preempted first.
     """

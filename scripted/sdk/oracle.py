@@ -49,7 +49,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             context_tokens=limits.context_tokens,
             late_launches=can.late_launches,
             block_size=limits.block_size,
-            # Preemptions in vain happen while the requests that could give way are in flight, or while a request that
+            # Needless preemptions happen while the requests that could give way are in flight, or while a request that
             # cannot grow begins again in each step until another one needs a block.
             most_in_vain=limits.depth if can.whole_leases else limits.block_size + limits.depth + 1,
             ended_take_seats=can.ended_take_seats,
@@ -157,7 +157,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                     # Its grammar fails before it is computed.
                     self.account.fail([event.rid])
             case Signal():
-                # The blocks that it releases may be why another request lost its own.
+                # Another request may have lost its blocks because of this one.
                 self.account.preemptions.gains += 1
             case Abort():
                 self.account.abort(event.rid)

@@ -538,7 +538,7 @@ class SimulatedRunner:
         return tokens
 
     def _compare(self, share: Share, tokens: RequestTokens) -> None:
-        """Compare the tokens that the plan states with those of the request."""
+        """Compare the plan's tokens with the request's."""
         assert share.token_ids is not None
         there = [*tokens.ids[share.start : share.start + share.count - len(share.draft_ids)], *share.draft_ids]
         if len(there) != len(share.token_ids) or any(

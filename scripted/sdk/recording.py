@@ -77,7 +77,7 @@ class Recorder:
         return self.machine.counts()
 
     def close(self) -> None:
-        """Write out what is buffered; idempotent."""
+        """Flush the buffer; idempotent."""
         self._file.close()
 
     def _write(self, line: Header | Record) -> None:
@@ -126,7 +126,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
     for number, record in enumerate(recording.records[:until], 1):
         try:
             stepped = machine.step(record.step.events, record.step.now)
-        except Exception as exc:  # noqa: BLE001 - what the recorded machine died of is what is looked for
+        except Exception as exc:  # noqa: BLE001 - the death of the recorded machine is the finding
             error, recorded_error = f"{type(exc).__name__}: {exc}", record.error
             done.append(Record(record.step, None, {}, error))
             break

@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     ``place`` is the file and line of a scheduler that raised, in its step or in a check, and empty for a broken
     promise.
-    ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
+    Two failures of one invariant have equal signatures: numbers and names are left out of ``signature``.
     """
 
     type: str
@@ -278,7 +278,7 @@ class Prefixes:
             self._check_determinism()
 
     def _unrecorded(self, watch: Callable[[Run], None] | None = None) -> Run:
-        """Run the base with all checks but those of records, which are not kept."""
+        """Run the base with all checks except the checks of records, which are not kept."""
         gate = Run(self.base, record=True, watch=watch)
         gate.records = None
         return gate

@@ -289,7 +289,7 @@ def _rid(row: Row, rng: random.Random, index: int) -> str:
 
 
 def _length(row: Row, rng: random.Random, marks: Marks) -> int:
-    """Draw a length around a size or a multiple of it; at the bounds, also one that does not fit."""
+    """Draw a length around a size or a multiple of it; at the bounds, also a length that does not fit."""
     level = row.get("prompts")
     if level == "short":
         return rng.randint(1, marks.block + 1)
@@ -366,7 +366,7 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
 
 
 def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw the actions of which the lives of the row's requests consist, for each request while it is computed."""
+    """Draw the actions on each of the row's requests, for the time during which it is computed."""
     begun = {rid_of(placed.action): placed for placed in schedule.placed if placed.action.is_start}
     parts: dict[str, list[Action]] = {}
     for extra in extras_of(schedule):

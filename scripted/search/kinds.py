@@ -58,11 +58,11 @@ class SchedulePart(NamedTuple):
 
 
 class Kind:
-    """The failures of one cause. ``schedule`` is the smallest one that shows it; None for a script.
+    """The failures of one cause. ``schedule`` is the smallest that shows it; None for a script.
 
-    ``parts`` are the parts of ``schedule``, ``shapes`` those of all smallest schedules. ``decision`` is the scheduler's
-    wrong decision. ``seen`` counts failures. ``defect`` names the known defect. ``number`` is the finding's number in
-    the project's file; 0 if it is not kept. ``is_old``: an earlier search found it.
+    ``parts`` are the parts of ``schedule``, ``shapes`` the parts of all smallest schedules. ``decision`` is the
+    scheduler's wrong decision. ``seen`` counts failures. ``defect`` names the known defect. ``number`` is the finding's
+    number in the project's file; 0 if it is not kept. ``is_old``: an earlier search found it.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _MOST_CHARS: Final = 300
 class Found(msgspec.Struct, frozen=True):
     """The result of one search for one mutant; without a ``finding`` the whole sweep passed.
 
-    ``misfit`` says why nothing was searched: the installed scheduler has no place for the mutant.
+    ``misfit`` is the reason why nothing was searched: the installed scheduler has no place for the mutant.
     """
 
     mutant: str

@@ -158,7 +158,7 @@ def _load(folder: Path, adapter: str) -> str:
     sys.path[:0] = [str(folder / name) for name in _SOURCE_FOLDERS if (folder / name).is_dir()]
     try:
         packages = adapter_named(adapter).packages
-    except Exception as exc:  # noqa: BLE001 - whatever an import of the scheduler raises
+    except Exception as exc:  # noqa: BLE001 - an import of the scheduler may raise anything
         return f"the adapter {adapter} cannot be loaded with its scheduler: {type(exc).__name__}: {exc}"
     files = [str(getattr(sys.modules[name], "__file__", None) or "") for name in set(sys.modules) - before]
     if any(Path(file).is_relative_to(folder) for file in files if file):

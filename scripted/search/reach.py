@@ -1,6 +1,6 @@
-"""The reach of a failure: the least unusual settings that show it, how often random work does, and who can cause it.
+"""The reach of a failure: the least unusual settings that show it, how often random work does, and its cause.
 
-A schedule is shrunk to few events in small settings; its reach says whether a production server can meet it.
+A schedule is shrunk to few events in small settings; its reach shows whether a production server can meet it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MeasuredReach(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """Describe who can cause the failure."""
+        """Describe the party that can cause the failure."""
         others = [culprit for culprit in self.culprits if culprit is not Culprit.CLIENT]
         if others:
             return " and ".join(others)

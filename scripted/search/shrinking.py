@@ -68,7 +68,7 @@ def shrink(
 
 
 def forms_of(small: Schedule, mutant: str | None = None, *, budget_s: float = SHRINK_BUDGET_S) -> Iterator[Schedule]:
-    """Yield a shrunk schedule, and then the simplest one that its bug leads to, whatever promise this one breaks.
+    """Yield a shrunk schedule, and then the simplest schedule with the same bug, even if it breaks another promise.
 
     A script of the first may break another promise before, because it does not do what has no effect. No mutant may be
     on.

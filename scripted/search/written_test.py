@@ -144,7 +144,7 @@ def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft
         draft = Draft(schedule, lines, failing.failure, shown, steps)
         yield "a test of its events", draft
         yield "one of all its steps", msgspec.structs.replace(draft, settled=True)
-        yield "one that waits for nothing", msgspec.structs.replace(draft, waits=False)
+        yield "without waits", msgspec.structs.replace(draft, waits=False)
 
 
 # -- actions that a script can do --
@@ -299,7 +299,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
         without = _error_of(text, name, draft, None)
         return None if without is None else f"it fails without {draft.mutant} too: {without.report.headline}"
     is_own_fault = isinstance(with_bug, ScriptTimeout) or with_bug.report.error.startswith(_FAULTS_OF_SCRIPTS)
-    return f"it fails {where} for a reason of its own: {seen}" if is_own_fault and not is_alike else None
+    return f"it fails {where} for another reason: {seen}" if is_own_fault and not is_alike else None
 
 
 def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptError | None:

@@ -92,7 +92,7 @@ class AbortEverything(EngineCall, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def abort_all(t: BaseContext) -> Call:
-        """POST ``/abort_request`` for everything that is alive."""
+        """POST ``/abort_request`` for all live requests."""
         return AbortEverything().post(t)
 
     @property

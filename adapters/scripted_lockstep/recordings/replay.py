@@ -66,7 +66,7 @@ def replay_engine(
 ) -> tuple[Rerun, list[StepRecord], Scheduler]:
     """Replay a recording. Returns the records of the steps that were kept, and the scheduler at its end.
 
-    Raises RecordingError for one that cannot be replayed, with the last steps' inputs as its notes.
+    Raises RecordingError for a recording that cannot be replayed, with the last steps' inputs as its notes.
     """
     recording = read_recording(path)
     scheduler, ports = _scheduler_of(recording), NullPorts()

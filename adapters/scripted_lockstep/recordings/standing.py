@@ -24,7 +24,7 @@ _GRAMMAR: Final = Hint("grammar", "its grammar, which is not compiled")
 
 
 def stands_in_recording(path: Path) -> Sequence[Stand]:
-    """Replay a recording. Raises RecordingError for one that cannot be replayed."""
+    """Replay a recording. Raises RecordingError for a recording that cannot be replayed."""
     _, records, scheduler = replay_engine(path)
     limits = read_recording(path).header.limits
     watch = Watch(

@@ -1,4 +1,4 @@
-"""Records vLLM's scheduler inside its own engine: each call from outside is a frame, whoever runs the engine's loop.
+"""Records vLLM's scheduler inside its own engine: each call from outside is a frame, in any of the engine's loops.
 
 The calls are wrapped on the scheduler object; nothing of vLLM is edited. A call that the scheduler makes itself is not
 recorded, because a replay makes it again.

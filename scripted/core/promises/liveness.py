@@ -1,6 +1,6 @@
 """Everything open ends in time: once nothing happens from outside, within a number of steps that the work sets.
 
-Without it only a run of thousands of steps, or one that stands still, counts as one that never ends.
+Without it a livelock is noticed only after thousands of steps, or when the run stalls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Final
 
 from scripted.core.violation import Violation
 
-# The bound is so many times the steps that all open requests would take one after the other: preemptions compute again.
+# The bound is this multiple of the steps that all open requests would take one after the other: preempted requests
+# are computed again.
 _TIMES: Final = 6
 # For what takes steps without computing: transfers, the compilation of grammars.
 _SLACK_STEPS: Final = 200
@@ -34,7 +35,7 @@ class Liveness:
     def check(self, step: int, work: int | None, busy: Callable[[], Sequence[str]]) -> None:
         """Judge the step that begins; ``work`` is the number of steps that the open requests would take in a row.
 
-        Raises Violation that names who is ``busy``.
+        Raises Violation that names the ``busy`` requests.
         """
         if work is None:
             return

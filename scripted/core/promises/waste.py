@@ -1,7 +1,7 @@
 """Work is not thrown away for nothing: a request loses its blocks only if somebody gets further by it.
 
 Also bounds the steps in which a scheduler asks for another step and computes nothing. The limits come from the
-workload: nobody else's prompt, output or blocks need what the victim gave up.
+workload: no other request's prompt, output or blocks need what the victim gave up.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _EMPTY_STEPS_A_LAUNCH: Final = 8
 
 
 class Preemptions:
-    """Who lost blocks, and what was gained since: ``gains`` counts requests that began, ended or took a further block.
+    """Lost blocks, and the progress since: ``gains`` counts requests that began, ended or took a further block.
 
-    An event from outside counts as a gain, because it may change who should run.
+    An event from outside counts as a gain, because it may change which requests should run.
     """
 
     def __init__(self, block_size: int, most_in_vain: int) -> None:
         self._block_size = block_size
-        # How often in a row a request may lose its blocks for nothing, and the text about one that did more often.
+        # How often in a row a request may lose its blocks for nothing, and the violation's text once it did more often.
         self._most_in_vain = most_in_vain
         self.wasted = ""
         self.gains = 0

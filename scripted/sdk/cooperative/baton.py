@@ -70,7 +70,7 @@ class Baton:
         self._back.acquire()
         self._steps = 0
         self._last = -1
-        # The number of waits that the workers reach in this step before they stand still; None for no limit.
+        # The number of waits that the workers reach in this step before they stall; None for no limit.
         self._left: int | None = None
         self._stalled: list[Worker] = []
 
@@ -100,7 +100,7 @@ class Baton:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a worker stands still because of ``stall``, so that another step makes progress."""
+        """Whether ``stall`` holds a worker, so that another step makes progress."""
         return bool(self._stalled)
 
     @property
@@ -184,7 +184,7 @@ class Baton:
                 return False
             else:
                 break
-        raise Violation(f"a call from outside waits for {what} for ever; the threads: {self._words()}")
+        raise Violation(f"a call from outside waits for {what} forever; the threads: {self._words()}")
 
     def _stand_still(self, worker: Worker, what: str) -> None:
         """Wait for the next step if the workers are told to stall here."""

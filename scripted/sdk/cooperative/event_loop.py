@@ -110,7 +110,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001 - who awaits it gets it
+        except Exception as exc:  # noqa: BLE001 - its awaiter gets it
             future.set_exception(exc)
         return future
 

@@ -308,7 +308,7 @@ def _ident() -> int:
 
 
 class _Current:
-    """Stands in for the object of ``threading.current_thread()``."""
+    """Replaces the object of ``threading.current_thread()``."""
 
     def __init__(self, holder: Worker | None) -> None:
         self.name = "MainThread" if holder is None else holder.name

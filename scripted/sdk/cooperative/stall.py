@@ -16,7 +16,7 @@ _DEPTHS: Final = 4
 
 
 class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
-    """The threads stand still in this step after ``after`` waits, locks included, and continue in the next one.
+    """The threads stall in this step after ``after`` waits, locks included, and continue in the next step.
 
     Its machine gives the value of the signal ``stall`` to ``Threads.stall``. Only this shows a wake-up that is lost
     between a check and a wait.
@@ -29,7 +29,7 @@ class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="st
     @staticmethod
     @verb
     def stall_threads(t: BaseContext, *, after: int = 0) -> None:
-        """Make the threads stand still in the next step after this many waits."""
+        """Stall the threads in the next step after this many waits."""
         Stall(after=after).tell(t)
 
     @classmethod

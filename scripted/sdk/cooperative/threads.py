@@ -44,7 +44,7 @@ class Threads(Baton, HasToBeClosed):
             return CooperativeQueue(maxsize)
 
     def close(self) -> None:
-        """End all threads. Raises HarnessError for one that does not end."""
+        """End all threads. Raises HarnessError for a thread that does not end."""
         with self._patched():
             super().close()
 

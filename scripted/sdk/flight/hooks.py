@@ -71,7 +71,7 @@ class Hooks(ABC):
             return
         try:
             note(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the engine goes on
+        except Exception as exc:  # noqa: BLE001 - the engine goes on after any error
             self.recorder.fail(exc)
 
     def leave_crash(self, exc: Exception) -> None:

@@ -93,7 +93,7 @@ def _runs(pid: int, written: float, started: float | None = None) -> bool:
 
 
 def _asked(folder: Path, pid: int) -> Path | None:
-    """Return the file of all steps, or the one that the process writes or renews now; None if it ends meanwhile."""
+    """Return the file of all steps, or the file that the process writes or renews now; None if it ends meanwhile."""
     whole = next(folder.glob(f"*-{pid}-{ALL}{SUFFIX}"), None)
     if whole is not None:
         return whole

@@ -52,7 +52,7 @@ from scripted.sdk.pipeline import SimulatedRunner
 
 # A token that no recording has: sampled after a request's recorded output ends.
 _FILLER: Final = 1 << 31
-# This many empty plans stand for any number of empty plans.
+# This many empty plans represent any number of empty plans.
 _EMPTY_TWICE: Final = 3
 # Plans after the end of a recording, until every request has moved.
 _MORE_PLANS: Final = 2000
@@ -146,7 +146,7 @@ class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_flight(adapter: ReplaysFlights, flight: Flight, *, until: int | None = None) -> FlightOutcome:
-    """Replay a flight, up to a plan. Raises ScriptDefinitionError for one that this scheduler cannot take."""
+    """Replay a flight, up to a plan. Raises ScriptDefinitionError for a flight that this scheduler cannot take."""
     run = _Run(adapter.flight_machine(flight.header), flight, _why_likely(adapter, flight))
     return run.all(until)
 
@@ -234,7 +234,7 @@ class _Oracle(SdkOracle):
 
 
 class _NoMachine:
-    """Stands for the machine of a flight, for the oracle's questions at the end of a run."""
+    """Answers the oracle's questions at the end of a run in place of the machine of a flight."""
 
     depth = 1
     is_idle = False
@@ -294,7 +294,7 @@ class _Run:
             self._broken = self._broken or f"step {self._plan}: {exc}"
         except ScriptDefinitionError:
             raise
-        except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
+        except Exception as exc:  # noqa: BLE001 - the death of the recorded scheduler is the finding
             self._note_death(exc)
         if self._stood is None:
             self._stood = self._stand()
@@ -415,7 +415,7 @@ class _Run:
     # -- results and plans --
 
     def _land(self, frame: Result) -> None:
-        """Take a result, after those of older plans, which the recorded scheduler did not make."""
+        """Take a result, after the results of older plans, which the recorded scheduler did not make."""
         for plan in [plan for plan in self._in_flight if plan < frame.plan]:
             self._land_plan(Result(plan=plan))
         self._land_plan(frame)

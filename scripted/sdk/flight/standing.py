@@ -244,7 +244,7 @@ def _names(rids: Collection[str]) -> str:
 def report_of(stands: Sequence[Stand]) -> Iterator[str]:
     """Yield the lines of a report: the roots first, then each request with its chain."""
     if not stands:
-        yield "nobody stands: every request has moved in the last steps"
+        yield "no request is stuck: each one has moved in the last steps"
         return
     roots: dict[str, list[str]] = {}
     for stand in stands:

@@ -82,7 +82,7 @@ class LiveEngine(ABC):
         """Whether the loop would plan again if it continued."""
 
     def call(self, event: Any) -> None:
-        """Send an administrative call. Raises TypeError for one that the engine does not have."""
+        """Send an administrative call. Raises TypeError for a call that the engine does not have."""
         raise TypeError(f"this live engine has nothing for {event}")
 
     @abstractmethod
@@ -113,7 +113,7 @@ class LiveEngine(ABC):
         return None
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Let in these events and due results, and let the loop run until it waits again."""
+        """Release these events and the due results, and run the loop until it waits again."""
         del now
         self._replies, self._gone = [], set()
         self._stops.begin_step()
@@ -197,7 +197,7 @@ class LiveEngine(ABC):
         return call
 
     def arrived(self, what: str, call: HttpCall | None, is_it: Callable[[Any], bool] = bool) -> list[Any]:
-        """Let in the message of a call, unless the engine answers it without one."""
+        """Release the message of a call, unless the engine answers it without a message."""
         inbox = self._stops.inbox
         self._gate.wait(
             lambda: any(map(is_it, inbox.held)) or (call is not None and call.closed), f"{what} at the engine"

@@ -126,6 +126,6 @@ def _reply_to(
             )
     except ScriptError as exc:
         return ScriptFailedReply(report=exc.report)
-    except Exception:  # noqa: BLE001 - whatever it is, the test process shows it
+    except Exception:  # noqa: BLE001 - the test process shows any error
         return Broken(text=traceback.format_exc())
     return Passed(outcome=outcome)

@@ -23,7 +23,7 @@ class LiveDevice:
     understood: Batch | None = None
     violation: Violation | None = None
     spoilt: frozenset[str] = frozenset()
-    # Withdrawn outputs, of which there are none without guesses.
+    # Withdrawn outputs; there are none without guesses.
     shortened: Mapping[str, int] = MappingProxyType({})
     from_logits: frozenset[str] = frozenset()
 

@@ -1,6 +1,6 @@
 """The stops of an engine's loop: where it waits for messages or a result, or would plan twice in one step.
 
-Between the loop and a script is a gate: two threads, of which one runs at a time.
+A gate stands between the loop and a script, which are two threads; one runs at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S: Final = 30.0
 class LoopGate:
     """``where`` names what the loop waits for, and is empty while it runs. Events from outside notify ``news``.
 
-    An open gate stops nobody: the engine starts, or its process ends.
+    An open gate stops no thread: the engine starts, or its process ends.
     """
 
     def __init__(self, answer_timeout_s: float) -> None:

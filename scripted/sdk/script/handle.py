@@ -10,7 +10,7 @@ from scripted.sdk.messages import Add, Share
 
 
 class SdkRequest(BaseRequest):
-    """One life of a rid. It reads the oracle's account, because each machine keeps requests in its own way."""
+    """One life of a rid, read from the oracle's account, because each machine keeps requests in its own way."""
 
     def __init__(self, message: Add, client: ClientView, account: Account, index: int) -> None:
         super().__init__(message.rid, message.prompt_ids, message.max_new_tokens, client)
@@ -67,7 +67,7 @@ class SdkRequest(BaseRequest):
 
     @property
     def computed(self) -> int:
-        """Positions that were launched, those of a prefix hit included; 0 again after a retraction."""
+        """Launched positions, a prefix hit included; 0 again after a retraction."""
         return 0 if self._life is None else self._life.computed or 0
 
     @property

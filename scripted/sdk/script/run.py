@@ -41,7 +41,7 @@ class SdkContext(BaseContext):
             declared = [verb for verb in _VERBS if verb in there]
             raise BadCall(
                 f"t.{name}() is no verb of {self._run.adapter.name} in this configuration, which declares "
-                f"{', '.join(declared)}; its adapter says in Capabilities what it can do"
+                f"{', '.join(declared)}; its adapter declares its abilities in Capabilities"
             )
         super()._refuse(name)
 
@@ -235,7 +235,7 @@ class SdkRun(ScriptedRun):
                 case Answer() if reply.call_id in calls:
                     calls[reply.call_id].answer(200 if reply.ok else _REFUSED_STATUS, reply.text)
         for handle in self.handles.all:
-            # Where aborts are not answered, the client has hung up; queued requests end with the one that they follow.
+            # Where aborts are not answered, the client has hung up; queued requests end with the one before.
             handle.client.closed = handle.client.closed or handle.finished
         if stepped.microbatch is not None:
             handles = self._told()

@@ -154,7 +154,7 @@ def test_a_signal_has_the_ring_of_a_running_server_written(tmp_path: Path) -> No
 
 
 def test_an_engine_that_dies_leaves_its_crash_as_the_newest_flight(tmp_path: Path) -> None:
-    """A later file would not have the exception: the replay would stop before the step that dies, and nobody stands."""
+    """A later file would not have the exception: the replay would stop before the fatal step, and none is stuck."""
     recorder = new_recorder(tmp_path, start)
     recorder.event(ARRIVED)
     stalled, crashed = recorder.leave("stall"), recorder.leave("crash", "KeyError: 'a'")

@@ -272,4 +272,4 @@ def test_a_scheduler_that_dies_in_a_replay_is_told(tmp_path: Path) -> None:
 def test_nobody_stands_where_every_request_ends(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["stuck", str(flown(tmp_path))])
     assert shown.exit_code == 0
-    assert "nobody stands" in shown.output
+    assert "no request is stuck" in shown.output

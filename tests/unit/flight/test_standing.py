@@ -75,7 +75,7 @@ def test_a_report_begins_with_what_most_requests_wait_for() -> None:
     launch(seen, 2, 1, a=8)
     first, *_ = report_of(seen.stands(99, 16, {}, 0))
     assert first == "3 requests stand still (b, c, a): a waits for the result of batch 1, launched in step 2"
-    assert list(report_of(())) == ["nobody stands: every request has moved in the last steps"]
+    assert list(report_of(())) == ["no request is stuck: each one has moved in the last steps"]
 
 
 def test_who_has_moved_in_the_last_steps_does_not_stand() -> None:

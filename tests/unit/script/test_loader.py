@@ -69,5 +69,5 @@ def test_a_file_that_starts_a_server_while_one_imports_it_is_refused(tmp_path: P
     file = tmp_path / "script.py"
     start = "ScriptedServer.start(EngineConfig())"
     file.write_text(f"from engine import EngineConfig\nfrom scripted import ScriptedServer\n{start}\n")
-    with pytest.raises(ScriptDefinitionError, match=r"servers would start servers for ever; .*__main__"):
+    with pytest.raises(ScriptDefinitionError, match=r"servers would start servers without end; .*__main__"):
         load_script(str(file), "script")
