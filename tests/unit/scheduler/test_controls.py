@@ -13,7 +13,7 @@ LOAD = LoadLora(call_id="load", name="a", path="embedded-lora:1")
 
 
 def test_what_is_due_together_is_launched_one_after_the_other() -> None:
-    """An update is alone in the pipeline; a profile and a LoRA share it, in this order."""
+    """An update is alone in the pipeline; a profile shares it with a LoRA, which comes once it has been read."""
     engine = SimulatedEngine(pp_size=2, max_loras=1)
     engine.step(LOAD, PROFILE, UPDATE)
     assert [one.mode for one in engine.microbatches] == [ForwardMode.UPDATE]
@@ -21,6 +21,8 @@ def test_what_is_due_together_is_launched_one_after_the_other() -> None:
     assert len(engine.microbatches) == 1
     engine.step(completions=1)
     engine.step()
+    assert [one.mode for one in engine.microbatches] == [ForwardMode.UPDATE, ForwardMode.PROFILE]
+    engine.step(completions=1)
     modes = [one.mode for one in engine.microbatches]
     assert modes == [ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.LORA]
     engine.drain()

@@ -42,9 +42,9 @@ def test_a_larger_bound_searches_again_for_what_was_missed_alone(tmp_path: Path)
     (missed,) = measure(file, [FOUND_LATE], [ALONE], [0], schedules=1)
     assert not missed.is_found
     assert missed.schedules == 1
-    _, found = measure(file, [FOUND_LATE], [ALONE], [0], schedules=200)
+    _, found = measure(file, [FOUND_LATE], [ALONE], [0], schedules=400)
     assert found.is_found
-    assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=300)) == 2
+    assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=500)) == 2
     assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=1)) == 2
 
 
