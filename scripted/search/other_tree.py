@@ -157,7 +157,7 @@ def _load(folder: Path, adapter: str) -> str:
     os.chdir(folder)
     sys.path[:0] = [str(folder / name) for name in _SOURCE_FOLDERS if (folder / name).is_dir()]
     try:
-        # A file of the project is this folder's. By a relative path that of the directory of the start would do too.
+        # A relative path would also find a file in the directory where this process started.
         packages = adapter_named(str(folder / adapter) if adapter.endswith(".py") else adapter).packages
     except Exception as exc:  # noqa: BLE001 - an import of the scheduler may raise anything
         return f"the adapter {adapter} cannot be loaded with its scheduler: {type(exc).__name__}: {exc}"
