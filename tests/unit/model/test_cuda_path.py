@@ -195,7 +195,8 @@ def test_launching_waits_for_nothing(
     runner = StageRunner(config, limits_for(config), 0, early=True)
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
     loaded = [[_pair(*width) for width in widths] for _ in range(5)]
-    runner._loras().held |= {1: loaded, 2: loaded}
+    assert runner.model.lora is not None
+    runner.model.lora.held |= {1: loaded, 2: loaded}
     parts = [
         Segment(f"r{row}", row, 0, (1, 2, 3, 4), 0, (row, row + 8), row != 3, SPECS[row % 3], lora=lora)
         for row, lora in enumerate((1, 0, 1, 2))

@@ -189,7 +189,7 @@ def test_a_call_from_outside_that_waits_for_ever_is_a_violation(engine: Any, thr
     started(engine, keep)
     threads.run(0.0)
     with pytest.raises(
-        Violation, match="a call from outside waits for a lock for ever; the threads: worker-0: an event"
+        Violation, match="a call from outside waits for a lock forever; the threads: worker-0: an event"
     ):
         lock.acquire()
 

@@ -21,7 +21,8 @@ def test_every_target_has_the_other_defaults_and_says_so() -> None:
     name = variant_name(FIXED, {"blocks": "7", "block_size": "2"})
     schedule = Schedule.parse("batch_tokens=9; 1 start a prompt=4 new=1", of=name)
     assert (schedule.config.blocks, schedule.config.block_size, schedule.config.batch_tokens) == (7, 2, 9)
-    assert str(schedule) == f"adapter={name} batch_tokens=9; 1 start a prompt=4 new=1"
+    assert adapter_named(name).name.endswith("examples/your_scheduler/fixed.py+blocks=7+block_size=2")
+    assert str(schedule) == f"adapter={adapter_named(name).name} batch_tokens=9; 1 start a prompt=4 new=1"
     assert Schedule.parse(str(schedule)) == schedule
     assert pickle.loads(pickle.dumps(schedule.config)) == schedule.config
     report = Campaign(SearchPlan(targets=("aborted",), schedules=10, adapter=name)).run()
