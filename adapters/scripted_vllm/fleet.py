@@ -38,8 +38,9 @@ NAME: Final = "vllm-fleet"
 _ROLES: Final = {"p": "kv_producer", "d": "kv_consumer"}
 _NOT_HERE: Final = (OfferPrefixes, HoldCompilation, ReleaseCompilation, SendMore, EndSession)
 _LEFT_OUT: Final = {
-    "sliding_window", "mamba_cache_mode", "prefix_match_unit", "kv_connector", "kv_role", "kv_offered_tokens",
-    "kv_saves", "kv_transfer_steps", "structured_output", "grammar_steps", "encoder_cache_size",
+    "sliding_window", "attention_chunk_size", "mamba_cache_mode", "prefix_match_unit", "kv_connector", "kv_role",
+    "kv_offered_tokens", "kv_saves", "kv_saves_aborted", "kv_transfer_steps", "structured_output", "grammar_steps",
+    "encoder_cache_size",
     "encoder_compute_budget", "disable_chunked_mm_input", "grammars", "sessions", "images", "enable_kv_cache_events",
     "kv_cache_report_mode", "swa_bounded_replay", "hisparse_host_blocks", "hisparse_hot_blocks",
     "ec_connector", "ec_transfer_steps", "is_encoder_decoder",

@@ -22,14 +22,17 @@ from scripted.search.reach import DrawsWork
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 # The share of targets with further turns, which may come to another machine.
 _CONVERSATIONS: Final = 0.3
+# How often the values of a feature are drawn to see what it needs.
+_TRIES: Final = 20
 _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
 class FleetSpace(Generic[ConfigT]):
     """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
 
-    ``base`` draws the targets of one machine without the features ``left_out``. ``shared`` turns its configuration into
-    the machines' common one. ``kinds`` are further events of the adapter.
+    ``base`` draws the targets of one machine without the features and settings ``left_out``, and without features that
+    need one of these. ``shared`` turns its configuration into the machines' common one. ``kinds`` are further events of
+    the adapter.
     """
 
     def __init__(
@@ -49,9 +52,22 @@ class FleetSpace(Generic[ConfigT]):
 
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
-        features = self._base().features.items()
-        own = {name: levels for name, levels in features if not name.startswith(EVENT) and name not in self._left_out}
+        own = {name: levels for name, levels in self._base().features.items() if not self._is_left_out(name, levels[0])}
         return {"engines": ("more",), **own, **dict.fromkeys((EVENT + kind for kind in ("at", *self._kinds)), ("on",))}
+
+    def _is_left_out(self, name: str, level: str) -> bool:
+        """Whether a feature of one machine is left out, or sets a setting that is."""
+        if name.startswith(EVENT) or name in self._left_out:
+            return True
+        rng = random.Random(0)  # noqa: S311 - the same each time
+        return not any(self._is_alone(name, level, rng) for _ in range(_TRIES))
+
+    def _is_alone(self, name: str, level: str, rng: random.Random) -> bool:
+        try:
+            drawn = self._base().draw({name: level}, rng)
+        except ScriptDefinitionError:
+            return False  # Not all values of settings go together.
+        return drawn.adapter.config_words(drawn.config).keys().isdisjoint(self._left_out)
 
     @property
     def triples(self) -> tuple[str, ...]:
