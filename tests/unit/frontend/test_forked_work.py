@@ -47,20 +47,20 @@ def work(data: bytes) -> bytes:
 
 
 @contextmanager
-def working() -> Iterator[ForkedWork]:
-    forked = ForkedWork.start("test", work, stuck_s=STUCK_S)
+def working(stuck_s: float = STUCK_S) -> Iterator[ForkedWork]:
+    forked = ForkedWork.start("test", work, stuck_s=stuck_s)
     try:
         yield forked
     finally:
         forked.close()
 
 
-def run(scene: Callable[[ForkedWork], object]) -> None:
+def run(scene: Callable[[ForkedWork], object], *, stuck_s: float = STUCK_S) -> None:
     async def bounded(forked: ForkedWork) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await scene(forked)
 
-    with working() as forked:
+    with working(stuck_s) as forked:
         asyncio.run(bounded(forked))
 
 
@@ -246,7 +246,7 @@ def test_a_check_waits_for_its_fork_longer_than_for_its_work(monkeypatch: pytest
         asyncio.get_running_loop().call_later(SHORT_S, os.kill, forked.parent_pid, signal.SIGCONT)
         assert await forked.run(b"abc", is_check=True) == b"cba"
 
-    run(scene)
+    run(scene, stuck_s=PATIENCE_S)
 
 
 def test_an_idle_parent_that_is_stopped_is_ended() -> None:

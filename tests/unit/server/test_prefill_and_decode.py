@@ -336,7 +336,9 @@ def test_a_decode_engine_that_dies_leaves_nothing_on_the_prefill_engine(
         decode = fleet.decode()
         until_asked(decode)
         sent = stats(prefill)["pages_sent"]
-        answers = [Answer(decode.url, body(80 + number, 3000, stream=True)) for number in range(4)]
+        # So long that on a busy machine none ends before the kill.
+        long = GREEDY | {"max_new_tokens": 1000, "ignore_eos": True}
+        answers = [Answer(decode.url, body(80 + n, 3000, stream=True, sampling_params=long)) for n in range(4)]
         until(lambda: stats(prefill)["pages_sent"] > sent + 20, "some of it was sent")
         os.kill(decode.serving.pids["scheduler"], signal.SIGKILL)
         for answer in answers:
