@@ -44,8 +44,8 @@ class ServerSettings(EngineConfig):
     mixed_chunk: bool = Field(
         True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
     )
-    # Set, so that streams do not stand still while others' prompts are computed: the largest value with no tail behind
-    # vLLM's, and it costs no throughput (benchmarks/tables/performance.md). Unset in scripts, as above.
+    # Set, so that streams do not stand still while others' prompts are computed; at 5 a long prompt beside four streams
+    # of a small model costs no throughput, at 4 a twelfth. Unset in scripts, as above.
     max_gap_steps: int | None = Field(
         5,
         ge=1,
