@@ -142,10 +142,10 @@ class EngineConfig(BaseModel):
         gt=0,
         description="seconds within which a request must start, else it ends with 504; unset: no limit",
     )
-    schedule_policy: Literal["fcfs", "lpm", "priority", "dfs-weight"] = Field(
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "priority"] = Field(
         "fcfs",
-        description="order of the queue: first come, longest prefix match, highest priority, or depth first through "
-        "the prefix tree, the branch that most requests share first",
+        description="order of the queue: first come, longest prefix match, depth first through the prefix tree (the "
+        "branch that most requests share first), or highest priority",
     )
     priority_preemption: bool = Field(
         False, description="let a waiting request of higher priority retract a running one; needs the priority policy"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from engine.core.config import EngineConfig
 from engine.core.limits import Limits
 from engine.core.messages import PauseMode
 from engine.core.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
@@ -45,6 +46,10 @@ SHORT: Final = "short-of-pages"
 PASSED: Final = "passed-over"
 OFTEN: Final = "used-often"
 LORAS: Final = "stream-of-loras"
+_POLICY: Final = EngineConfig.model_fields["schedule_policy"]
+# Read from the choices, so that a new policy is drawn too.
+REORDERING_POLICIES: Final = tuple(name for name in get_args(_POLICY.annotation) if name != _POLICY.default)
+PREEMPTING: Final = "preempting"
 # Scenarios that only add to a target, each as often as it is drawn.
 RARE_SCENARIOS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
 # Scenarios with targets of their own: the features that they need, with the levels to draw from.
@@ -62,11 +67,11 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "pool": ("tight",),
         "outputs": ("long",),
         "requests": ("several",),
-        "policy": ("priority", "preempting", "priority", "lpm"),
+        "policy": ("priority", PREEMPTING, "priority", "lpm"),
     },
     STREAM: {
         "requests": ("stream",),
-        "policy": ("lpm", "dfs-weight", "priority", "preempting"),
+        "policy": (*REORDERING_POLICIES, PREEMPTING),
         "rows": ("one", "few"),
     },
 }

@@ -29,7 +29,14 @@ from scripted_lockstep.actions import (
     StartRequest,
 )
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.space.rare_scenarios import MOST_PARTS, RARE_SCENARIOS, SCENES, scenario_additions
+from scripted_lockstep.space.rare_scenarios import (
+    MOST_PARTS,
+    PREEMPTING,
+    RARE_SCENARIOS,
+    REORDERING_POLICIES,
+    SCENES,
+    scenario_additions,
+)
 
 _Drawn = dict[str, Any]
 
@@ -49,10 +56,8 @@ _SETTINGS: Final[Mapping[str, Mapping[str, Mapping[str, tuple[Any, ...]]]]] = {
     "queue": {"short": {"max_queued_requests": (1, 2, 3)}},
     "waiting": {"limited": {"waiting_timeout_s": (0.5, 1.0, 2.0)}},
     "policy": {
-        "lpm": {"schedule_policy": ("lpm",)},
-        "dfs-weight": {"schedule_policy": ("dfs-weight",)},
-        "priority": {"schedule_policy": ("priority",)},
-        "preempting": {"schedule_policy": ("priority",), "priority_preemption": (True,)},
+        **{name: {"schedule_policy": (name,)} for name in REORDERING_POLICIES},
+        PREEMPTING: {"schedule_policy": ("priority",), "priority_preemption": (True,)},
     },
     "kept-grammars": {"few": {"max_cached_grammars": (0, 1)}},
     "cache": {"off": {"radix_cache": (False,)}},
