@@ -45,6 +45,7 @@ GUIDES = (
     "skills/race-tests/SKILL.md",
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 )
+GUIDES_LIMIT_WORDS = 30_000
 SCRIPT_OBJECTS = (
     ScriptContext,
     RequestHandle,
@@ -206,6 +207,14 @@ def test_commands_in_the_guides_exist(guide):
         said = re.match(r"(?:python -m )?(engine|scripted|ci) (.*)", line)
         if said:
             check_command(said[1], shlex.split(said[2], comments=True), f"{guide}: {line}")
+
+
+def test_the_guides_stay_short():
+    """Whoever adds to a guide cuts elsewhere. The index says which pages are reference."""
+    reference = (ROOT / "docs/index.md").read_text().partition("**Reference**")[2]
+    apart = {"index.md", *re.findall(r"\]\((\w+\.md)\)", reference)}
+    guides = [page for page in (ROOT / "docs").glob("*.md") if page.name not in apart]
+    assert sum(len(page.read_text().split()) for page in guides) <= GUIDES_LIMIT_WORDS
 
 
 @functools.cache
