@@ -41,20 +41,22 @@ _WORKLOADS: Final = {
     "S": Workload(
         output_tokens=64,
         requests_a_client=2,
+        equal_requests=48,
         slo_first_ms=50,
         slo_gap_ms=10,
-        first_rate_per_s=0.5,
         goodput_requests=24,
     ),
     "M": Workload(
         output_tokens=32,
         requests_a_client=1,
+        equal_requests=12,
         slo_first_ms=500,
         slo_gap_ms=100,
-        first_rate_per_s=0.25,
         goodput_requests=12,
     ),
 }
+# The rate of arrivals that is the same for all, as a share of the slowest server's throughput.
+_EQUAL_RATE_SHARE: Final = 0.7
 _OWN: Final = ("openvino", "torch", "offline")
 _RESULTS: Final = Path("out/peers.json")
 # The module has no main of its own.
@@ -92,11 +94,12 @@ def main() -> None:
             rounds=arguments.rounds,
             weights_mib=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / _MIB,
             results=[one.result for one in asked],
+            clients=arguments.clients,
             kinds=[*arguments.quantized, *arguments.experts],
             slo_first_ms=work.slo_first_ms if arguments.goodput else None,
             slo_gap_ms=work.slo_gap_ms if arguments.goodput else None,
         )
-        for _ in _rounds(asked, work, arguments, console):
+        for _ in _rounds(asked, run, work, arguments, console):
             # After every round, so that an interrupted run keeps its results.
             run.load_after = round(os.getloadavg()[0], 1)
             _write(run, arguments.json)
@@ -148,6 +151,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tree", type=Path, help="one more server of ours with OpenVINO, of another source tree")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--clients",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=list(CLIENTS),
+        help=f"how many load each server at once, in turn (default: {','.join(map(str, CLIENTS))})",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=output_file, default=_RESULTS, help="where the numbers go")
     parser.add_argument("--page", type=output_file, help="a page to bring up, a table for each class of machines")
@@ -266,7 +275,11 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
 
 
 def _rounds(
-    asked: Sequence[Served | Offline], work: Workload, arguments: argparse.Namespace, console: Console
+    asked: Sequence[Served | Offline],
+    run: PeersRun,
+    work: Workload,
+    arguments: argparse.Namespace,
+    console: Console,
 ) -> Iterator[int]:
     """Measure all in turns, in reverse order in every second round; yield after each round.
 
@@ -277,18 +290,27 @@ def _rounds(
     for number in range(arguments.rounds):
         console.print(f"round {number + 1} of {arguments.rounds}")
         order = in_turn(asked, number)
-        for clients in CLIENTS:
+        for clients in arguments.clients:
             for one in order:
                 one.throughput(clients, work, seed=1000 * number + clients)
         for one in order:
             one.first_tokens(seed=1000 * number + 500)
-        for one in order:
-            if isinstance(one, Served):
-                one.conversations(work, seed=1000 * number + 600)
-        for one in order:
-            if isinstance(one, Served) and arguments.goodput and number == 0:
-                one.goodput(work, seed=1000 * number + 700)
+        servers = [one for one in order if isinstance(one, Served)]
+        for server in servers:
+            server.conversations(work, seed=1000 * number + 600)
+        if servers:
+            run.equal_rates_per_s.append(_rate_of_the_slowest(servers, work))
+        for server in servers:
+            server.equal_rate(work, run.equal_rates_per_s[-1], seed=1000 * number + 700)
+        for server in servers if arguments.goodput and number == 0 else ():
+            server.goodput(work, seed=1000 * number + 800)
         yield number
+
+
+def _rate_of_the_slowest(servers: Sequence[Served], work: Workload) -> float:
+    """Return the requests a second of the slowest server in this round, less a margin for bursts."""
+    slowest = min(max(rounds[-1] for rounds in server.result.tokens_per_s.values()) for server in servers)
+    return _EQUAL_RATE_SHARE * slowest / work.output_tokens
 
 
 def _write(run: PeersRun, path: Path) -> None:

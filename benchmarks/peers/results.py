@@ -21,7 +21,8 @@ class PeerResult(msgspec.Struct, kw_only=True):
 
     ``start_s`` lasts until /health answers, ``first_answer_s`` until the first token; ``kept_answer_s`` is the same for
     a second start. Memory is the largest proportional share (PSS) of all its processes together. ``later_ttft_ms`` are
-    medians over the later turns of conversations, ``goodput_per_s`` is in requests a second.
+    medians over the later turns of conversations, ``goodput_per_s`` is in requests a second. ``equal_ttft_p99_ms`` and
+    ``equal_gap_p99_ms`` are tails under the same Poisson arrivals for all servers.
     """
 
     name: str
@@ -40,6 +41,8 @@ class PeerResult(msgspec.Struct, kw_only=True):
     ttft_p99_ms: dict[int, list[float]] = {}
     gap_p99_ms: dict[int, list[float]] = {}
     later_ttft_ms: list[float] = []
+    equal_ttft_p99_ms: list[float] = []
+    equal_gap_p99_ms: list[float] = []
     goodput_per_s: list[float] = []
     failed: int = 0
 
@@ -47,8 +50,9 @@ class PeerResult(msgspec.Struct, kw_only=True):
 class PeersRun(msgspec.Struct, kw_only=True):
     """One run of the benchmark: machine, setting and results.
 
-    ``kinds`` are the checkpoints besides the plain one, ``load_after`` is the load average at its end,
-    ``slo_first_ms`` and ``slo_gap_ms`` are the bounds of the goodput.
+    ``clients`` are the numbers of clients that load each server in turn, ``kinds`` are the checkpoints besides the
+    plain one, ``load_after`` is the load average at its end. ``equal_rates_per_s`` are the rounds' rates of Poisson
+    arrivals, which every server keeps up with; ``slo_first_ms`` and ``slo_gap_ms`` are the bounds of the goodput.
     """
 
     machine: Machine
@@ -60,8 +64,10 @@ class PeersRun(msgspec.Struct, kw_only=True):
     rounds: int
     weights_mib: float
     results: list[PeerResult]
+    clients: list[int] = msgspec.field(default_factory=lambda: list(CLIENTS))
     kinds: list[str] = []
     load_after: float | None = None
+    equal_rates_per_s: list[float] = []
     slo_first_ms: float | None = None
     slo_gap_ms: float | None = None
 
@@ -81,7 +87,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
     """Return the ratios by name, over rounds that both completed. More than 1 means that the first one is ahead."""
-    for clients in CLIENTS:
+    for clients in own.tokens_per_s:
         pairs = _paired(own.tokens_per_s.get(clients), other.tokens_per_s.get(clients))
         if pairs:
             name = f"{clients} clients" if clients > 1 else "1 client"
@@ -90,7 +96,7 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
         pairs = _paired(own.ttft_ms.get(kind), other.ttft_ms.get(kind))
         if pairs:
             yield f"512 {kind}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
-    for clients in CLIENTS:
+    for clients in own.cpu_ms_per_token:
         pairs = _paired(own.cpu_ms_per_token.get(clients), other.cpu_ms_per_token.get(clients))
         if pairs:
             yield f"CPU a token, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
@@ -98,7 +104,7 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
 
 def tail_ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
     """Return the ratios of tails, later turns and goodput, as ``ratios`` does."""
-    for clients in CLIENTS:
+    for clients in own.ttft_p99_ms:
         for name, ours, theirs in (
             ("first token", own.ttft_p99_ms, other.ttft_p99_ms),
             ("gap", own.gap_p99_ms, other.gap_p99_ms),
@@ -106,9 +112,14 @@ def tail_ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio
             pairs = _paired(ours.get(clients), theirs.get(clients))
             if pairs:
                 yield f"{name} p99, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
-    pairs = _paired(own.later_ttft_ms, other.later_ttft_ms)
-    if pairs:
-        yield "later turns", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+    for name, ours_ms, theirs_ms in (
+        ("first token p99, equal rate", own.equal_ttft_p99_ms, other.equal_ttft_p99_ms),
+        ("gap p99, equal rate", own.equal_gap_p99_ms, other.equal_gap_p99_ms),
+        ("later turns", own.later_ttft_ms, other.later_ttft_ms),
+    ):
+        pairs = _paired(ours_ms, theirs_ms)
+        if pairs:
+            yield name, Ratio(tuple(theirs / ours for ours, theirs in pairs))
     pairs = _paired(own.goodput_per_s, other.goodput_per_s)
     if pairs:
         yield "goodput", Ratio(tuple(ours / theirs for ours, theirs in pairs))

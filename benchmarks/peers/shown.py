@@ -72,7 +72,8 @@ def write_page(run: PeersRun, page: Path) -> None:
 
 
 def _key(run: PeersRun) -> str:
-    return "; ".join([run.machine.processor_class, run.shape, run.dtype, *run.kinds])
+    loads = [] if run.clients == list(CLIENTS) else [f"{', '.join(map(str, run.clients))} clients"]
+    return "; ".join([run.machine.processor_class, run.shape, run.dtype, *loads, *run.kinds])
 
 
 def _caption(run: PeersRun) -> str:
@@ -86,18 +87,18 @@ def _caption(run: PeersRun) -> str:
 
 
 def _numbers(run: PeersRun) -> _Rows:
-    counts = [f"{clients} clients, tok/s" if clients > 1 else "1 client, tok/s" for clients in CLIENTS]
-    cpu = [f"CPU ms a token at {clients}" for clients in CLIENTS]
+    counts = [f"{clients} clients, tok/s" if clients > 1 else "1 client, tok/s" for clients in run.clients]
+    cpu = [f"CPU ms a token at {clients}" for clients in run.clients]
     others = ["512 cold, ms", "512 again, ms", "first answer, s", "with what is kept, s", "MiB", "idle CPU, %"]
     head = ["", *counts, *cpu, *others]
-    return [head, *(_row(result) for result in run.results)]
+    return [head, *(_row(result, run.clients) for result in run.results)]
 
 
-def _row(result: PeerResult) -> list[str]:
+def _row(result: PeerResult, counts: Sequence[int]) -> list[str]:
     return [
         result.name if result.served else f"{result.name}, offline",
-        *(_median(result.tokens_per_s.get(clients), ",.0f") for clients in CLIENTS),
-        *(_median(result.cpu_ms_per_token.get(clients), ".2f") for clients in CLIENTS),
+        *(_median(result.tokens_per_s.get(clients), ",.0f") for clients in counts),
+        *(_median(result.cpu_ms_per_token.get(clients), ".2f") for clients in counts),
         *(_median(result.ttft_ms.get(kind), ".0f") for kind in FIRST_TOKENS),
         _shown(result.first_answer_s, ".1f"),
         _shown(result.kept_answer_s, ".1f"),
@@ -107,25 +108,30 @@ def _row(result: PeerResult) -> list[str]:
 
 
 def _tails_caption(run: PeersRun) -> str:
+    caption = _TAILS
+    if run.equal_rates_per_s:
+        rate = statistics.median(run.equal_rates_per_s)
+        caption += f"; at an equal rate, {rate:.2g} requests a second arrive at random times at every server"
     if run.slo_first_ms is None or run.slo_gap_ms is None:
-        return f"{_TAILS}:"
+        return f"{caption}:"
     return (
-        f"{_TAILS}; goodput is the highest rate of Poisson arrivals at which 99 % of the requests have their first "
+        f"{caption}; goodput is the highest rate of Poisson arrivals at which 99 % of the requests have their first "
         f"token within {run.slo_first_ms:g} ms and no gap over {run.slo_gap_ms:g} ms:"
     )
 
 
 def _tails(run: PeersRun) -> _Rows:
-    first = [f"first token p99 at {clients}" for clients in CLIENTS]
-    gaps = [f"gap p99 at {clients}" for clients in CLIENTS]
-    rows = [["", *first, *gaps, "later turns, first token p50", "goodput, requests/s"]]
+    first = [f"first token p99 at {clients}" for clients in run.clients]
+    gaps = [f"gap p99 at {clients}" for clients in run.clients]
+    equal = ["first token p99 at an equal rate", "gap p99 at an equal rate"]
+    rows = [["", *first, *gaps, *equal, "later turns, first token p50", "goodput, requests/s"]]
     for result in run.results:
         if result.served:
-            row = [_median(result.ttft_p99_ms.get(clients), ",.0f") for clients in CLIENTS]
-            row += [_median(result.gap_p99_ms.get(clients), ",.1f") for clients in CLIENTS]
-            rows.append(
-                [result.name, *row, _median(result.later_ttft_ms, ",.0f"), _median(result.goodput_per_s, ".3g")]
-            )
+            row = [_median(result.ttft_p99_ms.get(clients), ",.0f") for clients in run.clients]
+            row += [_median(result.gap_p99_ms.get(clients), ",.1f") for clients in run.clients]
+            row += [_median(result.equal_ttft_p99_ms, ",.0f"), _median(result.equal_gap_p99_ms, ",.1f")]
+            row += [_median(result.later_ttft_ms, ",.0f"), _median(result.goodput_per_s, ".3g")]
+            rows.append([result.name, *row])
     return rows
 
 
