@@ -1,16 +1,18 @@
 """A live vLLM or SGLang under load, recorded: the recorder's cost, and whether every plan of the replay is equal.
 
-`.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20] [--turns 6]` starts two
-servers of checkpoint S on this machine's CPU, one of them with a recorder. Clients load them in turns: they send a
-request after each answer, and sometimes hang up. Then the flight is replayed in this process. With `--turns 0` there is
-one server, with a recorder, and one load. With `--control` neither server records: the comparison is the noise.
+`.venv-vllm/bin/python -m benchmarks.live_flight [--engine sglang] [--clients 64] [--seconds 20]` starts a server of
+checkpoint S on this machine's CPU, with a recorder. Clients load it: they send a request after each answer, and
+sometimes hang up. Then the flight is replayed in this process. `--turns 30` replays nothing and measures the recorder's
+cost: it is off and on in turn on one server, because two servers differ by more than it costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
+import math
 import os
 import random
 import signal
@@ -21,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,14 +33,16 @@ import psutil
 
 from benchmarks.checkpoints import make_checkpoint, vocabulary_of
 from scripted.core.adapters import adapter_named
+from scripted.sdk.flight.frames import Planned
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
-from scripted.sdk.flight.replay import replay_flight
+from scripted.sdk.flight.replay import ReplaysFlights, replay_flight
 
 _SHAPE: Final = "S"
 _CONTEXT: Final = 1024
 _READY_S: Final = 900.0
+_WARM_UP_S: Final = 3.0
 ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -197,6 +201,24 @@ class Server:
                 continue
 
 
+class ToggledServer(Server):
+    """A server whose recorder can be turned off and on while it has no request."""
+
+    def launch(self, words: Sequence[str], environment: Mapping[str, str]) -> Process:
+        return super().launch(["benchmarks.toggled_flight", *words], environment)
+
+    def toggle(self) -> None:
+        """Turn the recorder off, or on again. Raises RuntimeError without a scheduler's process."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        schedulers = [child for child in children if child.name().startswith(_SCHEDULERS)]
+        if not schedulers:
+            raise RuntimeError(f"no process of {[child.name() for child in children]} is named {_SCHEDULERS}")
+        for scheduler in schedulers:
+            scheduler.send_signal(signal.SIGUSR1)
+
+
+# The processes with a scheduler, by the names that they give themselves, cut to 15 characters.
+_SCHEDULERS: Final = ("VLLM::EngineCor", "sglang::schedul")
 _VLLM: Final = (
     *("vllm.entrypoints.openai.api_server", "--served-model-name", "S", "--enforce-eager", "--dtype", "float32"),
     *("--max-model-len", str(_CONTEXT), "--max-num-seqs", "48", "--num-gpu-blocks-override", "160"),
@@ -215,86 +237,95 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a turn (default: 20)")
-    parser.add_argument("--turns", type=int, default=6, help="of each server (default: 6)")
+    parser.add_argument("--turns", type=int, default=0, help="with and without the recorder (default: a recorded load)")
     parser.add_argument("--port", type=int, default=30480)
-    parser.add_argument("--control", action="store_true", help="neither server records")
     parser.add_argument("--keep", type=Path, help="a folder for the flight; default: it is removed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as there:
         folder = options.keep or Path(there) / "flights"
         model = Path(there) / _SHAPE
         make_checkpoint(model, "float32", _SHAPE)
-        recorders: tuple[Path | None, ...] = (None, folder) if options.turns else (folder,)
-        if options.control:
-            recorders = (None, None)
-        servers = [Server(options.engine, model, options.port + number, one) for number, one in enumerate(recorders)]
+        kind = ToggledServer if options.turns else Server
+        server = kind(options.engine, model, options.port, folder)
         try:
-            for server in servers:
-                server.await_ready()
-            turns = in_turns(servers, options.clients, options.seconds, options.turns)
-            flight = None if options.control else flight_of(folder)
+            server.await_ready()
+            if isinstance(server, ToggledServer):
+                said = compared(*in_turns(server, options.clients, options.seconds, options.turns))
+                # A recorder that an error ended would cost nothing.
+                flight_of(folder)
+            else:
+                turn = asyncio.run(server.load(options.clients, options.seconds, 0))
+                said = report(options, turn, flight_of(folder))
         finally:
-            for server in servers:
-                server.stop()
-        if flight is None:
-            sys.stdout.write(json.dumps(compared(*turns), indent=1) + "\n")
-        else:
-            report(options, turns, flight)
+            server.stop()
+        sys.stdout.write(json.dumps(said, indent=1) + "\n")
 
 
-def in_turns(servers: list[Server], clients: int, seconds: float, count: int) -> list[list[Turn]]:
-    """Load the servers in turns; return the turns of each, without the first one if there are others."""
-    turns: list[list[Turn]] = [[] for _ in servers]
-    for number in range(count + 1):
-        long = seconds if number or not count else 3.0
-        for place in range(len(servers))[:: 1 if number % 2 else -1]:
-            turns[place].append(asyncio.run(servers[place].load(clients, long, number)))
-    return [of_server[1:] or of_server for of_server in turns]
+def in_turns(server: ToggledServer, clients: int, seconds: float, count: int) -> tuple[list[Turn], list[Turn]]:
+    """Load the server in pairs of turns, without and with the recorder; the order alternates. Return both lists."""
+    turns: dict[bool, list[Turn]] = {False: [], True: []}
+    asyncio.run(server.load(clients, _WARM_UP_S, 0))
+    is_on = True
+    for number in range(count):
+        for wanted in (False, True) if number % 2 else (True, False):
+            if wanted is not is_on:
+                server.toggle()
+                is_on = wanted
+            turns[wanted].append(asyncio.run(server.load(clients, seconds, 2 * number + wanted + 1)))
+    if not is_on:
+        server.toggle()
+    return turns[False], turns[True]
 
 
 def compared(without: list[Turn], with_it: list[Turn]) -> dict[str, object]:
-    """Return throughputs and gaps with and without a recorder."""
+    """Return throughputs, CPU and gaps with and without a recorder."""
     pairs = list(zip(without, with_it, strict=True))
-    by_process = {
-        name: round(statistics.median([b.cpu_of(name) / max(a.cpu_of(name), 1e-9) for a, b in pairs]), 3)
-        for name in without[0].cpu_s
-    }
+
+    def ratio(number_of: Callable[[Turn], float]) -> str:
+        return _shown([number_of(b) / max(number_of(a), 1e-9) for a, b in pairs])
+
     return {
         "tokens a second without": [round(turn.tokens_a_second) for turn in without],
         "tokens a second with": [round(turn.tokens_a_second) for turn in with_it],
-        "throughput, median of ratios": round(
-            statistics.median([b.tokens_a_second / a.tokens_a_second for a, b in pairs]), 3
-        ),
         "cpu ms a token without": [round(turn.cpu_ms_a_token, 2) for turn in without],
-        "cpu ms a token, median of ratios": round(
-            statistics.median([b.cpu_ms_a_token / a.cpu_ms_a_token for a, b in pairs]), 3
-        ),
-        "cpu ms a token of each process, without": {
-            name: round(statistics.median([turn.cpu_of(name) for turn in without]), 3) for name in by_process
-        },
-        "cpu ms a token of each process, median of ratios": by_process,
         "p99 gap without, ms": [round(turn.p99_ms) for turn in without],
-        "p99 gap, median of ratios": round(statistics.median([b.p99_ms / a.p99_ms for a, b in pairs]), 3),
+        "with to without, median (95 % interval of the median)": {
+            "throughput": ratio(lambda turn: turn.tokens_a_second),
+            "p99 gap": ratio(lambda turn: turn.p99_ms),
+            "cpu a token": ratio(lambda turn: turn.cpu_ms_a_token),
+            **{
+                f"cpu a token of {name}": ratio(functools.partial(Turn.cpu_of, process=name))
+                for name, used in without[0].cpu_s.items()
+                if used
+            },
+        },
     }
 
 
-def report(options: argparse.Namespace, turns: list[list[Turn]], path: Path) -> None:
-    """Print the turns' measurements and the replay's verdict."""
+def _shown(values: list[float]) -> str:
+    """Return the median with the order statistics that have it between them in 95 % of the cases."""
+    ordered = sorted(values)
+    aside = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return f"{statistics.median(ordered):.3f} ({ordered[aside]:.3f} to {ordered[-1 - aside]:.3f})"
+
+
+def report(options: argparse.Namespace, turn: Turn, path: Path) -> dict[str, object]:
+    """Return the load's measurements and the replay's verdict."""
     flight = read_flight(path)
-    shares = [len(frame.shares) for frame in flight.frames if getattr(frame, "shares", ())]
+    shares = [len(frame.shares) for frame in flight.frames if isinstance(frame, Planned) and frame.shares]
     began = time.process_time()
-    adapter: Any = adapter_named(options.engine)
+    adapter = adapter_named(options.engine)
+    if not isinstance(adapter, ReplaysFlights):
+        raise TypeError(f"the adapter {options.engine} must replay flights")
     outcome = replay_flight(adapter, flight)
-    said = {
+    return {
         "engine": options.engine,
         "version": flight.header.version,
         "clients": options.clients,
-        "seconds of a turn": options.seconds,
-        "turns": options.turns,
-        "requests": sum([turn.requests for turn in turns[-1]]),
-        "hung up": sum([turn.aborts for turn in turns[-1]]),
-        "tokens a second": round(statistics.median([turn.tokens_a_second for turn in turns[-1]])),
-        **(compared(*turns) if len(turns) > 1 else {}),
+        "seconds": round(turn.seconds),
+        "requests": turn.requests,
+        "hung up": turn.aborts,
+        "tokens a second": round(turn.tokens_a_second),
         "plans": flight.plans,
         "requests a plan": round(statistics.mean(shares), 1),
         "MiB a million plans": round(path.stat().st_size / max(1, flight.plans) * 1e6 / (1 << 20)),
@@ -303,7 +334,6 @@ def report(options: argparse.Namespace, turns: list[list[Turn]], path: Path) -> 
         "first plan that differs": None if outcome.differs is None else outcome.differs._asdict(),
         "breaks": outcome.breaks,
     }
-    sys.stdout.write(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
