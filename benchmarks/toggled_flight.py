@@ -37,10 +37,11 @@ def _note(hooks: Hooks, note: Callable[..., None] | None, *args: object, **kwarg
     _TOGGLE.note(hooks, note, *args, **kwargs)
 
 
-# At import, because a spawned process imports this module and does not run it.
+# At import: a spawned process imports this module and does not run it.
 setattr(Hooks, "note", _note)  # noqa: B010 - mypy refuses the assignment of a method
 signal.signal(signal.SIGUSR1, _TOGGLE.flip)
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    # Not as the main module: a spawned process imports this one.
+    runpy.run_module(sys.argv[0], run_name="__main__")

@@ -99,8 +99,8 @@ def main() -> None:
             slo_first_ms=work.slo_first_ms if arguments.goodput else None,
             slo_gap_ms=work.slo_gap_ms if arguments.goodput else None,
         )
-        for _ in _rounds(asked, run, work, arguments, console):
-            # After every round, so that an interrupted run keeps its results.
+        for _ in _measure(asked, run, work, arguments, console):
+            # After each measurement, so that an interrupted run keeps its results.
             run.load_after = round(os.getloadavg()[0], 1)
             _write(run, arguments.json)
     for table in console_tables(run):
@@ -274,37 +274,42 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
         yield OfflinePeer(name=name, python=sys.executable, worker="transformers_generate", keeps_prefixes=False)
 
 
-def _rounds(
+def _measure(
     asked: Sequence[Served | Offline],
     run: PeersRun,
     work: Workload,
     arguments: argparse.Namespace,
     console: Console,
-) -> Iterator[int]:
-    """Measure all in turns, in reverse order in every second round; yield after each round.
+) -> Iterator[None]:
+    """Measure all in turns, in reverse order in every second round; yield after each measurement.
 
     No two rounds send the same prompts.
     """
     for one in asked:
         one.warm_up()
+    servers = [one for one in asked if isinstance(one, Served)]
     for number in range(arguments.rounds):
         console.print(f"round {number + 1} of {arguments.rounds}")
-        order = in_turn(asked, number)
+        order, servers_in_turn = in_turn(asked, number), in_turn(servers, number)
         for clients in arguments.clients:
             for one in order:
                 one.throughput(clients, work, seed=1000 * number + clients)
+                yield
         for one in order:
             one.first_tokens(seed=1000 * number + 500)
-        servers = [one for one in order if isinstance(one, Served)]
-        for server in servers:
+            yield
+        for server in servers_in_turn:
             server.conversations(work, seed=1000 * number + 600)
+            yield
         if servers:
             run.equal_rates_per_s.append(_rate_of_the_slowest(servers, work))
-        for server in servers:
+        for server in servers_in_turn:
             server.equal_rate(work, run.equal_rates_per_s[-1], seed=1000 * number + 700)
-        for server in servers if arguments.goodput and number == 0 else ():
-            server.goodput(work, seed=1000 * number + 800)
-        yield number
+            yield
+    for server in servers if arguments.goodput else ():
+        console.print(f"goodput: {server.name}")
+        server.goodput(work, seed=1000 * arguments.rounds)
+        yield
 
 
 def _rate_of_the_slowest(servers: Sequence[Served], work: Workload) -> float:

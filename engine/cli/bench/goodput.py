@@ -47,10 +47,13 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
     probes: list[Probe]
 
 
-def find_goodput(plan: BenchPlan, run: Callable[[BenchPlan], BenchResult]) -> GoodputResult:
+def find_goodput(
+    plan: BenchPlan, run: Callable[[BenchPlan], BenchResult], *, most_halvings: int = MOST_HALVINGS
+) -> GoodputResult:
     """Search from the plan's rate. Each benchmark has prompts of its own, so that none hits another's cache.
 
-    Raises ConfigError for a plan without a rate or without bounds.
+    Without a rate that passes, the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan
+    without a rate or without bounds.
     """
     if plan.rate_per_s is None:
         raise ConfigError("goodput needs arrivals with a rate to begin with, got none; set --rate")
@@ -58,7 +61,7 @@ def find_goodput(plan: BenchPlan, run: Callable[[BenchPlan], BenchResult]) -> Go
         raise ConfigError("goodput needs a bound to keep, got none; set --slo-first-ms, --slo-gap-ms or both")
     probes: list[Probe] = []
     results: list[BenchResult] = []
-    while (rate := next_rate(probes, plan.rate_per_s)) is not None:
+    while (rate := next_rate(probes, plan.rate_per_s, most_halvings)) is not None:
         tried = msgspec.structs.replace(plan, rate_per_s=rate, seed=plan.seed + len(probes))
         results.append(run(tried))
         share = kept_share(results[-1].records, plan.slo_first_ms, plan.slo_gap_ms)
@@ -73,7 +76,7 @@ def find_goodput(plan: BenchPlan, run: Callable[[BenchPlan], BenchResult]) -> Go
     )
 
 
-def next_rate(probes: Sequence[Probe], first: float) -> float | None:
+def next_rate(probes: Sequence[Probe], first: float, most_halvings: int = MOST_HALVINGS) -> float | None:
     """Return the rate to try after these; None when the goodput is known, or the search has lasted long enough."""
     if not probes:
         return first
@@ -84,7 +87,7 @@ def next_rate(probes: Sequence[Probe], first: float) -> float | None:
     if not failed:
         return 2 * best
     if not best:
-        return min(failed) / 2 if len(failed) <= MOST_HALVINGS else None
+        return min(failed) / 2 if len(failed) <= most_halvings else None
     return math.sqrt(best * min(failed)) if min(failed) > PRECISION * best else None
 
 

@@ -348,6 +348,9 @@ def test_a_server_that_keeps_nothing_has_no_goodput_and_is_not_waited_for() -> N
     console = Console(width=120, file=io.StringIO())
     console.print(goodput_table(found))
     assert "goodput: 0 requests a second" in console.file.getvalue()
+    tried.clear()
+    assert find_goodput(plan, _server_of(0.0, tried), most_halvings=2).goodput_per_s == 0.0
+    assert [one.rate_per_s for one in tried] == [8.0, 4.0, 2.0]
 
 
 @pytest.mark.parametrize(
