@@ -216,12 +216,25 @@ def _row(point: GrowthPoint) -> list[str]:
     return [point.dimension, f"{point.size:,}", *(f"{value:,.0f}" for value in times)]
 
 
+def _plots(points: Sequence[GrowthPoint]) -> Iterator[str]:
+    """Draw medians and 99th percentiles over the sizes, a plot for each dimension, as Mermaid draws them."""
+    for dimension in dict.fromkeys(point.dimension for point in points):
+        drawn = [point for point in points if point.dimension == dimension]
+        yield from ("", "```mermaid", "xychart-beta", f'    title "{dimension}: p50 and p99 of a step in us"')
+        sizes = ", ".join([f'"{point.size:,}"' for point in drawn])
+        yield f"    x-axis [{sizes}]"
+        yield f"    line [{', '.join(f'{point.p50_us:.0f}' for point in drawn)}]"
+        yield f"    line [{', '.join(f'{point.p99_us:.0f}' for point in drawn)}]"
+        yield "```"
+
+
 def _page(points: Sequence[GrowthPoint], machine: Machine) -> str:
     text = (
         f"CPU time of one step of the scheduler, {_STEPS:,} steps a row, pages of {_PAGE_SIZE} tokens, on "
         f"{machine}. `python -m benchmarks.growth` makes this page again."
     )
-    return "\n".join(["# How a step grows", "", *textwrap.wrap(text, 100), "", *_markdown(points), ""])
+    lines = ["# How a step grows", "", *textwrap.wrap(text, 100), "", *_markdown(points), *_plots(points), ""]
+    return "\n".join(lines)
 
 
 def main() -> None:

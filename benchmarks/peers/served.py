@@ -35,6 +35,8 @@ _FIRST_WORDS: Final = 8
 _CONVERSATIONS: Final = 4
 _TURNS: Final = 4
 _WARM_UP_SEED: Final = 7_777
+# With many clients a load is long enough without second requests.
+_MOST_REQUESTS: Final = 64
 # A server that cannot keep the bounds at a quarter of the rate of one client keeps them nowhere.
 _MOST_HALVINGS: Final = 2
 
@@ -42,7 +44,7 @@ _MOST_HALVINGS: Final = 2
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The load: output tokens of a request, and the number of requests that each client sends in sequence.
 
-    ``equal_requests`` requests arrive at a rate that every server keeps up with.
+    Many clients send one each. ``equal_requests`` requests arrive at a rate that every server keeps up with.
     Goodput is searched with the bounds ``slo_first_ms`` and ``slo_gap_ms``, by ``goodput_requests`` a rate.
     """
 
@@ -108,7 +110,7 @@ class Served:
         before = self.family.cpu_s()
         summary = self._ask(
             clients=clients,
-            requests=clients * work.requests_a_client,
+            requests=max(clients, min(clients * work.requests_a_client, _MOST_REQUESTS)),
             words=PROMPT_WORDS,
             tokens=work.output_tokens,
             seed=seed,
