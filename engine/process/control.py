@@ -138,6 +138,7 @@ class Control:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._is_dying = False
         self.is_cut = False
 
     def fileno(self) -> int:
@@ -149,6 +150,15 @@ class Control:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
             return
+
+    def tell_death(self, exc: BaseException) -> None:
+        """Send the exception that ends this process, once.
+
+        A process tells it before it closes its connections: others die of that, and blame this one.
+        """
+        if not self._is_dying:
+            self._is_dying = True
+            self.send(Dying.of(exc))
 
     def receive(self, timeout_s: float | None = None) -> SupervisorMessage | None:
         """Return the next message; None after ``timeout_s`` seconds (None: no limit), or for a damaged frame.

@@ -95,19 +95,26 @@ class WatchedProcess(ABC):
 
 def is_cause(child: WatchedProcess) -> bool:
     """True unless the process ended in order or names another one as its reason."""
-    return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
+    return child.status != 0 and not _is_victim(child)
+
+
+def _is_victim(child: WatchedProcess) -> bool:
+    return child.dying is not None and child.dying.victim_of is not None
 
 
 def first_death(ended: Sequence[WatchedProcess], alive: Sequence[WatchedProcess]) -> DeathReport:
-    """Return the first of these deaths that no other one caused, or else the process that the victims name."""
+    """Return the first of these deaths that no other one caused, or else the process that the victims name.
+
+    A victim may still live: a process that ends in order tells its reason first.
+    """
     child = next(filter(is_cause, ended), None)
-    blame = {one.dying.victim_of: one.dying.victim_cause for one in ended if one.dying is not None}
+    blame = {one.dying.victim_of: one.dying.victim_cause for one in (*ended, *alive) if one.dying is not None}
     blamed = next(filter(None, blame), None)
     if child is None and blamed is not None:
         # It is not dead yet, but the others cannot wait for it any longer.
-        stuck = next((one for one in alive if one.name in blame), None)
+        stuck = next((one for one in alive if one.name in blame and not _is_victim(one)), None)
         if stuck is not None:
-            return _report_of(stuck, blame[stuck.name])
+            return _report_of(stuck, blame[stuck.name] if stuck.dying is None else _cause_of(stuck, EXIT_FAILED))
         if blamed not in {one.name for one in ended}:  # It belongs to a victim, as the reader does to the front end.
             return DeathReport(process=blamed, pid=0, cause=blame[blamed], when=time.time())
     child = child or ended[0]

@@ -26,7 +26,7 @@ import psutil
 
 from engine import __version__
 from engine.core.errors import PlacementError
-from engine.process.control import Control, Dying, Ready, Serving
+from engine.process.control import Control, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
 from engine.process.links.endpoint import Endpoint, parse_endpoint
@@ -74,7 +74,7 @@ def main(control_fd: int, order_fd: int) -> None:
             control.send(Ready(about={RAY: str(stages)}))
             stages.watch(control)
     except BaseException as exc:  # noqa: BLE001 - any exception that ends this process is reported as the cause
-        control.send(Dying.of(exc))
+        control.tell_death(exc)
         status = EXIT_FAILED
     finally:
         sys.stderr.flush()

@@ -109,6 +109,10 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     control.send(Ready())
     try:
         run_loop(gate, scheduler, pipeline, outbox)
+    except BaseException as exc:
+        # Before the stages lose their connections: the last replies may take longer than the wait for the cause.
+        control.tell_death(exc)
+        raise
     finally:
         inbox.close()
         outbox.close(LAST_REPLIES_LINGER_S)

@@ -67,6 +67,25 @@ def test_a_process_that_hangs_is_told_by_its_victims() -> None:
     assert (report.process, report.cause) == ("stage-1", "it hangs")
 
 
+def told(name: str, dying: Dying | None) -> Ended:
+    """A process that has told its end, and lives on until its last replies have left."""
+    return Ended(name, None, dying)
+
+
+def test_a_victim_that_is_about_to_end_is_no_cause() -> None:
+    """A06: a stage blames the scheduler that closed its connections because another stage hangs."""
+    closed = victim("stage-3", "scheduler", "it closed its connection to the stages")
+    scheduler, stuck = told("scheduler", victim("scheduler", "stage-2").dying), Ended("stage-2", None)
+    report = first_death([closed], [Ended("stage-0", None), stuck, scheduler])
+    assert (report.process, report.cause) == ("stage-2", "it hangs")
+
+
+def test_a_cause_that_is_about_to_end_is_told_in_its_own_words() -> None:
+    closed = victim("stage-3", "scheduler", "it closed its connection to the stages")
+    report = first_death([closed], [told("scheduler", FAILED.dying)])
+    assert (report.process, report.cause) == ("scheduler", "Traceback: E")
+
+
 def test_a_process_of_a_victim_is_told_without_being_watched() -> None:
     report = first_death([IN_ORDER, victim("frontend", "reader", "it was killed")], [])
     assert (report.process, report.pid, report.cause) == ("reader", 0, "it was killed")
