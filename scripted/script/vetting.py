@@ -56,12 +56,14 @@ _MOST_CHANGES: Final = 200
 _MARGIN_S: Final = 20.0
 _LONGEST_S: Final = 3600.0
 _HARNESS: Final = __name__.partition(".")[0]
+# The method of each handler that sends a record to another process.
 _SENDERS: Final = (
-    handlers.SysLogHandler,
-    handlers.SocketHandler,
-    handlers.HTTPHandler,
-    handlers.SMTPHandler,
-    handlers.NTEventLogHandler,
+    (handlers.SysLogHandler, "emit"),
+    (handlers.SocketHandler, "send"),
+    (handlers.DatagramHandler, "send"),
+    (handlers.HTTPHandler, "emit"),
+    (handlers.SMTPHandler, "emit"),
+    (handlers.NTEventLogHandler, "emit"),
 )
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict)
 
@@ -455,7 +457,8 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
 def _say_nothing() -> None:
     """Drop what the script prints and what is logged to the outside in this child: it runs a hundred times.
 
-    Logging stays on, and handlers that keep records in memory stay: the script may assert on its own log.
+    Logging stays on, and handlers that keep records in memory stay: the script may assert on its own log. Handlers that
+    the script makes itself write their files, and send nothing either.
     """
     nothing = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the child ends
     for stream in (sys.stdout, sys.stderr):
@@ -466,6 +469,8 @@ def _say_nothing() -> None:
     for handler in _handlers():
         if _leaves(handler):
             handler.addFilter(_drop)
+    for kind, sends in _SENDERS:
+        setattr(kind, sends, _send_nothing)
 
 
 def _handlers() -> Iterator[logging.Handler]:
@@ -478,17 +483,21 @@ def _handlers() -> Iterator[logging.Handler]:
 
 
 def _leaves(handler: logging.Handler) -> bool:
-    """Return whether a handler's records leave the memory of this process: for a stream, a file or a socket."""
+    """Return whether a handler's records leave the memory of this process, for a stream, a file or a queue."""
     match handler:
         case logging.StreamHandler():
             return not isinstance(handler.stream, io.StringIO)
         case handlers.QueueHandler():
             return not isinstance(handler.queue, Queue | SimpleQueue)
-    return isinstance(handler, _SENDERS)
+    return False
 
 
 def _drop(_: logging.LogRecord) -> bool:
     return False
+
+
+def _send_nothing(*_: object) -> None:
+    """Stand for a method that sends a record."""
 
 
 def _may_be_a_mistake(count: str) -> bool:

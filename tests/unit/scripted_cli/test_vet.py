@@ -315,6 +315,36 @@ def a_reader_of_its_own_log(t, kept):
     assert kept.texts == ["3 tokens"]
 
 
+def a_sender_of_its_log(t, host, port, path):
+    log = logging.getLogger("vetted.sent")
+    made = [
+        handlers.SysLogHandler((host, port)),
+        handlers.DatagramHandler(host, port),
+        handlers.MemoryHandler(1, target=handlers.DatagramHandler(host, port)),
+        logging.FileHandler(path),
+    ]
+    for handler in made:
+        log.addHandler(handler)
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    log.warning("%d tokens", len(r.output_ids))
+    for handler in made:
+        log.removeHandler(handler)
+        handler.close()
+    assert Path(path).read_text().endswith("3 tokens\n")
+
+
+def test_a_handler_that_the_script_makes_sends_nothing_and_writes_its_file(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
+        heard.bind(("127.0.0.1", 0))
+        heard.setblocking(False)
+        host, port = heard.getsockname()
+        found = _vetted(a_sender_of_its_log, {"host": host, "port": port, "path": str(tmp_path / "log")})
+        with pytest.raises(BlockingIOError):
+            heard.recv(1)
+    assert (found.failure, found.notices_something) == ("", True)
+
+
 def test_a_script_may_assert_on_its_own_log_which_is_written_and_sent_nowhere(tmp_path: Path) -> None:
     log, kept = logging.getLogger("vetted"), KeptRecords()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard, contextlib.ExitStack() as stack:
