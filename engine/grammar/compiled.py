@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from engine.core.errors import EngineError
 from engine.core.messages import FinishReason, Grammar, GrammarKind
-from engine.grammar.source import QUIET, definition_of, why_stuck
+from engine.grammar.patterns import QUIET
+from engine.grammar.source import definition_of, why_stuck
 
 
 class GrammarError(EngineError):

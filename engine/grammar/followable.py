@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from engine.grammar.patterns import is_found
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
 # Formats that the library supports.
@@ -123,7 +124,7 @@ def _name_properties(part: dict[str, Any], target: Any) -> None:
 
 def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
     part["properties"] = {
-        key: schema if re.search(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
+        key: schema if is_found(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
     }
     part |= {"patternProperties": {pattern: more}, "additionalProperties": False}
 

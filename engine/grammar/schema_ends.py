@@ -5,11 +5,12 @@ A model never leaves a part that requires itself. In doubt a part has a finite v
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
+
+from engine.grammar.patterns import is_found
 
 PARTS_BY_NAME: Final = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 LISTED_PARTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -116,15 +117,8 @@ def _needed_of_object(schema: dict[str, Any]) -> Iterator[Any]:
         if not isinstance(key, str):
             continue
         found = [properties[key]] if key in properties else []
-        found += [part for pattern, part in named(schema, "patternProperties").items() if _matches(pattern, key)]
+        found += [part for pattern, part in named(schema, "patternProperties").items() if is_found(pattern, key)]
         yield from found or [schema.get("additionalProperties", True)]
-
-
-def _matches(pattern: str, key: str) -> bool:
-    try:
-        return re.search(pattern, key) is not None
-    except re.error:  # The library, which has another dialect of patterns, reports the fault.
-        return False
 
 
 def _needed_of_array(schema: dict[str, Any]) -> Iterator[Any]:

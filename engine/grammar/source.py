@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.followable import followable
+from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
 from engine.grammar.schema_ends import endless_place
 
@@ -19,8 +20,6 @@ MAX_GRAMMAR_CHARS: Final = 262_144
 # Precedes a schema in a Lark grammar.
 _JSON_RULE: Final = "%json"
 _decoder = json.JSONDecoder()
-# The library's log level: the default writes a line to stderr for each grammar that meets a bound.
-QUIET: Final = 0
 _BOOLEANS: Final = ("true", "false")
 # Between two JSON tokens. Without a bound a bad model fills its whole output with spaces.
 _WHITESPACE: Final = r"[ \t\n\r]{0,32}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from thinned import thinned
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.grammar.source import QUIET, definition_of, fault_of, schema_grammar
+from engine.grammar.followable import followable
+from engine.grammar.patterns import QUIET, is_found
+from engine.grammar.source import definition_of, fault_of, schema_grammar
 
 SCHEMAS = [json.loads(line) for line in Path(__file__).with_name("wild_schemas.jsonl").read_text().splitlines()]
 MOST_REFUSED = 6
@@ -114,6 +117,42 @@ def test_a_declared_property_may_match_a_pattern_too(pattern: str) -> None:
     for seed in range(60):
         value = json.loads(output_of(schema, seed))
         jsonschema.validate(value, schema)
+
+
+# Python's expressions try this for seconds, and twice as long for each further letter.
+BACKTRACKING, NAME = "^(a+)+$", "a" * 26 + "!"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "patternProperties": {BACKTRACKING: {"type": "integer"}}, "required": [NAME]},
+        {"type": "object", "propertyNames": {"pattern": BACKTRACKING}, "properties": {NAME: {"type": "integer"}}},
+    ],
+)
+def test_a_pattern_stops_no_event_loop(schema: dict[str, Any]) -> None:
+    """C01: the front end rewrites the schemas of tools in its event loop."""
+    begun_s = time.process_time()
+    followable(schema)
+    assert time.process_time() - begun_s < 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "found"),
+    [
+        ("^a", "ab", True),
+        ("b", "abc", True),
+        ("^a$", "ab", False),
+        ("^(x-|y)", "x-1", True),
+        ("^\\d+$", "12", True),
+        ("^.$", "\u20ac", True),
+        ('^"$', '"', True),
+        ("", "any", True),
+        ("(", "a", None),
+    ],
+)
+def test_a_pattern_is_found_as_the_library_finds_it(pattern: str, name: str, found: bool | None) -> None:
+    assert is_found(pattern, name) is found
 
 
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
