@@ -185,9 +185,9 @@ class Peer:
                 return PeerAnswer(answer.status_code, await _body_of(answer))
         except PartnerError:
             raise
-        except TimeoutError as exc:
-            raise PartnerError(f"is gone: its answer was not whole within {within_s:g} s") from exc
         except Exception as exc:  # malformed bytes make an HTTP client raise almost anything
+            if isinstance(exc, TimeoutError) and within_s is not None:
+                raise PartnerError(f"is gone: its answer was not whole within {within_s:g} s") from exc
             raise PartnerError(f"is gone ({type(exc).__name__})") from exc
 
 

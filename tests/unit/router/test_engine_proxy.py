@@ -109,14 +109,16 @@ def test_serving_is_what_health_says(status: int, serving: bool) -> None:
     assert (asyncio.run(proxy.why_not_serving()) is None) is serving
 
 
-def test_silence_is_not_serving_and_no_load() -> None:
+@pytest.mark.parametrize("error", [httpx.ReadTimeout("late"), TimeoutError(110, "the kernel gave up")])
+def test_silence_is_not_serving_and_no_load(error: Exception) -> None:
     def silent(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("late")
+        raise error
 
     proxy = proxy_of(silent)
     assert asyncio.run(proxy.why_not_serving()) is not None
-    with pytest.raises(PartnerError, match="is gone"):
-        asyncio.run(proxy.load())
+    for ask in (proxy.load, lambda: proxy.operate("/wake")):
+        with pytest.raises(PartnerError, match="is gone"):
+            asyncio.run(ask())
     with pytest.raises(ApiError, match="does not say its load"):
         asyncio.run(proxy.load_for(()))
 
