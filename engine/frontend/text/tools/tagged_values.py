@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.call_parser import (
@@ -24,6 +24,9 @@ from engine.frontend.text.tools.call_parser import (
 from engine.frontend.text.tools.closing_tags import is_closer
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
+_ANY: Final = frozenset[str]()
+# Alternatives within alternatives; a client decides the depth.
+_MOST_NESTED: Final = 8
 BEFORE_TAG = re.compile(r"[^<]*")
 
 
@@ -65,16 +68,44 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
         value = json.loads(stripped, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return f'"{escaped(written)}"'
-    return stripped if _fits(value, schema) else f'"{escaped(written)}"'
+    return stripped if _fits(value, written, schema) else f'"{escaped(written)}"'
 
 
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+def _fits(value: Any, written: str, schema: Mapping[str, Any]) -> bool:
     """Return whether a value fits its schema; true as well for a wrong type where a string would be wrong too."""
+    choices = _choices_of(schema)
+    if written in choices:
+        return any(type(one) is type(value) and one == value for one in choices)
+    types = _types_of(schema)
+    return "string" not in types or any(name in types for name in _names_of(value))
+
+
+def _names_of(value: Any) -> tuple[str, ...]:
+    """Return the names that schemas have for the type of a value."""
+    return ("null",) if value is None else _TYPES.get(type(value), ("object",))
+
+
+def _choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values of a schema that lists them; else none."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    return choices if isinstance(choices, list) else []
+
+
+def _types_of(schema: Any, depth: int = 0) -> frozenset[str]:
+    """Return the types that a schema or one of its alternatives names; none if it may be any."""
+    if not isinstance(schema, dict) or depth > _MOST_NESTED:
+        return _ANY
     types = schema.get("type")
-    types = [types] if isinstance(types, str) else types
-    if not isinstance(types, list) or "string" not in types:
-        return True
-    return any(name in types for name in (("null",) if value is None else _TYPES.get(type(value), ("object",))))
+    if isinstance(types, str | list):
+        return frozenset([types] if isinstance(types, str) else [one for one in types if isinstance(one, str)])
+    if choices := _choices_of(schema):
+        return frozenset(name for one in choices for name in _names_of(one))
+    for keyword in ("anyOf", "oneOf"):
+        alternatives = schema.get(keyword)
+        if isinstance(alternatives, list) and alternatives:
+            named = [_types_of(one, depth + 1) for one in alternatives]
+            return frozenset[str]().union(*named) if all(named) else _ANY
+    return _ANY
 
 
 class TaggedValues:

@@ -252,6 +252,15 @@ def test_llama_4_may_write_json_after_its_marker() -> None:
         ("[" * 100_000, {}, "[" * 100_000),
         ("1" * 5000, {}, "1" * 5000),
         ("7", {"type": 3}, 7),
+        ("03106", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "03106"),
+        ("12345", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "12345"),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("5", {"oneOf": [{"enum": ["5"]}, {"type": "boolean"}]}, "5"),
+        ("5", {"anyOf": [{"type": "string"}, {"type": "integer"}]}, 5),
+        ("5", {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/N"}]}, 5),
+        ("5", {"enum": ["5", 7, None]}, "5"),
+        ("7", {"enum": ["5", 7, None]}, 7),
+        ("true", {"const": "true"}, "true"),
     ],
 )
 def test_a_value_without_quotes_is_of_its_schema(said: str, schema: dict[str, Any], value: Any) -> None:
