@@ -16,7 +16,7 @@ from scripted.search.generated import number_of
 from scripted.search.mutant_search import ALONE, TimedSearch, measure, measured_in, table_of
 
 FOUND_SOON = "flush-answers-but-does-nothing"
-FOUND_LATE = "update-answered-as-launched"
+FOUND_LATE = "a-deadline-met-exactly-is-missed"
 
 
 def test_a_search_that_was_measured_is_not_run_again(tmp_path: Path) -> None:
