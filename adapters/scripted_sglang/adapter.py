@@ -169,14 +169,22 @@ ADAPTER: Final = adapter_of(
     needed=NEEDED_BY_SETTINGS,
     undoing=(ReleaseTiers(),),
     crowded={"max_total_tokens": (28, 32, 40), "context_length": (28,), "page_size": (1, 1, 4)},
-    # Prompts come back after they were evicted, while others wait for the pages of those that end.
+    # Prompts come back after they were evicted, while others wait for the pages of those that end. SGLang loads ten
+    # tokens or more.
     scenes={
         "tiers": {
             "enable_hierarchical_cache": ("other",),
             "requests": ("several", "many"),
             "sharing": ("turns", "all"),
             "arrival": ("together", "in-line"),
-        }
+        },
+        "rounds": {
+            "enable_hierarchical_cache": ("other",),
+            "requests": ("rounds",),
+            "prompts": ("long",),
+            "sharing": ("rounds",),
+            "arrival": ("together", "in-line"),
+        },
     },
     mutants=MUTANTS,
     live=launch,

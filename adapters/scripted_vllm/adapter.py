@@ -204,6 +204,7 @@ ADAPTER: Final = VllmAdapter(
         "sliding_window": (3, 5, 6),
         "attention_chunk_size": (8, 4, 12),
         "long_prefill_token_threshold": (1, 5),
+        "num_speculative_tokens": (2, 3),
         "prefix_cache_retention_interval": (0, 8),
         "prefix_match_unit": (2, 1),
         "mamba_checkpoint_alignment": (1, 2),
@@ -248,13 +249,13 @@ ADAPTER: Final = VllmAdapter(
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
-    # Too few blocks for two growing requests, and more than one batch in flight.
+    # Too few blocks for two growing requests, with one batch in flight or several, with and without a drafter.
     crowded={
         "num_gpu_blocks": (9, 10, 12),
-        "pipeline_parallel_size": (1, 2, 2),
+        "pipeline_parallel_size": (1, 1, 2),
         "async_scheduling": (False, True),
-        "num_speculative_tokens": (0, 0, 2),
-        "speculative_method": ("ngram_gpu", "ngram_gpu", "ngram_gpu", "eagle"),
+        "num_speculative_tokens": (0, 0, 1, 2),
+        "speculative_method": ("ngram_gpu", "ngram_gpu", "eagle", "mtp"),
     },
     undoing=(ReleaseConnector(), ReleaseCompilation()),
     mutants=MUTANTS,

@@ -19,12 +19,14 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
+from scripted.sdk.images import LARGEST_IMAGE
 from scripted.search.covering import Row
 from scripted.search.generated import (
     EVENT,
     REQUEST_FEATURES,
     SCENARIO,
     Marks,
+    RequestFields,
     drawn_events,
     drawn_parts,
     drawn_requests,
@@ -40,6 +42,11 @@ _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _IMAGES: Final = (0, 1, 1, 2, 3)
 _LONGEST: Final = 80
 _ALIKE: Final = {"sharing": ("all",), "prompts": ("alike",)}
+# The share of sessions whose answer ends with a block, or a token beside it: its last token is dropped.
+_WHOLE: Final = 0.5
+_BESIDE_A_BLOCK: Final = (0, 1, 1, 2)
+# The share of prompts with images that have hardly another token.
+_ADJOINING: Final = 0.3
 # Combinations of values that are tried before settings count as refused.
 _TRIES: Final = 8
 
@@ -48,10 +55,11 @@ class SchedulerSpace(Generic[_SettingsT]):
     """Implements ``scripted.search.generated.Space``.
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
-    values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
-    settings that the event needs; the same holds for settings and kinds of requests (priorities, loras, grammars,
-    images) in ``needed``. With ``crowded`` settings, with which requests meet, some targets are scenes: these settings,
-    requests of one kind, and little else; so are the adapter's own ``scenes``, each with the features that it needs.
+    named values has each other one as a level, and a number is halved, doubled or moved by one. A target with an event
+    of ``actions`` has the settings that the event needs; the same holds for settings and kinds of requests (priorities,
+    loras, grammars, images) in ``needed``. With ``crowded`` settings, with which requests meet, some targets are
+    scenes: these settings, requests of one kind, and little else; so are the adapter's own ``scenes``, each with the
+    features that it needs.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         self._defaults = msgspec.structs.asdict(self._default)
         hints = typing.get_type_hints(config)
         self._settings: dict[str, tuple[object, ...]] = {}
+        self._has_names = {name for name, hint in hints.items() if typing.get_origin(hint) is Literal}
         for name in config.__struct_fields__:
             default = self._defaults[name]
             values = (*settings.get(name, ()), *_others(hints[name], default))
@@ -88,15 +97,42 @@ class SchedulerSpace(Generic[_SettingsT]):
         close_machine(self._adapter.new_parts(self._default, record=False)[0])
         alone = Schedule(self._default, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
         return {
-            **{
-                name: (_OTHER,)
-                for name, values in self._settings.items()
-                if any(self._is_possible(self._with({**self._first_of(name), name: value})) for value in values)
-            },
+            **{name: tuple(levels) for name, levels in self._levels.items() if levels},
             **REQUEST_FEATURES,
             **self._declared(),
             **dict.fromkeys((*event_kinds(alone), *self._kinds_needing()), ("on",)),
         }
+
+    @functools.cached_property
+    def _levels(self) -> Mapping[str, Mapping[str, Sequence[object]]]:
+        """The values of each setting by level; a setting of which no value makes a machine has no level."""
+        return {name: self._levels_of(name, values) for name, values in self._settings.items()}
+
+    def _levels_of(self, name: str, values: Sequence[object]) -> Mapping[str, Sequence[object]]:
+        first = self._first_of(name)
+
+        def is_possible(value: object) -> bool:
+            return self._is_possible(self._with({**first, name: value}))
+
+        # A name that makes a machine only beside another setting has no level of its own.
+        if name in self._has_names and len(values) > 1 and all(map(is_possible, values)):
+            return {str(value): (value,) for value in values}
+        return {_OTHER: values} if any(map(is_possible, values)) else {}
+
+    @functools.cached_property
+    def families(self) -> Mapping[str, str]:
+        """The switch that each feature needs, or that the feature is, by the feature's name."""
+        switches = {name: self._switch_of(name) for name in self.features}
+        heads = set(switches.values())
+        return {name: switch or name for name, switch in switches.items() if switch or name in heads}
+
+    def _switch_of(self, feature: str) -> str:
+        """Return the setting that is off by default, and that a feature needs in the end; empty if it needs none."""
+        for name, values in self._needed.get(feature, {}).items():
+            default = self._defaults[name]
+            if (not default or isinstance(default, str)) and default not in values:
+                return self._switch_of(name) or name
+        return ""
 
     @functools.cached_property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
@@ -174,21 +210,16 @@ class SchedulerSpace(Generic[_SettingsT]):
         )
         placed = []
         for step, fields in drawn_requests(row, rng, marks):
-            if "priorities" in row and can.priority:
-                fields["priority"] = rng.choice(_PRIORITIES)
-            if "loras" in row and can.loras:
-                fields["lora"] = rng.randint(0, can.loras)
-            if "grammars" in row and can.grammars:
-                fields["grammar"] = rng.choice(_GRAMMARS)
-            if "sessions" in row and can.sessions and not fields.get("grammar"):
-                fields["session"] = rng.choice((0, 1, 1))
-            if "images" in row and can.images:
-                fields["images"] = rng.choice(_IMAGES)
-            placed.append(Placed(step, SubmitRequest(**fields)))
+            kinds = dict(_drawn_kinds(row, rng, can, marks, fields))
+            placed.append(Placed(step, SubmitRequest(**{**fields, **kinds})))
         return Schedule(config, (), self._adapter.name).with_placed(placed)
 
     def _values(self, row: Row, rng: random.Random) -> dict[str, object]:
-        drawn = {name: rng.choice(values) for name, values in self._settings.items() if name in row}
+        drawn = {
+            name: rng.choice(self._levels[name].get(row[name], values))
+            for name, values in self._settings.items()
+            if name in row
+        }
         needing = [*row]
         for feature in needing:
             for name, values in self._needed.get(feature, {}).items():
@@ -221,6 +252,29 @@ class SchedulerSpace(Generic[_SettingsT]):
         except (ValueError, ScriptDefinitionError):
             return False
         return True
+
+
+def _drawn_kinds(
+    row: Row, rng: random.Random, can: Capabilities, marks: Marks, fields: RequestFields
+) -> Iterator[tuple[str, int]]:
+    """Draw the fields of a request's kinds, and the sizes that go with them."""
+    if "priorities" in row and can.priority:
+        yield "priority", rng.choice(_PRIORITIES)
+    if "loras" in row and can.loras:
+        yield "lora", rng.randint(0, can.loras)
+    grammar = rng.choice(_GRAMMARS) if "grammars" in row and can.grammars else 0
+    if grammar:
+        yield "grammar", grammar
+    if "sessions" in row and can.sessions and not grammar and rng.choice((0, 1, 1)):
+        yield "session", 1
+        if rng.random() < _WHOLE:
+            whole = -fields["prompt"] % marks.block + rng.choice((0, marks.block))
+            yield "new", max(1, whole + rng.choice(_BESIDE_A_BLOCK))
+    images = rng.choice(_IMAGES) if "images" in row and can.images else 0
+    if images:
+        yield "images", images
+        if images > 1 and rng.random() < _ADJOINING:
+            yield "prompt", min(images * LARGEST_IMAGE + rng.choice((0, 1, 2)), marks.most)
 
 
 def _others(hint: object, default: object) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 every triple.
 
 Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on and all others off, because a feature may
-suppress others.
+suppress others. Features that need the same setting are a family, and a row has features of half of the families.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Row = Mapping[str, str]
 _Level = tuple[str, str]
 _FEWEST_ON: Final = 6
 _MOST_ON: Final = 18
+# The share of families without a feature in a row. Each of many features of one family would bring it into most rows.
+_SILENT: Final = 0.5
 
 
 def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool]) -> list[tuple[_Level, _Level]]:
@@ -27,9 +29,16 @@ def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool
 
 
 def covering_rows(
-    features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool], seed: int, *, triples: Sequence[str] = ()
+    features: Mapping[str, Sequence[str]],
+    allows: Callable[[Row], bool],
+    seed: int,
+    *,
+    triples: Sequence[str] = (),
+    families: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, str]]:
     """Yield rows that cover all pairs, and all triples of the features ``triples``; then rows that cover them again.
+
+    ``families`` are the families of features, which need not have one.
 
     Endless, and the same for equal arguments. Greedy: rows begin with an uncovered pair and an uncovered triple by
     turns, and grow, to a size drawn at random, by the level with the most new pairs, then the most new triples, then
@@ -48,6 +57,8 @@ def covering_rows(
         alone = [dict([level]) for level in levels if allows(dict([level]))]
         yield from itertools.cycle(alone or [{}])
     core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
+    family_of = families or {}
+    kin = [family_of.get(feature, "") for feature, _ in levels]
     threes = _threes_of(core, together)
     while True:
         rng.shuffle(pairs)
@@ -58,7 +69,8 @@ def covering_rows(
             ((numbers[one], numbers[other]) for one, other in pairs if missing[numbers[one]] >> numbers[other] & 1),
             (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
         ):
-            row = _row(levels, start, together, missing, thirds, used, allows, rng)
+            silent = _silent(kin, start, rng)
+            row = _row(levels, start, together, missing, thirds, used, allows, rng, silent)
             _take_off(row, missing, used)
             covered = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
             wanted -= covered
@@ -66,6 +78,14 @@ def covering_rows(
                 for here, there in itertools.permutations(three, 2):
                     thirds[here][there] &= ~(1 << sum(three) - here - there)
             yield dict(levels[number] for number in row)
+
+
+def _silent(kin: Sequence[str], start: tuple[int, ...], rng: random.Random) -> set[int]:
+    """Draw the families without a feature in a row that begins with ``start``; return their levels."""
+    begun = {kin[number] for number in start}
+    families = [family for family in dict.fromkeys(kin) if family]
+    silent = {family for family in families if rng.random() < _SILENT} - begun
+    return {number for number, family in enumerate(kin) if family in silent}
 
 
 def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None:
@@ -115,10 +135,11 @@ def _row(
     used: Sequence[int],
     allows: Callable[[Row], bool],
     rng: random.Random,
+    silent: Collection[int],
 ) -> list[int]:
     row, size = list(start), rng.randint(_FEWEST_ON, _MOST_ON)
     on = sum(1 << number for number in row)
-    candidates = rng.sample(range(len(levels)), len(levels))
+    candidates = [number for number in rng.sample(range(len(levels)), len(levels)) if number not in silent]
     while len(row) < size:
         # Levels of one feature are incompatible.
         candidates = [number for number in candidates if together[number] & on == on]

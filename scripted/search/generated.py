@@ -90,6 +90,14 @@ class HasScenes(Protocol):
 
 
 @runtime_checkable
+class HasFamilies(Protocol):
+    """A space whose features may belong to families: the setting that a feature needs, by the feature."""
+
+    @property
+    def families(self) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
 class GeneratesTargets(Protocol):
     """An adapter that declares a space to generate targets from."""
 
@@ -188,7 +196,8 @@ class _Rows:
 @functools.lru_cache(maxsize=64)
 def _rows(block: int, of: str) -> _Rows:
     space = space_of(of)
-    return _Rows(covering_rows(space.features, space.allows, block, triples=space.triples))
+    families = space.families if isinstance(space, HasFamilies) else {}
+    return _Rows(covering_rows(space.features, space.allows, block, triples=space.triples, families=families))
 
 
 REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -202,7 +211,15 @@ REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 EVENT: Final = "event-"
 # The number of requests of a target by level; None is the default.
-_COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (9, 14), "stream": (26, 34)}
+_COUNTS: Final = {
+    None: (2, 4),
+    "one": (1, 1),
+    "several": (5, 8),
+    "many": (9, 14),
+    "stream": (26, 34),
+    # Only scenes have it.
+    "rounds": (7, 11),
+}
 # Arrivals of a stream a step, in tenths: at each rate some configuration always has a waiting request.
 _STREAM_RATES: Final = (5, 10, 20, 30)
 # Steps between two arrivals.
@@ -238,7 +255,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
     if row.get("requests") == "stream":
         yield from _stream(row, rng, marks)
         return
-    count = rng.randint(*_COUNTS[row.get("requests")])
+    count, is_small = rng.randint(*_COUNTS[row.get("requests")]), row.get("requests") == "many"
     step = 1
     starts: list[RequestFields] = []
     alike = _length(row, rng, marks)
@@ -249,7 +266,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
         content = row.get("sharing") or rng.choice(_CONTENTS)
         if content == "blocks":
             length = min(max(length, 2 * marks.block + rng.randint(0, 2)), marks.most)
-        if count > _COUNTS["several"][1] and index != large:
+        if is_small and index != large:
             length = min(length, 2 * marks.block + 1)
         fields = {"rid": _rid(row, rng, index), "prompt": length, "new": rng.choice(_OUTPUTS[row.get("outputs")])}
         fields |= _content(content, rng, length, marks.block, starts, index)
@@ -258,7 +275,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
         starts.append(fields)
         yield step, fields
         gap = rng.choice(_GAPS[row.get("arrival")])
-        step += gap if count <= _COUNTS["several"][1] else min(gap, 2)
+        step += min(gap, 2) if is_small else gap
 
 
 def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
@@ -289,8 +306,13 @@ def _rid(row: Row, rng: random.Random, index: int) -> str:
 
 
 def _length(row: Row, rng: random.Random, marks: Marks) -> int:
-    """Draw a length around a size or a multiple of it; at the bounds, also a length that does not fit."""
+    """Draw a length around a size or a multiple of it; at the bounds, also a length that does not fit.
+
+    Only scenes have ``long`` prompts.
+    """
     level = row.get("prompts")
+    if level == "long":
+        return rng.randint(marks.most // 2, marks.most)
     if level == "short":
         return rng.randint(1, marks.block + 1)
     if level == "bounds" and rng.random() < 0.5:
@@ -305,13 +327,15 @@ def _content(
     """Draw the tokens of a prompt: its own, another prompt's, or a part of another's up to any position.
 
     With ``blocks`` a shared prefix is followed by the beginning of another prompt: equal blocks behind different
-    prefixes.
+    prefixes. In scenes with ``rounds`` a few prompts come back in turn, each after all others.
     """
     seed = rng.randrange(_SEEDS)
     if level == "none":
         return {"seed": index}
     if level == "all":
         return {"seed": 0}
+    if level == "rounds":
+        return {"seed": index % _SEEDS}
     if level == "turns" and index:
         # Repeat an earlier prompt, whole or extended.
         earlier = rng.choice(others)

@@ -201,6 +201,19 @@ def test_features_that_go_with_nothing_come_alone() -> None:
     assert next(covering_rows({"a": ("1",)}, lambda row: not row, 0)) == {}
 
 
+def test_a_row_is_silent_about_some_families() -> None:
+    """Many features that need one setting do not bring it into most rows, and every pair of features still meets."""
+    features = {f"{family}{number}": ("on",) for family in "abcdefgh" for number in range(4)}
+    families = {name: name[0] for name in features}
+
+    def share(of: dict[str, str]) -> float:
+        rows = list(itertools.islice(covering_rows(features, lambda _: True, 0, families=of), 150))
+        assert len({pair for row in rows for pair in itertools.combinations(sorted(row), 2)}) == 32 * 31 // 2
+        return sum(any(name[0] == "a" for name in row) for row in rows) / len(rows)
+
+    assert share(families) < 0.7 < 0.75 < share({})
+
+
 def test_any_three_levels_of_some_features_meet() -> None:
     features = dict.fromkeys("abcdefgh", ("1", "2"))
     rows = list(itertools.islice(covering_rows(features, lambda _: True, 0, triples="abcd"), 60))
@@ -427,6 +440,31 @@ def test_a_setting_is_drawn_with_what_it_needs() -> None:
     configs = [WINDOWED.space.draw({"mode": "other"}, random.Random(seed)).config for seed in range(20)]
     assert {(one.mode, one.window) for one in configs} == {("full", 3)}
     assert {one.blocks for one in configs} == {20, 24}, "what is needed needs blocks"
+
+
+def test_features_that_need_one_switch_are_a_family() -> None:
+    assert WINDOWED.space.families == {"window": "window", "mode": "window"}
+
+
+class _Named(msgspec.Struct, frozen=True):
+    method: Literal["none", "read", "drawn"] = "none"
+
+
+NAMED = SchedulerAdapter(
+    f"{__name__}:NAMED",
+    config=_Named,
+    machine=lambda _: _example_machine(_Windowed()),
+    limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=4, context_tokens=32),
+    can=lambda _: Capabilities(),
+)
+
+
+def test_each_name_of_a_setting_is_a_level() -> None:
+    """So every other feature meets each of them."""
+    assert NAMED.space.features["method"] == ("read", "drawn")
+    for name in ("read", "drawn"):
+        drawn = [NAMED.space.draw({"method": name}, random.Random(seed)).config.method for seed in range(5)]
+        assert set(drawn) == {name}
 
 
 def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
