@@ -27,26 +27,29 @@ _READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 def why_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> str:
     """Return what a plan leaves out although it has room for it; empty if nothing. ``is_alone``: nothing is in flight.
 
-    Transfers may keep blocks, and every second image may be outside: with them vLLM decides otherwise.
+    HiSparse, a connector of the user's, and a connector that loads beside a batch in flight keep blocks that were
+    freed: with them vLLM decides otherwise.
     """
-    if settings.has_transfers or settings.ec_connector or settings.connector_cls or not _has_tokens(plan, scheduler):
+    keeps_blocks = settings.connector_cls or settings.hisparse_host_blocks or scheduler.defer_block_free
+    tokens = _tokens_left(plan, scheduler)
+    if keeps_blocks or tokens <= 0:
         return ""
-    left = scheduler.max_num_scheduled_tokens - plan.total_num_scheduled_tokens
-    room = f"the plan has {left} tokens and {_free(scheduler)} blocks left"
+    room = f"the plan has {tokens} tokens and {_free(scheduler)} blocks left"
     running = [rid_of(one.request_id) for one in running_left_out(plan, scheduler, settings, is_alone=is_alone)]
     if running:
         preempted = ", ".join(sorted(map(rid_of, plan.preempted_req_ids or ())))
         lost = f", which preempts {preempted}" if preempted else ""
         return f"{', '.join(running)} runs and has a token to compute, but is not in the plan{lost}: {room}"
-    waiting = next(waiting_left_out(plan, scheduler, settings), None)
-    return "" if waiting is None else f"{rid_of(waiting.request_id)} waits, but {room}, enough for all before it too"
+    waiting = next(waiting_left_out(plan, scheduler, settings, tokens), None)
+    return "" if waiting is None else f"{rid_of(waiting.request_id)} waits, but {room}, enough for each before it too"
 
 
-def _has_tokens(plan: Any, scheduler: Any) -> bool:
+def _tokens_left(plan: Any, scheduler: Any) -> int:
+    """Return the tokens that one more request may have, besides its slots for guesses."""
     guesses = scheduler.vllm_config.speculative_config
     slots = 0 if guesses is None else guesses.max_num_new_slots_for_drafting
     planned = plan.total_num_scheduled_tokens + slots * (len(plan.num_scheduled_tokens) + 1)
-    return bool(planned < scheduler.max_num_scheduled_tokens)
+    return int(scheduler.max_num_scheduled_tokens - planned)
 
 
 def _free(scheduler: Any) -> int:
@@ -54,18 +57,22 @@ def _free(scheduler: Any) -> int:
     return free
 
 
+def _groups(scheduler: Any) -> int:
+    return len(scheduler.kv_cache_manager.coordinator.single_type_managers)
+
+
 def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> Iterator[Any]:
     """Yield the running requests that have a token to compute and none in the plan.
 
     A chunk of a prompt may be empty by the rules of images, states, drafters and prefill intervals. The scan ends at a
-    request without a block if the blocks of the least urgent one are still written by a batch in flight.
+    request without a block if the blocks of the least urgent one are still written by a batch in flight. An image from
+    outside may be under way.
     """
     if scheduler.pause_state == PauseState.PAUSED_ALL:
         return
     may_be_empty = settings.encoder_cache_size or settings.has_mamba or settings.prefill_schedule_interval > 1
     may_be_empty = may_be_empty or not is_alone or scheduler.num_prefill_lookahead > 1
-    groups = len(scheduler.kv_cache_manager.coordinator.single_type_managers)
-    needed = groups * (2 + 2 * settings.num_speculative_tokens // settings.block_size)
+    needed = _groups(scheduler) * (2 + 2 * settings.num_speculative_tokens // settings.block_size)
     if not is_alone and _free(scheduler) < needed:
         return
     for request in scheduler.running:
@@ -74,21 +81,25 @@ def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_al
         # The result of its last token is not back, or its workers take part in another batch.
         if request.num_output_placeholders or scheduler.current_step < request.next_decode_eligible_step:
             continue
+        if settings.ec_connector and request.mm_features:
+            continue
         at = request.num_computed_tokens
         if at < request.num_tokens and at + 1 < settings.max_model_len:
             yield request
 
 
-def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings) -> Iterator[Any]:
-    """Yield the waiting requests for which, and for all before which, the plan has seats and blocks.
+def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings, tokens: int) -> Iterator[Any]:
+    """Yield the waiting requests for which the plan has seats, ``tokens`` and blocks, and so for each before them.
 
-    Chunks of states, guesses, LoRAs and prompts that are not cut may end the admission; windows need fewer blocks; a
-    lookup announces its hits.
+    A request that is skipped takes nothing, so the admission may have ended only at a request that does not fit by
+    itself. Chunks of states, of MTP's modules and prompts that are not cut may end it too.
     """
-    ends_early = settings.has_groups or settings.num_speculative_tokens or settings.max_loras
-    ends_early = ends_early or settings.enable_kv_cache_events
-    ends_early = ends_early or settings.prefill_schedule_interval > 1 or not settings.enable_chunked_prefill
+    ends_early = settings.has_mamba or scheduler.num_prefill_lookahead > 1 or not settings.enable_chunked_prefill
+    ends_early = ends_early or settings.prefill_schedule_interval > 1 or tokens <= settings.num_speculative_tokens
     if ends_early or plan.preempted_req_ids or scheduler.pause_state != PauseState.UNPAUSED:
+        return
+    # A load takes blocks at once, or is not known yet.
+    if settings.kv_connector == "async" or (settings.has_connector and scheduler.connector.offered is None):
         return
     if len(scheduler.running) + scheduler.num_waiting_for_streaming_input >= scheduler.max_num_active_reqs:
         return
@@ -96,17 +107,22 @@ def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings) -> Itera
     for request in itertools.chain(scheduler.kv_holding_waiting, scheduler.waiting):
         if request.status not in _READY or request.num_stale_output_tokens:
             continue
-        free -= -(-(request.num_tokens + 1) // settings.kv_block_size)
-        if free < 0:
+        most = request.num_tokens + 1 + 2 * settings.num_speculative_tokens
+        if _groups(scheduler) * -(-most // settings.kv_block_size) > free:
             return
-        if not _begins_with_an_image(request, scheduler.kv_cache_manager):
+        if not _may_be_skipped(request, scheduler.kv_cache_manager, settings):
             yield request
 
 
-def _begins_with_an_image(request: Any, manager: Any) -> bool:
-    """Return whether the next token of a waiting request is an image's, for which the encoder may have no room."""
+def _may_be_skipped(request: Any, manager: Any, settings: VllmSettings) -> bool:
+    """Return whether a request may wait for its LoRA, for an image from outside, or for the encoder's room."""
+    if request.lora_request is not None:
+        return True
     if not request.mm_features:
         return False
+    # A lookup would announce its hits.
+    if settings.ec_connector or settings.enable_kv_cache_events:
+        return True
     at = request.num_computed_tokens or manager.get_computed_blocks(request)[1]
     places = [one.mm_position for one in request.mm_features]
     return any(place.offset <= at < place.offset + place.length for place in places)
