@@ -1,4 +1,4 @@
-"""Accounts for every request and call of a run from events, plans and replies alone: promised, computed, answered."""
+"""Tracks every request and call of a run, from events, plans and replies alone: promised, computed, answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFUSED: Final = "refused"
 
 
 def overrun(said: Sequence[int], most: int) -> str:
-    """Say by how much an output exceeds its limit, as the end of a sentence; empty for any other output."""
+    """Return the end of an error for an output over its limit, with both lengths; empty for any other output."""
     return f": {len(said)} tokens, of at most {most}" if len(said) > most else ""
 
 
@@ -28,13 +28,13 @@ class RequestMessage(Protocol):
 
 
 class Life:
-    """One request: a life of its rid.
+    """One request's life; a rid may have several, one after the other.
 
-    ``computed``: the position that it computes next; None when it has to begin again, possibly after a prefix hit.
-    ``end``: its finish reason, or ``refused``; None while it lives. ``aborted``: its client aborted it, and it was
-    launched ``late`` times since. ``failed``: a batch with it failed. ``since``: the step in which it arrived, or was
-    last launched. ``said``: its output tokens. ``follows``: it begins when the previous request of its rid ends by
-    itself, and ends with it otherwise.
+    ``computed``: the next position to compute; None if it starts over, possibly from a prefix hit. ``end``: its finish
+    reason, or ``refused``; None while it lives. ``aborted``: its client aborted it; ``late`` counts its launches since.
+    ``failed``: a batch that contained it failed. ``since``: the step in which it arrived or was last launched.
+    ``said``: its output tokens. ``follows``: it starts when the previous request with its rid ends on its own; if that
+    one ends otherwise, it ends too.
     """
 
     __slots__ = ("aborted", "computed", "end", "failed", "follows", "late", "launched", "message", "said", "since")
@@ -62,11 +62,11 @@ class Life:
 
 
 class Account:
-    """All requests and calls of one run, in the order of arrival. ``calls`` are the answers by call id.
+    """All requests and calls of one run, in order of arrival; ``calls`` maps call ids to answers.
 
-    With ``context_tokens``, each output is compared with the output of the request run alone; without, the adapter
-    does that, and judges finish reasons. A request may be launched ``late_launches`` times after its abort. ``step``
-    is the present step; ``moved``: a request began, or lost its blocks, since the run last looked.
+    With ``context_tokens``, the account compares each output with the output of the request run alone; without it, the
+    adapter does, and also judges finish reasons. A request may be launched ``late_launches`` times after its abort.
+    ``step`` is the current step; ``moved``: a request began or lost its blocks since the run last looked.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class Account:
         self.live: dict[str, Life] = {}
         self.calls: dict[str, object] = {}
         self._open = 0
-        # Requests that arrived while another of their rid was alive. Unless they follow it, one of the two has to end
+        # Requests that arrived while another with their rid was alive. Unless they follow it, one of the two must end
         # within the step.
         self._behind: dict[str, deque[Life]] = {}
-        # Requests counted as refused although the earlier one of their rid may be meant: a refusal names only the rid.
+        # Requests counted as refused although the refusal may mean the earlier one: it names only the rid.
         self._or_refused: dict[str, Life] = {}
 
     @property
     def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
+        """Whether every request has ended and every call has been answered."""
         return not self.live and not self._open
 
     def begin(self, message: RequestMessage, *, follows: bool = False) -> None:
@@ -106,7 +106,7 @@ class Account:
             self.live[rid] = life
 
     def latest(self, rid: str) -> Life | None:
-        """Return the last request of this rid that was not refused; None if there is none."""
+        """Return the last request with this rid that was not refused; None if there is none."""
         lives = (life for life in reversed(self.lives) if life.message.rid == rid and life.end != REFUSED)
         return next(lives, None)
 
@@ -123,7 +123,7 @@ class Account:
             self.abort(rid)
 
     def fail(self, rids: Iterable[str]) -> None:
-        """Note that a batch with these requests failed: what they had in flight was not computed."""
+        """Note that a batch with these requests failed: their positions in flight were not computed."""
         for rid in rids:
             for life in (self.live.get(rid), *self._behind.get(rid, ())):
                 if life is not None and (life is self.live.get(rid) or not life.follows):
@@ -201,7 +201,7 @@ class Account:
             self.live[rid].since = self.step
 
     def check_names(self) -> None:
-        """Judge, after a step, that no two requests of one rid are alive, unless one follows. Raises Violation."""
+        """Check after a step that no two live requests share a rid, unless one follows the other. Raises Violation."""
         if self._behind:
             twice = [rid for rid, behind in self._behind.items() if not all(life.follows for life in behind)]
             if twice:
@@ -209,13 +209,13 @@ class Account:
             self._behind = {rid: behind for rid, behind in self._behind.items() if behind}
 
     def check_end(self) -> None:
-        """Judge, at the end of a run, that all requests have ended and all calls are answered. Raises Violation."""
+        """Check at the end of a run that every request has ended and every call was answered. Raises Violation."""
         open_ones = [f"{rid} ({life.state})" for rid, life in self.live.items()]
         open_ones += [call_id for call_id, answer in self.calls.items() if answer is None]
         self.check_stands(open_ones)
 
     def check_stands(self, open_ones: Iterable[str], why: str = "") -> None:
-        """Raise Violation if anything is open, at a point where nothing happens any more."""
+        """Raise Violation if anything is still open although nothing more can happen."""
         waiting = ", ".join(open_ones)
         if waiting:
             raise Violation(f"nothing happens any more, but something waits for ever: {waiting}{why}")
@@ -231,7 +231,7 @@ class Account:
     # -- plans --
 
     def compute(self, rid: str, start: int, count: int, comes_next: int | None) -> None:
-        """Judge that a request computes ``count`` positions from ``start`` on. Raises Violation if they are not next.
+        """Check that ``count`` positions from ``start`` on are the request's next ones. Raises Violation if not.
 
         ``comes_next`` is the position after them; None if the request may continue anywhere.
         """
@@ -265,12 +265,12 @@ class Account:
         life.since = self.step
 
     def goes_on(self, rid: str, position: int) -> None:
-        """Set the next position of a request, once it is known how many of its last ones count."""
+        """Set a request's next position once it is known how many of the last computed ones count."""
         if rid in self.live and self.live[rid].computed is not None:
             self.live[rid].computed = position
 
     def lose_blocks(self, rids: Iterable[str]) -> None:
-        """Note that these requests were preempted, and compute again."""
+        """Note that these requests were preempted and must be computed again."""
         for rid in rids:
             if rid in self.live:
                 if self.live[rid].computed is not None:
@@ -278,7 +278,7 @@ class Account:
                 self.begin_again(rid)
 
     def begin_again(self, rid: str) -> None:
-        """Note that a request computes from its beginning, or from a hit, with the next launch."""
+        """Note that the request's next launch starts over, from position 0 or from a prefix hit."""
         if rid in self.live:
             self.live[rid].computed = None
             self.moved = True

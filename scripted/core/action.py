@@ -1,4 +1,4 @@
-"""The interface of actions: everything that happens to a scheduler from outside.
+"""The interface of actions: everything that can happen to a scheduler from outside.
 
 Schedules, the search, scripts, recordings, the shell and reports use it. An adapter lists its action classes.
 """
@@ -25,16 +25,16 @@ _verbs: Final[set[Callable[..., object]]] = set()
 
 
 class Spoken(NamedTuple):
-    """A request, and its output so far."""
+    """A request and its output so far."""
 
     message: RequestMessage
     said: Sequence[int]
 
 
 class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
-    """The interface of a run for actions, which change it between two steps, and for adapters.
+    """The view of a run for adapters, and for actions, which change it between two steps.
 
-    ``arrived`` are events that came between two steps and belong to the next one. ``records`` is None unless the run
+    ``arrived``: events that came in between two steps and belong to the next one. ``records`` is None unless the run
     keeps records.
     """
 
@@ -51,7 +51,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     def __init__(self) -> None:
         self._events: list[EventT] = []
-        # The number of events of the next step that took effect already; they come first.
+        # How many events of the next step have already taken effect; they come first.
         self._already = 0
         self._calls = 0
         self._holding = False
@@ -68,7 +68,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     @property
     def own_state(self) -> tuple[object, ...]:
         """The state that later steps depend on, besides machine, device, oracle and schedule."""
-        raise NotImplementedError(f"{type(self).__name__} states nothing of itself; define own_state")
+        raise NotImplementedError(f"{type(self).__name__} does not state what later steps depend on; define own_state")
 
     def __enter__(self) -> Self:
         return self
@@ -83,21 +83,21 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         raise NotImplementedError(f"{type(self).__name__} composes no steps; define next_step")
 
     def note_implied(self, action: Action) -> None:
-        """Note an action that the run itself took to come to its end, and no schedule places."""
+        """Note an action that the run itself took to settle; no schedule contains it."""
         raise NotImplementedError(f"{type(self).__name__} notes no actions; define note_implied")
 
     def fault(self, text: str) -> NoReturn:
-        """Raise HarnessError: the harness or the adapter is at fault, and the run says nothing of the scheduler."""
+        """Raise HarnessError: the harness or the adapter is at fault, so the run says nothing about the scheduler."""
         raise NotImplementedError(f"{type(self).__name__} reports no faults; define fault")
 
     @property
     def stalled(self) -> set[int]:
-        """Stages that are stopped: while there are any, no result comes."""
+        """The stopped stages; no result arrives while there are any."""
         return self.results.stalled
 
     @property
     def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
+        """Whether every request has ended and every call has been answered."""
         return self.oracle.is_settled
 
     @property
@@ -105,11 +105,11 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         return self._holding
 
     def is_live(self, rid: str) -> bool:
-        """Return whether a request of this rid has begun and not ended."""
+        """Return whether a request with this rid has begun and not yet ended."""
         return self.oracle.is_live(rid)
 
     def spoken(self, rid: str) -> Spoken | None:
-        """Return the last request of this rid with its output so far; None for an unknown or a refused rid."""
+        """Return the last request with this rid and its output so far; None if the rid is unknown or was refused."""
         for event in (*reversed(self._events), *reversed(self.arrived)):
             if isinstance(event, RequestMessage) and event.rid == rid:
                 return Spoken(event, ())
@@ -131,7 +131,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         self._events.append(event)
 
     def happened(self, event: EventT) -> None:
-        """Record an event that took effect already, between two steps: it precedes the events of the next step."""
+        """Record an event that already took effect between two steps; it precedes the events of the next step."""
         self._events.insert(self._already, event)
         self._already += 1
 
@@ -152,7 +152,7 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
 @runtime_checkable
 class HasTimeLimits(Protocol):
-    """The limits of a configuration that end requests by time."""
+    """The limits of a configuration after which requests end by themselves."""
 
     @property
     def time_limits(self) -> Sequence[float]:
@@ -161,7 +161,7 @@ class HasTimeLimits(Protocol):
 
 
 class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
-    """A base schedule as generators of additions see it: its requests, and the kinds of action that it has.
+    """A base schedule as the generators of additions see it: its requests and its kinds of actions.
 
     ``config`` and ``limits`` have the adapter's types.
     """
@@ -177,14 +177,14 @@ class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
 
     @property
     def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which a request of ``starts`` ends by itself, each number once."""
+        """The seconds after which a request of ``starts`` ends by itself, without duplicates."""
         given = [limit for start in self.starts for limit in start.time_limits]
         of_all = self.limits.time_limits if isinstance(self.limits, HasTimeLimits) else ()
         return tuple(dict.fromkeys([*given, *of_all]))
 
 
 class Culprit(StrEnum):
-    """The party that can cause an action on a server, and with it a defect."""
+    """The party that can cause an action on a server, and thereby a defect."""
 
     CLIENT = "any client"
     NAMED_CLIENT = "a client that chooses ids"
@@ -194,18 +194,17 @@ class Culprit(StrEnum):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base class of actions. In the text of a clause, the tag comes first and the fields follow.
+    """Base class of actions. The text of a clause is the tag followed by the fields.
 
-    ``examples``: clauses without their steps, for requests a and b. ``event``: the type of the event that the action
+    ``examples``: clauses without their steps, for requests a and b. ``event``: the type of event that the action
     becomes, if any. ``phrase``: its name in reports.
-    ``is_start``: begins the request of its ``rid``. ``is_control``: acts on the world instead of the scheduler, before
-    the completions of its step are taken. ``is_fatal``: nothing can be served afterwards. ``is_extra``: a search adds
-    it with its defaults; ``added_beside``: and also does so to a workload with an action of this tag.
-    ``is_strict``: its verb refuses to act on nothing. ``needs_open``: has no effect once every request has ended and
-    every call is answered. ``shell_words``: short words of the shell for verbs, which it also knows by their names.
-    ``search_turn``: the order in which a search tries actions at one step; ties in the order of definition.
-    ``part_of``: the kind of requests, such as ``sessions``, whose lives consist of such actions: scenes of that kind
-    have them.
+    ``is_start``: begins the request of its ``rid``. ``is_control``: acts on the world rather than on the scheduler,
+    before its step takes completions. ``is_fatal``: the engine serves nothing afterwards. ``is_extra``: a search adds
+    it with default fields; ``added_beside``: also to a workload that has an action with this tag. ``is_strict``: its
+    verb refuses to act on nothing. ``needs_open``: has no effect once every request has ended and every call has been
+    answered. ``shell_words``: the shell's short words for its verbs, besides their names. ``search_turn``: its rank
+    among the actions that a search tries at one step; ties keep the order of definition. ``part_of``: the kind of
+    request, such as ``sessions``, whose lives consist of such actions; scenes of that kind have them.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -224,7 +223,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def kind(self) -> str:
-        """The kind in one word: the tag, in some classes with the field that distinguishes kinds."""
+        """The kind in one word: the tag, in some classes followed by the field that tells kinds apart."""
         return str(type(self).__struct_config__.tag)
 
     @property
@@ -249,11 +248,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         raise NotImplementedError(f"{type(self).__name__} has no effect on a run; define apply")
 
     def reaches(self, run: RunLike) -> bool:
-        """Return whether there is something for it to act on."""
+        """Return whether it has anything to act on."""
         return not (self.needs_open and run.is_settled) and (self.target_rid is None or run.is_live(self.target_rid))
 
     def verbs(self) -> tuple[Verb, ...]:
-        """Return the equivalent calls of a script: the verb of the class, with the fields as arguments in order."""
+        """Return the equivalent calls in a script: the class's verb, with the fields in order as arguments."""
         ((name, function),) = verbs_of(type(self)).items()
         arguments: list[object] = []
         keywords: dict[str, object] = {}
@@ -283,12 +282,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return (cls(),) if cls.is_extra or is_beside else ()
 
     def renamed(self, names: Mapping[str, str]) -> Action:
-        """Return the action with other rids; ``names`` are the new ones by the old."""
+        """Return the action with its rids replaced; ``names`` maps old rids to new ones."""
         new = names.get(rid_of(self) or "")
         return self if new is None else msgspec.structs.replace(self, rid=new)
 
     def with_handles(self, variables: Container[str]) -> Action:
-        """Return the same action for a script that has handles in these variables alone."""
+        """Return the same action for a script whose only handles are these variables."""
         del variables
         return self
 
@@ -320,17 +319,17 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 
 def words_of(event: object, actions: Iterable[type[Action]]) -> str:
-    """Describe an event in a report by the action that becomes it; empty for an event of none of these actions."""
+    """Describe an event in a report through the action that becomes it; empty if none of these actions does."""
     return next((action.words(event) for action in actions if action.event is type(event)), "")
 
 
 def name_in_answers(event: object, actions: Iterable[type[Action]]) -> str:
-    """Name the answer to an event in a report; empty for an event of none of these actions."""
+    """Name the answer to an event in a report; empty if none of these actions becomes the event."""
     return next((action.name_in_answers(event) for action in actions if action.event is type(event)), "")
 
 
 def rid_of(action: Action) -> str | None:
-    """Return the rid that an action names; None for an action on no request."""
+    """Return the rid that an action names; None if it acts on no request."""
     rid: str | None = getattr(action, "rid", None)
     return rid
 
@@ -346,7 +345,7 @@ def with_defaults(action: Action) -> Iterator[Action]:
 def smaller_requests(start: Action) -> Iterator[Action]:
     """Yield simpler requests: one field set to its default, or one number (a length, a seed, the priority) smaller."""
     numbers: dict[str, int] = {name: value for name, value in _fields_of(start).items() if type(value) is int}
-    # The default length of the output is not simpler than another one; the loop below makes it smaller.
+    # The default output length is no simpler than another one; the loop below makes it smaller.
     yield from (smaller for smaller in with_defaults(start) if _fields_of(smaller)["new"] == numbers["new"])
     for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
         value = numbers[name]

@@ -23,14 +23,14 @@ from scripted.core.refusals import ScriptDefinitionError
 
 DEFAULT_ADAPTER: Final = "lockstep"
 _ATTRIBUTE: Final = "ADAPTER"
-# Files below it are named by their paths from here. Fixed once: a name may not depend on a later change of directory.
+# Files below this directory are named relative to it. Fixed at start: a later chdir must not change a name.
 _START: Final = Path.cwd().resolve()
 _VARIANT: Final = re.compile(r"(?P<adapter>[^+]+)(?P<defaults>(?:\+\w+=[^+]*)+)")
 
 
 @runtime_checkable
 class HasConfiguration(Protocol):
-    """An adapter that can be found by the type of a configuration."""
+    """An adapter that can be found by the type of its configurations."""
 
     configuration: type
 
@@ -45,7 +45,7 @@ class OffersNames(Protocol):
 
 @runtime_checkable
 class HasVariants(Protocol):
-    """An adapter that can be had with other defaults."""
+    """An adapter that makes variants of itself with other defaults."""
 
     def variant(self, name: str, defaults: Mapping[str, str]) -> Adapter:
         """Return the adapter called ``name`` with these defaults. Raises ScriptDefinitionError for unknown settings."""
@@ -53,17 +53,17 @@ class HasVariants(Protocol):
 
 
 def variant_name(adapter: str, defaults: Mapping[str, str]) -> str:
-    """Name an adapter with other defaults: ``vllm+policy=priority``."""
+    """Name the variant of an adapter with other defaults: ``vllm+policy=priority``."""
     return adapter + "".join(f"+{name}={value}" for name, value in defaults.items())
 
 
 @functools.cache
 def adapter_named(name: str) -> Adapter:
-    """Return the adapter of this name, loaded once a process. Raises ScriptDefinitionError for any other name.
+    """Return the adapter of this name, loaded once per process. Raises ScriptDefinitionError if there is none.
 
-    All paths to one file lead to one adapter, named by its path from the directory in which the process started, or
-    by its absolute path if it lies elsewhere. ``NAME+SETTING=VALUE`` is an adapter with other defaults, so that other
-    processes find it by its name too.
+    Every path to a file gives the same adapter, named by its path from the directory in which the process started, or
+    by its absolute path if it lies elsewhere. ``NAME+SETTING=VALUE`` is a variant with other defaults, which other
+    processes find by that name too.
     """
     name = _installed_as(name)
     if name in installed_adapters():
@@ -79,10 +79,10 @@ def adapter_named(name: str) -> Adapter:
 
 
 def adapter_for(config: object) -> str:
-    """Name the first installed adapter with configurations of this type. Raises ScriptDefinitionError."""
-    # A function is a script whose decorator lacks its configuration: loading every engine to see that takes seconds.
+    """Name the first installed adapter whose configurations have this type. Raises ScriptDefinitionError."""
+    # A function is a script whose decorator lacks its configuration; loading every engine to find out takes seconds.
     for name in () if isinstance(config, FunctionType) else installed_adapters():
-        # An adapter whose engine is not installed cannot be loaded, and the configuration is not its own.
+        # An adapter whose engine is not installed cannot be loaded, so the configuration is not one of its own.
         with suppress(ScriptDefinitionError, ImportError):
             adapter = adapter_named(name)
             if isinstance(adapter, HasConfiguration) and isinstance(config, adapter.configuration):
@@ -113,7 +113,7 @@ def contract_name(name: str) -> type:
 
 
 def _installed_as(name: str) -> str:
-    """Return the name of the installed adapter that ``MODULE:NAME`` stands for, and any other name unchanged."""
+    """Resolve ``MODULE:NAME`` to the name of an installed adapter; return any other name unchanged."""
     return next((entry.name for entry in installed_adapters().values() if entry.value == name), name)
 
 
@@ -157,7 +157,7 @@ def _adapter_in_file(path: Path, name: str) -> Adapter:
         try:
             module = _loaded(name, path)
         except ScriptDefinitionError:
-            # Or the next adapter would import the neighbours of this one.
+            # Otherwise the next adapter would import this one's neighbours.
             sys.path[:] = paths_before
             raise
     if _ATTRIBUTE not in vars(module):

@@ -1,4 +1,4 @@
-"""The base class of adapters: the parts that do not depend on a scheduler's messages.
+"""The base class of adapters: everything that does not depend on a scheduler's messages.
 
 ``SchedulerAdapter`` derives from it for machines of the SDK, ``FleetAdapter`` for fleets of machines, and the adapter
 of Lockstep's engine.
@@ -22,7 +22,7 @@ from scripted.core.states import StateReader
 class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
     """Implements the loop, state digests and a table of mutants.
 
-    ``states`` names the attributes that no later step depends on. ``mutants`` are the ones that a search looks for.
+    ``states`` leaves out attributes that no later step depends on. ``mutants`` are the mutants that a search looks for.
     """
 
     name: str
@@ -44,7 +44,7 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
                 while (step := run.next_step(output)) is not None:
                     output = self.take_step(run, step)
         except BaseException:
-            # The reason why the run ended says more than a thread that does not end after it.
+            # The reason why the run ended says more than a thread that fails to end afterwards.
             with suppress(HarnessError):
                 close_machine(run.machine)
             raise
@@ -57,14 +57,14 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
         self,
         run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT],  # noqa: ARG002
     ) -> Sequence[EventT]:
-        """No events beside results; an adapter whose device answers more overrides it."""
+        """Return no events besides results; override it for a device that has other answers."""
         return ()
 
     def obstacle(
         self,
         run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT],  # noqa: ARG002
     ) -> Action | None:
-        """Return no obstacle; adapters whose requests may stall for a reason override it."""
+        """Return no obstacle; override it if requests can stall for a known reason."""
         return None
 
     def digests(
@@ -80,7 +80,7 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
         return tuple(self.mutants)
 
     def mutant_named(self, name: str) -> Mutant:
-        """Raises ScriptDefinitionError for an unknown mutant."""
+        """Return the mutant with this name. Raises ScriptDefinitionError if there is none."""
         if name not in self.mutants:
             known = ", ".join(self.mutants) or "none"
             raise ScriptDefinitionError(f"{self.name} has no mutant {name!r}; there are: {known}")
@@ -96,12 +96,12 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
 
 
 def config_text(words: Mapping[str, object]) -> str:
-    """Describe a configuration in a report by the values that are not at their defaults."""
+    """Describe a configuration in a report by the values that differ from the defaults."""
     return ", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration"
 
 
 def written_call(name: str, arguments: Sequence[str], width: int) -> str:
-    """Format a call: on one line if it fits in ``width`` characters, otherwise with one argument a line."""
+    """Format a call: on one line if it fits in ``width`` characters, otherwise with one argument per line."""
     text = f"{name}({', '.join(arguments)})"
     if len(text) <= width:
         return text

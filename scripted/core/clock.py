@@ -10,7 +10,7 @@ class VirtualClock:
         self._now_s = 0.0
 
     def now(self) -> float:
-        """Return the seconds by which the clock was advanced in all."""
+        """Return the total seconds by which the clock has been advanced."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:

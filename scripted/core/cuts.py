@@ -7,14 +7,14 @@ import re
 import textwrap
 from typing import NamedTuple
 
-# Lines of the source that an error shows for a text that is not there.
+# How many source lines an error shows for a text that does not occur.
 _SHOWN = 3
 
 
 class Cut(NamedTuple):
     """The place of a text in a source, from ``start`` to ``end``.
 
-    ``becomes`` are the texts to put there: the first that can be compiled.
+    ``becomes``: the candidates to put there; the first that compiles is used.
     """
 
     start: int
@@ -23,13 +23,13 @@ class Cut(NamedTuple):
 
 
 def places_of(source: str, cut: str, becomes: str) -> list[Cut]:
-    """Return every place of the text: as it is written, or else line by line without regard to indentation."""
+    """Return every occurrence of the text: verbatim or, failing that, line by line at any indentation."""
     spans = [found.span() for found in re.finditer(re.escape(cut), source)]
     if spans:
         return [Cut(start, end, (becomes, _indented(becomes, _indent_at(source, start)))) for start, end in spans]
     lines = cut.strip("\n").rstrip().split("\n")
     pattern = r"\n[ \t]*".join(re.escape(line.strip()) for line in lines)
-    # A text that begins with the indentation of its line begins no later in the line.
+    # A text that starts with indentation matches only at the start of a line.
     before = r"^[ \t]*" if lines[0][:1].isspace() else ""
     spans = [found.span(1) for found in re.finditer(f"{before}({pattern})", source, re.MULTILINE) if pattern]
     return [Cut(start, end, (_indented(becomes, _indent_at(source, start)),)) for start, end in spans]
@@ -41,7 +41,7 @@ def _indent_at(source: str, place: int) -> str:
 
 
 def _indented(text: str, indent: str) -> str:
-    """Return a text for a place in a line with this indentation. Its first line may have been written without any."""
+    """Indent a text for its place in the source; its first line may lack indentation."""
     first, *rest = text.strip("\n").rstrip().split("\n")
     if first[:1].isspace():
         first, *rest = textwrap.dedent("\n".join((first, *rest))).split("\n")
@@ -52,7 +52,7 @@ def _indented(text: str, indent: str) -> str:
 
 
 def nearest_lines(source: str, cut: str) -> str:
-    """Return the lines of the source that are most like the text, as the end of an error; empty if none is."""
+    """Return the source lines most similar to the text, as the end of an error; empty if none is close."""
     lines = [line.strip() for line in source.split("\n") if line.strip()]
     wanted = next((line.strip() for line in cut.split("\n") if line.strip()), "")
     near = [line for line in lines if wanted and wanted in line][:_SHOWN]

@@ -1,6 +1,6 @@
-"""Known defects of a scheduler: the tables that adapters bring along, and the file of a project that lives with some.
+"""Known defects of a scheduler: the tables that adapters ship, and the file of a project that tolerates some.
 
-Owns the TOML format of both. A defect is recognized by its schedules, which are run; nothing else of it is compared.
+Owns the TOML format of both. A defect is recognized by running its schedules; nothing else about it is compared.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way in which a server meets a defect: its cause, the least unusual ``settings``, the command of a server with
-    them, and how many random workloads of ``workloads`` fail.
+    """How a server meets a defect: ``who`` can cause it, and under which settings.
+
+    ``settings`` are the least unusual ones, ``command`` starts a server with them, and ``failing`` of the random
+    ``workloads`` fail.
     """
 
     who: str = ""
@@ -45,11 +47,10 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A known defect. ``schedules`` show it, the smallest one first; ``cause`` is the function that decides wrongly.
+    """A known defect. ``schedules`` show it, smallest first; ``cause`` is the function that decides wrongly.
 
-    ``found``: by the search, or by reading. ``because`` says why a project lives with it, ``file`` is the report that
-    its maintainers can be sent, and ``text`` are the paragraphs of its section, in which ``{schedule}`` is the command
-    that shows it.
+    ``found``: by search or by reading. ``because``: why a project tolerates it. ``file``: the report for its
+    maintainers. ``text``: the paragraphs of its section, in which ``{schedule}`` stands for the command that shows it.
     """
 
     id: str
@@ -79,12 +80,14 @@ def read_defects(file: Path) -> DefectTable:
     """Read a file of defects. Raises ScriptDefinitionError with the field that is wrong, and OSError."""
     data = file.read_bytes()
     if len(data) > _SIZE_LIMIT_BYTES:
-        raise ScriptDefinitionError(f"{file} has {len(data)} bytes; a table of known defects has {_SIZE_LIMIT_BYTES}")
+        raise ScriptDefinitionError(
+            f"{file} has {len(data)} bytes; a table of known defects has at most {_SIZE_LIMIT_BYTES}"
+        )
     try:
         table = msgspec.convert(tomllib.loads(data.decode()), DefectTable, strict=True)
     except (ValueError, RecursionError) as exc:
         raise ScriptDefinitionError(
-            f"{file} is no table of known defects: {exc}; each [[defect]] has an id and schedules"
+            f"{file} is not a table of known defects: {exc}; each [[defect]] has an id and schedules"
         ) from exc
     ids = [one.id for one in table.defect]
     if twice := next((one for one in ids if ids.count(one) > 1), None):
@@ -113,7 +116,7 @@ def is_of(schedule: str, adapter: str) -> bool:
 
 
 def add_known(file: Path, defect: Defect) -> None:
-    """Append a defect to a project's file. Raises ScriptDefinitionError for an id that it has, and OSError."""
+    """Append a defect to a project's file. Raises ScriptDefinitionError if the file has its id, and OSError."""
     if file.is_file() and any(one.id == defect.id for one in read_defects(file).defect):
         raise ScriptDefinitionError(f"{file} has the defect {defect.id!r}; delete its [[defect]] first")
     lines = ["[[defect]]", f"id = {_quoted(defect.id)}", f"title = {_quoted(defect.title)}"]
@@ -126,5 +129,5 @@ def add_known(file: Path, defect: Defect) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Quote a TOML string: JSON's escapes are TOML's, but for the one character that JSON leaves as it is."""
+    """Quote a TOML string with JSON's escapes, plus the one character that JSON leaves unescaped."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

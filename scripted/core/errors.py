@@ -27,11 +27,11 @@ class Overdue(Exception):
 
 
 class NoAnswer(Overdue):
-    """A process that has to answer at once did not do so for the run's ``result_timeout_s``: it hangs."""
+    """A process that has to answer at once was silent for the run's ``result_timeout_s``: it hangs."""
 
 
 class BudgetSpent(AssertionError):
-    """The step budget of a wait was spent before its condition held. ``made`` counts all of this process."""
+    """A wait spent its step budget before its condition held. ``made`` counts the instances in this process."""
 
     is_meant_for_the_script = True
     made: ClassVar[int] = 0
@@ -53,4 +53,4 @@ class BadCall(ValueError):
 
 
 class UnknownName(BadCall, AttributeError):
-    """A script used an attribute that does not exist; the text has the nearest name."""
+    """A script used an attribute that does not exist; the text suggests the nearest name."""

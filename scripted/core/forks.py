@@ -1,7 +1,7 @@
 """Forks: copies of a running machine, made many times faster than with ``copy.deepcopy``.
 
-The object graph is traversed once, when the machine is frozen; each thaw replays the list of copies that this made.
-Copies by structure, without knowing classes other than those given to a ``Copier``; frozen structs are shared.
+Freezing a machine traverses its object graph once and plans a list of copies; each thaw replays that list. Copying goes
+by structure and knows no classes but those given to a ``Copier``; frozen structs are shared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripted.core.refusals import HarnessError
 from scripted.core.states import slots_of
 
 _T = TypeVar("_T")
-# The callables of one class: they make the empty copy, build it, fill it, or plan all of that.
+# Callables for the objects of one class: make an empty copy, build one from its parts, fill it, plan all of that.
 _Shell = Callable[[Any], object]
 _Build = Callable[[Any, list[Any]], Any]
 _Fill = Callable[[Any, list[object], tuple[int, ...]], None]
@@ -40,12 +40,13 @@ _SET: Final = object.__setattr__
 
 
 class Copier:
-    """Copies the objects of one kind of machine; what it learns of a class serves all later copies.
+    """Copies the objects of one kind of machine; what it learns about a class serves all later copies.
 
-    ``shared``: further classes whose objects never change, or may be shared although they do. ``copied``: opaque
-    classes such as tensors, each with a function that copies an object. ``rebuilt``: classes whose objects cannot be
-    filled later, each with functions that return the objects inside and build a new object from the old one and those.
-    ``uniform`` promises that the items of a list or of a long tuple are alike: if the last cannot change, none can.
+    ``shared``: further classes whose objects never change, or that copies may share although they do. ``copied``:
+    opaque classes such as tensors, each with a function that copies an object. ``rebuilt``: classes whose objects
+    cannot be filled later, each with a function that returns the objects inside, and one that builds a new object from
+    the old one and the copies of those. ``uniform`` promises that the items of a list or of a long tuple are alike: if
+    the last cannot change, none can.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Copier:
         self._shared = (*self._shared, *kinds)
 
     def planner_of(self, kind: type) -> _Planner | None:
-        """Return the planner of a class; None when its objects never change."""
+        """Return the planner of a class; None if its objects never change."""
         if kind in self.atoms:
             return None
         planner = self.planners.get(kind)
@@ -83,19 +84,19 @@ class Copier:
 
 
 class Frozen(Generic[_T]):
-    """A copy of ``engine`` as it is now, which never runs and can be thawed any number of times."""
+    """A snapshot of ``engine`` that never runs and can be thawed any number of times."""
 
     def __init__(self, engine: _T, copier: Copier) -> None:
         plan = _CopyList(copier)
         plan.add_all(engine)
         self._plan = plan
-        # Later thaws copy the first one, because the engine itself goes on and changes.
+        # Later thaws copy the first one: the engine itself keeps running and changes.
         plan.sources = [
             new if made else kept for new, made, kept in zip(plan.thaw(), plan.made, plan.sources, strict=True)
         ]
 
     def thaw(self, name: str = "") -> _T:  # noqa: ARG002 - the name changes nothing
-        """Make an engine that shares no mutable state with others; references inside are as in the original."""
+        """Make an engine that shares no mutable state with others and keeps the original's internal references."""
         engine: _T = self._plan.thaw()[0]
         return engine
 
@@ -103,8 +104,8 @@ class Frozen(Generic[_T]):
 class _CopyList:
     """The plan of a copy: every object by its place in one list, and the references to set between them.
 
-    ``shells`` make each object from its entry of ``sources``, with its immutable contents; ``made``: that entry is an
-    object to copy, and not an argument for making one.
+    ``shells`` make each object from its entry in ``sources``, with its immutable contents; ``made``: the entry is an
+    object to copy rather than an argument for making one.
     """
 
     def __init__(self, copier: Copier) -> None:
@@ -114,13 +115,13 @@ class _CopyList:
         self.sources: list[object] = []
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
-        # Containers: the place of one, an index or a key of it, and the place of its item there.
+        # Containers: the container's place, an index or a key, and the place of the item there.
         self._items: list[tuple[int, object, int]] = []
-        # Objects: the place of one, the function that sets its attributes, and the places of their values.
+        # Objects: the object's place, the function that sets its attributes, and the places of their values.
         self._fills: list[tuple[int, _Fill, tuple[int, ...]]] = []
-        # Sets and the like, filled last, because their members have to be complete to be hashed.
+        # Sets and the like, filled last: their members must be complete to be hashed.
         self._late: list[tuple[int, _Build, list[object]]] = []
-        # Objects whose attributes, and cells whose contents, are not planned yet.
+        # Objects whose attributes, and cells whose contents, are yet to be planned.
         self._instances: deque[tuple[int, object, tuple[str, ...]]] = deque()
         self._cells: deque[tuple[int, types.CellType]] = deque()
         # Objects that hold others and cannot be filled later, such as tuples.
@@ -183,7 +184,7 @@ class _CopyList:
         if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
-            # Pages of KV: lists of numbers that nothing else refers to, and half of everything to copy.
+            # Pages of KV: lists of numbers that nothing else refers to, and half of all that is copied.
             return self._append(value, _copy_lists, value)
         return self._indexed(value, list.copy, enumerate(value))
 
@@ -224,8 +225,8 @@ class _CopyList:
         return self._built(value, _build_tuple, type(value), items)
 
     def add_uniform_tuple(self, value: tuple[object, ...]) -> int | None:
-        # A mutable item is first or last, as in (last_used, id, node). Long tuples are token ids, and looking at each
-        # would take longer than all the rest.
+        # A mutable item is first or last, as in (last_used, id, node). Long tuples are token ids, and checking each
+        # would take longer than everything else.
         if not value or (type(value[-1]) in self._atoms and type(value[0]) in self._atoms):
             return None
         return self.add_tuple(value)
@@ -284,7 +285,7 @@ class _CopyList:
 
     def add_instance(self, value: object, names: tuple[str, ...]) -> int:
         place = self._append(value, _nothing, value)
-        # Attributes come later, without recursion: a chain of objects may be longer than the stack is deep.
+        # Attributes come later, without recursion: a chain of objects may be longer than the recursion limit.
         self._instances.append((place, value, names))
         return place
 
@@ -308,7 +309,7 @@ class _CopyList:
 
 
 class _At:
-    """The place of a copied object, in a list that has shared objects as well."""
+    """The place of a copied object, in a list that also has shared objects."""
 
     __slots__ = ("place",)
 
@@ -435,8 +436,8 @@ def _is_plain(kind: type) -> bool:
 @functools.cache
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     """Generate a function that makes a new object with these attributes of the old one."""
-    # One attribute after the other: an object that is given a whole __dict__ is slower for the rest of its life. And
-    # as generated code, as in dataclasses: a loop over the names takes four times as long.
+    # Attributes are set one by one: an object that is given a whole __dict__ is slower for the rest of its life. The
+    # code is generated, as in dataclasses: a loop over the names takes four times as long.
     line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
     lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names], "    return new"]
     copy: _Shell = _written(lines, kind)
@@ -445,7 +446,7 @@ def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
 
 @functools.cache
 def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
-    """Generate a function that sets the attributes of an object that are copies too, each from its place."""
+    """Generate a function that sets the attributes of an object whose values are copies, each from its place."""
     line = "    into.{0} = new[p{1}]" if _is_plain(kind) else "    put(into, {0!r}, new[p{1}])"
     lines = [line.format(name, number) for number, name in enumerate(names)]
     places = "".join(f"p{number}, " for number in range(len(names)))

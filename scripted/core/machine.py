@@ -1,6 +1,6 @@
-"""Protocols of the parts that a scheduler brings to a run: the machine, the output of its steps, and the device.
+"""Protocols for the parts that a scheduler brings to a run: the machine, the output of its steps, and the device.
 
-Also the type parameters of runs and adapters. Each has a default, so that code for all adapters writes ``Run`` and an
+Also the type parameters of runs and adapters. Each has a default: code for all adapters writes ``Run``, and an
 adapter's own code ``Run[MyConfig, MyEvent, ...]``.
 """
 
@@ -23,8 +23,8 @@ class StepOutput(Protocol):
     """The output of one step of the machine.
 
     ``microbatch`` is the launch, or None. ``replies`` go to clients, in order. ``again``: another step may make
-    progress without an event. ``deadline``: the time, in seconds of the steps' clock, at which a step is due even
-    without an event; None for no such time.
+    progress without an event. ``deadline``: the time, on the steps' clock in seconds, at which a step is due even
+    without an event; None if there is none.
     """
 
     @property
@@ -75,7 +75,7 @@ class Machine(Protocol[_EventIn, _OutputOut]):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs or is in flight."""
+        """Whether nothing waits, runs or is in flight."""
         ...
 
     def counts(self) -> Mapping[str, int]:
@@ -87,7 +87,7 @@ class Machine(Protocol[_EventIn, _OutputOut]):
 class Closable(Protocol):
     """A machine with threads, event loops or files of its own.
 
-    It is never copied. Its counts can still be asked for when it is closed.
+    It is never copied. ``counts`` still works once it is closed.
     """
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class HasToBeClosed:
 
 
 def close_machine(machine: object) -> None:
-    """Close a machine that has anything to close."""
+    """Close a machine if it is ``Closable``."""
     if isinstance(machine, Closable):
         machine.close()
 
@@ -109,5 +109,5 @@ class Device(Protocol[_EventOut]):
     """Computes launches. The adapter's loop gives it microbatches; a run takes their results when they are due."""
 
     def next_completion(self, timeout_s: float | None) -> _EventOut | None:
-        """Return the result of the oldest microbatch whose result was not taken yet; None when there is none."""
+        """Return the result of the oldest microbatch whose result has not been taken; None if there is none."""
         ...

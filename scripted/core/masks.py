@@ -11,7 +11,7 @@ STATES = 3
 
 
 def is_allowed(token: int, state: int) -> bool:
-    """Return whether a token is allowed: each is in one state only, so that a mask of another state rejects it."""
+    """Return whether the state allows a token: each is allowed in one state only, so a mask of another rejects it."""
     return token % STATES == state
 
 

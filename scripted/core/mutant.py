@@ -1,7 +1,7 @@
-"""Mutants: edits that put a real engine's bug back into the code for a run, and files of mutants.
+"""Mutants: edits that put a real engine's bug back into its code for a run, and files of mutants.
 
-The harness applies a mutant in the process that runs the scheduler, and undoes it afterwards; the engine's own code
-holds no switch and no bug.
+The harness applies a mutant in the process that runs the scheduler and undoes it afterwards; the engine's own code
+contains no switch and no bug.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from scripted.core.cuts import Cut, nearest_lines, places_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
-# Compiled mutants: many runs of one process switch the same ones on.
+# Compiled mutants: many runs in one process switch on the same ones.
 _broken: dict[tuple[CodeType, str, str], CodeType] = {}
 
 
 class MutantDoesNotFit(ScriptDefinitionError):
-    """The installed scheduler's code has no such place, so the mutant cannot be switched on."""
+    """The installed scheduler lacks the code that the mutant edits, so the mutant cannot be switched on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug in ``target``, written as ``module:Class.attribute``; failures that it causes contain ``signature``.
+    """One bug in ``target``, written as ``module:Class.attribute``; the failures that it causes contain ``signature``.
 
-    The text ``cut``, which must occur exactly once in the body of the target's function, becomes ``becomes``; where it
-    is not there as it is written, its lines are looked for with any indentation. A bug that needs new logic has a
-    ``replacement`` for the whole attribute instead. ``kind`` and ``note`` compare it with the bug of its ``origin``: an
-    imitation fails in the same way through other code. ``schedule`` shows the bug if its test is not a script.
-    ``adapter`` has the targets in which it is searched for; empty for the searched adapter.
+    The text ``cut``, which must occur exactly once in the body of the target's function, becomes ``becomes``; if it
+    does not occur verbatim, its lines are matched at any indentation. A bug that needs new logic has a ``replacement``
+    for the whole attribute instead. ``kind`` and ``note`` compare it with the bug of its ``origin``: an imitation fails
+    in the same way through other code. ``schedule`` shows the bug if its test is not a script. ``adapter`` names the
+    adapter whose targets a search for it uses; empty for the searched adapter.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Mutant:
 
     @property
     def nearness(self) -> str:
-        """The difference from the bug of its origin; empty if it is that bug."""
+        """How it differs from the bug of its origin; empty if it is that bug."""
         return "" if self.kind == "put back" else f"{self.kind}: {self.note}"
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Mutant:
         owner, attribute, original = self._find()
         if self.cut:
             function = self._function(original)
-            # The function keeps its identity, defaults and decorators: every module that has imported it has the bug.
+            # The function keeps its identity, defaults and decorators: every module that imported it gets the bug.
             healthy, key = function.__code__, (function.__code__, self.cut, self.becomes)
             if key not in _broken:
                 _broken[key] = self._broken_code(function)
@@ -103,7 +103,7 @@ class Mutant:
                 delattr(owner, attribute)
 
     def is_met(self, codes: Container[int]) -> bool:
-        """Return whether a run that called these code objects, by id, called the mutated one.
+        """Return whether the mutated code is among these code objects, which a run called, by id.
 
         True for a target that is not code, such as a limit: any run may depend on it.
         """
@@ -214,7 +214,7 @@ def mutant_names_of(adapter: Adapter) -> tuple[str, ...]:
 
 
 def refusal_of_mutant(adapter: Adapter, mutant: str) -> str | None:
-    """Return an error for a name of no mutant of the adapter, with the nearest name; None for a known name."""
+    """Return an error with the nearest name if the adapter has no such mutant; None if it has."""
     if mutant in mutant_names_of(adapter):
         return None
     try:
@@ -271,7 +271,7 @@ def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 
 def _keep_lines(definition: ast.AST, cut_end: int, end: int) -> None:
-    """Give the lines after the edit, which now ends in line ``end``, their numbers in the unedited file."""
+    """Give the lines after the edit, which now ends in line ``end``, their original numbers back."""
     for node in ast.walk(definition) if end != cut_end else ():
         if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword | ast.alias):
             for name in ("lineno", "end_lineno"):

@@ -44,8 +44,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
     Without ``ended_take_seats`` aborted requests do not count as members of a batch. ``paused`` is the mode of the
-    present pause. ``context_tokens``, ``late_launches``, ``block_size`` and
-    ``most_in_vain`` are passed to the account.
+    current pause. ``context_tokens``, ``late_launches``, ``block_size`` and ``most_in_vain`` go to the account.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
+        """Whether every request has ended and every call has been answered."""
         return self.account.is_settled
 
     @property
@@ -97,11 +96,11 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def fit_together(self) -> bool | None:
-        """Whether all open requests fit into memory at once, to the end of their output; None if it is never known."""
+        """Whether memory has room for all open requests at once, outputs included; None if that is unknown."""
         return None
 
     def waits_for_deadline(self, stepped: OutputT) -> bool:  # noqa: ARG002
-        """Return whether open requests wait for the deadline of a step; without a timer it only ends requests."""
+        """Return whether open requests depend on the deadline of a step; without a timer it only ends requests."""
         return False
 
     def most_new(self, life: Life) -> int:
@@ -111,7 +110,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def work_left(self) -> int | None:
-        """The steps that all open requests would take one after the other; None if unknown."""
+        """The steps that all open requests would take one after another; None if unknown."""
         steps = 0
         for life in self.account.live.values():
             tokens = len(life.message.prompt_ids) + len(life.said) - (life.computed or 0)
@@ -120,11 +119,11 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def names(self) -> Iterable[str]:
-        """The rids of all requests; texts of one failure may differ in them."""
+        """The rids of all requests, in which the texts of one failure may differ."""
         return (life.message.rid for life in self.account.lives)
 
     def is_live(self, rid: str) -> bool:
-        """Return whether a request of this rid has begun and not ended."""
+        """Return whether a request with this rid has begun and not yet ended."""
         return rid in self.account.live
 
     def pause(self, mode: Pausing) -> None:
@@ -155,7 +154,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
             raise Violation(f"batch {batch_id} computes {tokens} tokens, of at most {self._batch_tokens}")
 
     def _check_seats(self, batch_id: int, rids: Sequence[str]) -> None:
-        """Judge a batch of more requests than fit, of which some may take no seat. Raises Violation."""
+        """Judge a batch with more requests than seats; some requests may take none. Raises Violation."""
         live, seats = self.account.live, self._batch_requests
         aborted = [rid for rid in rids if rid in live and live[rid].aborted]
         hint = ""

@@ -47,7 +47,7 @@ def words_of_clause(clause: str) -> list[str]:
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """An action and its step, from 1 on. The step sees it after its completions, unless ``is_control``."""
+    """An action and its step, counted from 1. The step sees it after its completions, unless ``is_control``."""
 
     step: int
     action: Action

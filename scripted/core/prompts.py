@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-# The most tokens of a prompt, or elements of another argument, that a script may ask for: more than any context. They
-# are built before the route can refuse them.
+# The longest prompt in tokens, or other argument in elements, that a script may ask for: longer than any context. The
+# harness builds it before the route can refuse it.
 MOST_ITEMS: Final = 1 << 20
 
-# In the text of a script, and the import that it needs.
+# The call in the text of a script, and its import.
 PROMPT_CALL: Final = "prompt_of("
 PROMPT_IMPORT: Final = "from scripted.core.prompts import prompt_of"
 
@@ -26,10 +26,10 @@ PIECES: Final = r"^(\d{1,9}(:\d{1,6}){1,2}(,\d{1,9}(:\d{1,6}){1,2})*)?$"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The seeds of a prompt: all tokens from ``seed``, or the first ``shared`` from it and the rest from ``tail``.
+    """The seeds of a prompt: all tokens come from ``seed``, or the first ``shared`` from it and the rest from ``tail``.
 
-    The pieces of ``parts`` come before these. With ``after`` it continues the request of that name: ``begun`` tokens,
-    the first ``cut`` of its output included, come before all others.
+    The pieces of ``parts`` precede these. With ``after`` the prompt continues the request of that name: ``begun``
+    tokens, including the first ``cut`` of its output, precede all others.
     """
 
     seed: int
@@ -90,12 +90,12 @@ class Piece(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The expression of a script that makes its tokens."""
+        """The script expression that makes its tokens."""
         return f"{PROMPT_CALL}{self.end}, {self.seed})" + (f"[{self.first}:]" if self.first else "")
 
 
 def pieces_of(length: int, seed: int, shared: int = 0, tail: int = 0, parts: str = "") -> list[Piece]:
-    """Return the pieces of the prompt that ``prompt_ids`` makes of these."""
+    """Return the pieces of the prompt that ``prompt_ids`` makes from the same arguments."""
     rest = [Piece(seed, 0, shared), Piece(tail, 0, length)] if shared else [Piece(seed, 0, length)]
     pieces = []
     for piece in (*read_pieces(parts), *rest):
@@ -106,14 +106,14 @@ def pieces_of(length: int, seed: int, shared: int = 0, tail: int = 0, parts: str
 
 
 def read_pieces(text: str) -> Iterator[Piece]:
-    """Parse a list of pieces, which ``PIECES`` matches."""
+    """Parse a list of pieces that matches ``PIECES``."""
     for part in text.split(",") if text else ():
         seed, *first, count = map(int, part.split(":"))
         yield Piece(seed, first[0] if first else 0, count)
 
 
 def recipe_from(pieces: Sequence[Piece]) -> Recipe:
-    """Return the simplest recipe of these pieces; the last one continues as far as the prompt does."""
+    """Return the simplest recipe for these pieces; the last piece extends to the end of the prompt."""
     last = pieces[-1] if pieces and not pieces[-1].first else None
     parts = pieces if last is None else pieces[:-1]
     seed = 0 if last is None else last.seed
@@ -123,5 +123,5 @@ def recipe_from(pieces: Sequence[Piece]) -> Recipe:
 
 
 def code_of(pieces: Iterable[Piece]) -> str:
-    """Return the expression of a script that makes these pieces."""
+    """Return the script expression that makes these pieces."""
     return f"[{', '.join([f'*{piece.code}' for piece in pieces])}]"

@@ -29,7 +29,7 @@ from scripted.core.oracle import OracleT
 
 
 class WrittenTest(msgspec.Struct, frozen=True):
-    """A test file's ``text``; None if no test could tell the bug from its absence. ``said`` is for the console."""
+    """The ``text`` of a test file; None if no test could tell the bug from its absence. ``said`` is for the console."""
 
     text: str | None
     said: tuple[str, ...]
@@ -82,9 +82,9 @@ class RunRules(Protocol[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Devi
     def finale(
         self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], turn: int
     ) -> Sequence[EventT]:
-        """Return the events of cleaning-up step ``turn``, from 0 on, after all requests have ended; empty to stop.
+        """Return the events of clean-up step ``turn``, from 0 on, after every request has ended; empty to stop.
 
-        ``oracle.at_end`` then judges the state that is left.
+        ``oracle.at_end`` then judges the remaining state.
         """
         ...
 
@@ -95,11 +95,11 @@ class RunRules(Protocol[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Devi
         ...
 
     def what_is_busy(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> str:
-        """Return the counts that tell why a run does not end: ``waiting=1 running=0 in_flight=2``."""
+        """Return the counts that explain why a run does not end: ``waiting=1 running=0 in_flight=2``."""
         ...
 
     def record_step(self, step: StepT, stepped: OutputT | None, machine: MachineT, error: str | None) -> RecordT:
-        """Make the record of one step; ``stepped`` is None and ``error`` set for the step that the machine died in."""
+        """Make the record of one step; if the machine died in it, ``stepped`` is None and ``error`` is set."""
         ...
 
 
@@ -144,7 +144,7 @@ class Adapter(
         ...
 
 
-# -- optional abilities, tested once a run --
+# -- optional abilities, tested once per run --
 
 
 @runtime_checkable
@@ -188,9 +188,10 @@ class ChecksRecords(Protocol[RecordIn]):
 
 @runtime_checkable
 class DeclaresWindows(Protocol):
-    """An adapter that declares windows: situations that a search of it should reach, by name.
+    """An adapter that declares windows: named situations that a search should reach.
 
-    A search counts the runs in which each was open after a step, and reports the others: bugs there stay hidden.
+    A search counts the runs in which each window was open after a step, and reports windows that never opened: bugs in
+    them stay hidden.
     """
 
     windows: Mapping[str, Callable[[RunLike], bool]]

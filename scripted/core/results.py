@@ -33,7 +33,7 @@ class Results:
         self._in_flight.append((microbatch_id, step + self._depth))
 
     def take_due(self, step: int) -> list[int]:
-        """Return the ids of the microbatches that complete in this step, in launch order; they leave the flight."""
+        """Take the microbatches that complete in this step out of flight and return their ids, in launch order."""
         taken: list[int] = []
         while self._in_flight and not self.stalled and not self.cut:
             microbatch_id, due = self._in_flight[0]

@@ -1,7 +1,7 @@
-"""Runs a schedule: the gate that feeds its actions to a machine's loop, in virtual time, and judges every step.
+"""Runs a schedule: the gate feeds its actions to a machine's loop, in virtual time, and judges every step.
 
-One process, no sockets. After the last action, the gate settles the run: it releases held results, ends pauses, lets
-deadlines pass. It knows no scheduler: the adapter of the schedule makes the parts.
+One process, no sockets. After the last action, the gate settles the run: it releases held results, ends pauses and lets
+deadlines pass. It knows no scheduler: the schedule's adapter makes the parts.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ STEPS_LIMIT: Final = 4_000
 # Consecutive steps without events that do nothing and ask for another step. A scheduler may do bookkeeping without a
 # visible effect, one block a step at the slowest, and workloads have a few dozen blocks; healthy ones take none.
 EMPTY_STEPS_LIMIT: Final = 256
-# Consecutive launches at most half full while a request waits that fits. A healthy scheduler needs fewer: as many as an
-# equal prompt, which is computed first so that its prefix can be hit, takes through the deepest pipeline.
+# Consecutive launches, at most half full, while a request that fits waits. A healthy scheduler makes fewer: a request
+# may wait for an equal prompt, computed first so that its prefix can be hit, to pass the deepest pipeline.
 WAITING_LIMIT: Final = 8
 # Consecutive wake-ups by a timer without events and effects.
 POLLS_LIMIT: Final = 64
-# A run busy this many steps after the last action may stay busy, because of an obstacle that only the run can undo.
+# A run still busy this many steps after the last action may face an obstacle that only the run can remove.
 PATIENCE_STEPS: Final = 1_000
-# The number of waiting requests that a message names.
+# How many waiting requests a message names.
 _NAMED: Final = 3
 
 
@@ -63,7 +63,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Phase(Enum):
-    """The owner of the running code, whom an exception accuses."""
+    """The owner of the running code, to whom an exception is attributed."""
 
     HARNESS = "composing a step"
     ADAPTER = "in a step"
@@ -72,7 +72,7 @@ class Phase(Enum):
 
 # The kind of the coverage cells of open windows.
 WINDOW: Final = "window"
-# Windows are checked once in this many steps: in every step they would cost a tenth of a run.
+# Windows are checked once in this many steps: checking every step would take a tenth of a run.
 WINDOW_STEPS: Final = 4
 
 # Constants: looking up an enum's member costs four times as much, and every step sets three.
@@ -109,7 +109,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.step = 0
         self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
-        # The step in which patience last ran out, and an obstacle was undone.
+        # The step in which patience last ran out and the run removed an obstacle.
         self._undone_at = 0
         self.results = Results(self.machine.depth)
         self._previous: OutputT | None = None
@@ -122,17 +122,17 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._passed = 0
         self._liveness = Liveness()
         self._emptiness = EmptySteps()
-        # Once: an isinstance check of a protocol takes longer than most checks.
+        # Checked once: ``isinstance`` of a protocol takes longer than most checks.
         self._lists_requests = self.machine if isinstance(self.machine, ListsRequests) else None
         self._has_queries = self.machine if isinstance(self.machine, HasQueries) else None
-        # The declared windows that were not open yet.
+        # Declared windows that have not been open so far.
         self._closed: tuple[str, ...] = windows_of(self.adapter)
         self.follow(schedule)
 
     def follow(self, schedule: Schedule[ConfigT], *, until: int = 0) -> None:
-        """Continue with another schedule, which equals the present one up to this step.
+        """Continue with another schedule, which equals the current one up to this step.
 
-        Nothing is settled before the step ``until``, as if an action were placed there.
+        The run settles nothing before step ``until``, as if an action were placed there.
         """
         self._schedule = schedule
         self._last_step = max(schedule.last_step, until)
@@ -146,7 +146,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
 
     @property
     def adapter(self) -> Adapter[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]:
-        """The adapter of the schedule. Not an attribute, nor is its configuration: a fork copies attributes."""
+        """The adapter of the schedule. A property, like the configuration: a fork copies attributes."""
         return adapter_named(self._schedule.of)
 
     @property
@@ -172,7 +172,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         last = self._previous
         said = None if last is None else (last.again, last.deadline, last.microbatch is None)
         waits = any(life.computed is None for life in self.oracle.account.live.values())
-        # Where it is unknown what fits, nothing depends on the launches without those that wait.
+        # If nobody knows what fits, nothing depends on the launches that left waiting requests out.
         passed = self._passed if waits and self.oracle.fit_together is not None else 0
         own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived, passed
         return *own, self.clock.now(), said
@@ -197,7 +197,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return self.compose(previous)
 
     def begin_composing(self) -> None:
-        """Begin the next step: the last one is judged, and events belong to the next from here on."""
+        """Begin the next step: the last one has been judged, and new events belong to the next one."""
         self.phase = _HARNESS
         self._events = []
         self._already = 0
@@ -224,12 +224,12 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
                 self._check_end()
                 return None
         elif self.step >= max(self._last_step, self._undone_at) + PATIENCE_STEPS:
-            # There may be several obstacles, one after the other: patience begins anew.
+            # Obstacles may come one after another: patience starts over.
             self._undone_at = self.step
             if (undo := self.obstacle) is not None:
                 self._imply(undo)
         self._check_progress(previous)
-        # Empty steps in a row have a limit of their own, which names what is wrong.
+        # Consecutive empty steps have their own limit, whose message names the defect.
         is_watched = self.step > self._last_step and not self._turn and not self._empty_steps
         if is_watched and self._liveness.is_late(self.step):
             self._check_liveness()
@@ -264,7 +264,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self._look_through_windows()
 
     def _look_through_windows(self) -> None:
-        """Note the declared windows that are open after this step and were not seen so before."""
+        """Note the declared windows that are open for the first time after this step."""
         windows = cast(DeclaresWindows, self.adapter).windows
         opened = [name for name in self._closed if windows[name](self)]
         if opened:
@@ -272,9 +272,10 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self._closed = tuple(name for name in self._closed if name not in opened)
 
     def _check_stands(self) -> None:
-        """Judge a scheduler that waits for an event with nothing in flight: no open request may be able to continue.
+        """Check a scheduler that waits for an event with nothing in flight: no open request may be able to continue.
 
-        The end of the run is too late for this: an event or a time limit may wake a request that should not have slept.
+        The end of the run is too late for this check: an event or a time limit may wake a request that should not have
+        slept.
         """
         if len(self.results) or not self.oracle.account.live or self.adapter.obstacle(self) is not None:
             return
@@ -295,7 +296,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.phase = _HARNESS
 
     def _would_go_on(self) -> bool:
-        """Return whether a step without events, of a failed run, does something."""
+        """Return whether a step without events does something; the run has failed and is not needed any more."""
         adapter = self.adapter
         if not isinstance(adapter, BaseAdapter):
             return False
@@ -305,7 +306,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return False
 
     def _check_waits(self) -> None:
-        """Judge that no request waits that would fit into the batches which are launched with room."""
+        """Check that no waiting request would fit into the batches that are launched with room."""
         account = self.oracle.account
         if account.moved:
             account.moved, self._passed = False, 0
@@ -324,14 +325,14 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             )
 
     def _check_waste(self) -> None:
-        """Judge needless losses, unless an obstacle remains that only the run undoes. Raises Violation."""
+        """Judge needless losses, unless an obstacle remains that only the run can remove. Raises Violation."""
         preemptions = self.oracle.account.preemptions
         wasted, preemptions.wasted = preemptions.wasted, ""
         if self.obstacle is None:
             raise Violation(wasted)
 
     def _check_liveness(self) -> None:
-        """Judge that open requests end in time, unless an obstacle remains that only the run undoes."""
+        """Check that open requests end in time, unless an obstacle remains that only the run can remove."""
 
         def busy() -> list[str]:
             return [] if self.obstacle is not None else self._named(self.oracle.could_go_on)
@@ -346,7 +347,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return names[:_NAMED] + more
 
     def _check_progress(self, previous: OutputT | None) -> None:
-        """Judge that steps which do nothing but ask for another step come to an end."""
+        """Check that steps that only ask for another step come to an end."""
         if previous is None:
             return
         is_empty = previous.microbatch is None and not (previous.replies or self._events)
@@ -384,7 +385,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return not moving and (bool(held) or not len(self.results))
 
     def _settle(self) -> bool:
-        """Undo one obstacle to the end of the run; False when there is none."""
+        """Remove one obstacle to the end of the run; False if there is none."""
         deadline = None if self._previous is None else self._previous.deadline
         if self._holding:
             self._imply(ReleaseResults())
@@ -402,7 +403,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         return True
 
     def _check_polls(self, deadline: float) -> None:
-        """Judge that wake-ups by a timer which do nothing come to an end."""
+        """Check that timer wake-ups that do nothing come to an end."""
         self._polls += bool(self.oracle.account.live)
         if self._polls > POLLS_LIMIT:
             raise Violation(
@@ -439,7 +440,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if not action.is_start:
                 self.cells.append(self.met_by(action))
             if reaches:
-                # An action without effect explains no wait.
+                # An action without effect does not excuse a wait.
                 self._passed = 0
             else:
                 self.unreached.append(placed)

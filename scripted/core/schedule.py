@@ -37,7 +37,7 @@ class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
     def parse(cls, text: str, *, of: str = DEFAULT_ADAPTER) -> Schedule:
         """Parse a schedule, the inverse of ``str(schedule)``; ``of`` is the adapter of a text that names none.
 
-        Raises ScriptDefinitionError, or what the adapter raises for a bad configuration.
+        Raises ScriptDefinitionError, or the adapter's error for a bad configuration.
         """
         if not text.strip():
             raise ScriptDefinitionError(

@@ -1,4 +1,4 @@
-"""The server of an adapter: which command line its settings are there, which are defaults, which are sizes."""
+"""Describes an adapter's server: the command line for its settings, its defaults, and the settings that are sizes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 class ServeLine(msgspec.Struct, frozen=True):
     """The command line of a server with some settings.
 
-    ``changed`` are its flags whose values are not the default, each with the default. ``beside`` says the settings that
-    no flag sets: properties of the model, of a connector, of the simulated device.
+    ``changed``: the flags whose values differ from the default, each with the default. ``beside`` lists the settings
+    that no flag sets: properties of the model, of a connector, of the simulated device.
     """
 
     line: str
@@ -27,12 +27,12 @@ class ServeLine(msgspec.Struct, frozen=True):
 
 
 class ServerDescription(Generic[_SettingsT]):
-    """A description of the server whose scheduler an adapter of the SDK drives; by itself, of one without a server.
+    """Describes the server whose scheduler an SDK adapter drives; by itself, an adapter without a server.
 
-    ``defaults`` are the settings whose default at a server is not the adapter's. ``sizes`` are numbers that a
-    simulation has small, so that no value of them is unusual; ``token_counts`` are those in tokens. ``block_size``
-    names the size of a block, ``switches`` the settings that make an engine asynchronous. ``issue_form`` are the
-    headings of the project's form of bug reports, each with the parts of a report that it asks for
+    ``defaults``: settings whose default on the server differs from the adapter's. ``sizes``: numbers that a simulation
+    keeps small, so that no value is unusual; ``token_counts``: the sizes in tokens. ``block_size`` names the setting
+    for the size of a block, ``switches`` the settings that make an engine asynchronous. ``issue_form``: the headings of
+    the project's bug report form, each with the parts of a report that it asks for
     (``scripted.report.issue.IssuePart``).
     """
 
@@ -49,19 +49,19 @@ class ServerDescription(Generic[_SettingsT]):
         return None
 
     def unusual(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
-        """Return the settings that are not a server's default, without sizes."""
+        """Return the settings that differ from the server's defaults, without sizes."""
         given, usual = msgspec.structs.asdict(config), self._usual(config)
         return {name: value for name, value in given.items() if name not in self.sizes and value != usual[name]}
 
     def usual_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
-        """Yield configurations with one of these settings at the server's default, each with that setting's words."""
+        """Yield configurations with one of these settings at the server's default, each with a description."""
         usual = self._usual(config)
         for name in self.unusual(config):
             with suppress(ValueError):
                 yield f"{name}={usual[name]} (the default)", msgspec.structs.replace(config, **{name: usual[name]})
 
     def scaled(self, config: _SettingsT, factor: int) -> _SettingsT | None:
-        """Return the configuration with every number of tokens this many times as large; None if it is refused."""
+        """Return the configuration with every token count multiplied by ``factor``; None if it is refused."""
         given = msgspec.structs.asdict(config)
         with suppress(ValueError):
             if self.token_counts:
@@ -69,7 +69,7 @@ class ServerDescription(Generic[_SettingsT]):
         return None
 
     def other_configs(self, config: _SettingsT) -> Iterator[tuple[str, _SettingsT]]:
-        """Yield configurations with another block size, or asynchronous instead of synchronous, each with its words."""
+        """Yield, with a description, configurations with another block size, or asynchronous instead of synchronous."""
         given = msgspec.structs.asdict(config)
         others: list[tuple[str, ConfigValue]] = [(name, not given[name]) for name in self.switches]
         if self.block_size:
@@ -84,7 +84,7 @@ class ServerDescription(Generic[_SettingsT]):
 
 
 class UndescribedServer(ServerDescription[_SettingsT]):
-    """The server of an adapter that describes none, by the words of its configurations, which may be of any type."""
+    """Stands in for a server that the adapter does not describe: it knows only the words of its configurations."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -112,7 +112,7 @@ class UndescribedServer(ServerDescription[_SettingsT]):
 
 @runtime_checkable
 class DescribesServer(Protocol):
-    """An adapter that knows what its configurations are at a server."""
+    """An adapter that describes the server of its configurations."""
 
     @property
     def server(self) -> ServerDescription: ...

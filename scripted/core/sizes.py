@@ -1,6 +1,6 @@
 """Measures all containers that are reachable from an object, by path: the harness compares sizes to find leaks.
 
-It knows no class, so a new registry needs no entry anywhere. It changes no object.
+It knows no classes, so a new registry needs no entry anywhere. It changes no object.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LEAVES: Final = (
     int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,
     types.BuiltinFunctionType, types.MethodType, type(None),
 )  # fmt: skip
-# Bounded by themselves: the replies of the last step, which the next step replaces, and at most 256 steps that are not
-# in the digests yet.
+# Bounded anyway: the replies of the last step, which the next step replaces, and at most 256 steps that are not yet in
+# the digests.
 _BOUNDED: Final = frozenset(("_replies", "_pending", "_pending_plans"))
 # Packages whose objects are not looked into: a model's modules, a tensor's storage, a socket.
 _FOREIGN: Final = frozenset(
@@ -39,14 +39,14 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
     seen: set[int] = set()
     kinds, queue = _KINDS, [*roots.items()]
     value: Any
-    for path, value in queue:  # It grows meanwhile.
+    for path, value in queue:  # The queue grows meanwhile.
         of: type = type(value)
         kind = kinds[of]
         if kind is None or id(value) in seen or (leaves and _is_leaf(of, leaves)):
             continue
         seen.add(id(value))
         if kind is _OBJECT:
-            # Most attributes are numbers and text: leave them out here, before a path is made for them.
+            # Most attributes are numbers and text: skip them before a path is built for them.
             queue += [(f"{path}.{name}", item) for name, item in _attributes(value) if kinds[type(item)] is not None]
             continue
         if kind is _CONTAINER:
@@ -66,7 +66,7 @@ def grown(before: Mapping[str, int], now: Mapping[str, int], when: str) -> dict[
 
 @functools.cache
 def _is_leaf(kind: type, leaves: tuple[type, ...]) -> bool:
-    """Return whether a class is a leaf. Cached: ``issubclass`` of an abstract class costs more than all the rest."""
+    """Return whether a class is a leaf. Cached: ``issubclass`` of an abstract class costs more than everything else."""
     return issubclass(kind, leaves)
 
 

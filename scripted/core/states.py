@@ -22,7 +22,7 @@ import msgspec
 _ATOMS: Final = frozenset({int, str, bool, float, bytes, type(None)})
 _DIGEST_BYTES: Final = 16
 _KNOWN_LIMIT: Final = 20_000
-# Newer formats encode object identity, in which two equal states may differ.
+# Newer formats encode object identity, which may differ between equal states.
 _FORMAT: Final = 2
 # Marks a reference to an object, so that it is never mistaken for a value.
 _OBJECT: Final = "\0object"
@@ -40,7 +40,7 @@ class StateReader:
     def __init__(self, left_out: Mapping[type, Collection[str]] | None = None) -> None:
         self._left_out = dict(left_out or {})
         self._shapes: dict[tuple[object, ...], tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]] = {}
-        # The contents of frozen messages and plans, by address; the object is kept alive so that its address stays its.
+        # The contents of frozen messages and plans, by address; keeping the object alive keeps its address from reuse.
         self.known: dict[int, tuple[object, object]] = {}
         self._readers: dict[type, _Reader] = {
             list: _Reading.builtin,
@@ -79,7 +79,7 @@ class StateReader:
         if known is None:
             out = {name for base in kind.__mro__ for name in self._left_out.get(base, ())}
             fields: tuple[str, ...] = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else slots_of(kind)
-            # An object may have empty slots: its shape is read, but not remembered for the class.
+            # An object may have empty slots: its shape is read, but not cached for the class.
             names = tuple(sorted({name for name in (*fields, *shape[1:]) if hasattr(value, name)} - out))
             known = names, attrgetter(*names, "__class__", "__class__")
             if len(names) == len({*fields, *shape[1:]} - out):
@@ -88,7 +88,7 @@ class StateReader:
 
 
 class _Reading:
-    """One traversal: objects are numbered when they are first met, and read in that order."""
+    """One traversal: it numbers objects when it first meets them, and reads them in that order."""
 
     def __init__(self, states: StateReader) -> None:
         self._readers = states._readers  # noqa: SLF001 - same file; looked up for every object

@@ -37,7 +37,7 @@ def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
     return [fingerprint, *[fingerprint := (fingerprint * CHAIN + token + 1) & MASK for token in tokens]]
 
 
-# Runs of one search have common beginnings: most of their prompts have been computed before.
+# Runs of one search share prefixes: most of their prompts have been computed before.
 _chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
 
 
@@ -47,7 +47,7 @@ def root_of(lora: int) -> int:
 
 
 def next_token(fingerprint: int, alphabet: int = TOKENS, state: int | None = None) -> int:
-    """Sample the token after the tokens of this fingerprint, masked by the grammar's state if there is one."""
+    """Sample the token that follows this fingerprint, masked by the grammar's state if there is one."""
     token = FIRST_TOKEN + (fingerprint * MIX >> 40) % alphabet
     if state is None:
         return token

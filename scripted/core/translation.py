@@ -1,6 +1,6 @@
-"""Translates a recording into a schedule: names, prompts and lengths in a schedule's terms, and when results come.
+"""Translates a recording into a schedule: names, prompts and lengths in a schedule's terms, and when results arrive.
 
-Notes name what a schedule cannot express. An adapter derives from ``Translator`` to interpret its events.
+Notes name everything that a schedule cannot express. An adapter derives from ``Translator`` to interpret its events.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from scripted.core.prompts import Piece, Recipe, recipe_from
 from scripted.core.schedule import Schedule
 
 _RecordT = TypeVar("_RecordT")
-# The length of an output that did not end by itself: it would have continued.
+# The length of an output that was cut off: it would have continued.
 ENDLESS = 1 << 30
-# Fewer tokens than this are equal by chance.
+# Fewer equal tokens than this may be a coincidence.
 _LEAST_CHUNK = 4
 
 
 class RecordedStep(NamedTuple, Generic[EventT]):
-    """The input of a step, the id of the microbatch that it launched, or None, and the tokens that it told, by rid."""
+    """A step's input, the id of the microbatch that it launched, or None, and the tokens that it sent, by rid."""
 
     now: float
     events: Sequence[EventT]
@@ -57,7 +57,7 @@ class _Made(NamedTuple):
         return self.begun + sum([piece.length for piece in self.pieces])
 
     def first(self, tokens: int) -> _Made:
-        """Return the part that makes this many tokens of the prompt."""
+        """Return the part that makes the first ``tokens`` tokens of the prompt."""
         left, pieces = tokens - self.begun, []
         for piece in self.pieces:
             if left > 0:
@@ -67,10 +67,10 @@ class _Made(NamedTuple):
 
 
 class Translated(NamedTuple):
-    """A schedule, the ``steps`` of it that correspond to the recorded steps, and ``notes`` on what was lost.
+    """A schedule, its ``steps`` that correspond to the recorded steps, and ``notes`` on what was lost.
 
-    ``plans`` are the launches of the recorded steps, with requests named as in the schedule. ``same_steps`` counts the
-    steps with equal launches, once the schedule was run.
+    ``plans``: the launches of the recorded steps, with requests named as in the schedule. ``same_steps`` counts the
+    steps with equal launches, once the schedule has been run.
     """
 
     schedule: Schedule
@@ -81,11 +81,11 @@ class Translated(NamedTuple):
 
 
 class Translator(ABC, Generic[EventT]):
-    """Translates the steps of one recording. ``names`` are the schedule's names of requests, by rid.
+    """Translates the steps of one recording. ``names``: the schedule's names of requests, by rid.
 
-    ``steps`` are the schedule's steps that correspond to the recorded ones. ``lengths`` are the output lengths in
-    tokens by rid, in the order of the requests with it. ``timed``: the times of the steps matter. ``guesses``: results
-    depend on draft tokens guessed from the text.
+    ``steps``: the schedule's steps that correspond to the recorded ones. ``lengths``: output lengths in tokens by rid,
+    in the order of the rid's requests. ``timed``: the times of the steps matter. ``guesses``: results depend on draft
+    tokens guessed from the text.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Translator(ABC, Generic[EventT]):
         self._timed = timed
         self._guesses = guesses
         self._made: dict[tuple[int, ...], _Made] = {}
-        # Where each chunk of tokens came first, and how many tokens of each seed are in use.
+        # Where each chunk of tokens first occurred, and how many tokens of each seed are in use.
         self._chunks: dict[tuple[int, ...], Piece] = {}
         self._used: dict[int, int] = {}
         # The last request of each rid.
@@ -127,7 +127,7 @@ class Translator(ABC, Generic[EventT]):
         return (HoldResults(),)
 
     def releases(self, events: Sequence[EventT]) -> Iterable[Action]:
-        """Return the actions that make the events of the world come in exactly this step."""
+        """Return the actions that make the world's events arrive in exactly this step."""
         results = sum([self.batch_of(event) is not None for event in events])
         return (ReleaseResults(count=results),) if results else ()
 
@@ -146,7 +146,7 @@ class Translator(ABC, Generic[EventT]):
         return Translated(schedule, self.steps, plans, tuple(self.notes()))
 
     def placed(self, recorded: Iterable[RecordedStep[EventT]]) -> Iterator[Placed]:
-        """Yield the placed actions. Results are held, and each is released in the step in which it came."""
+        """Yield the placed actions. Results are held, and each is released in the step in which it arrived."""
         yield from (Placed(1, action) for action in self.opening())
         now = 0.0
         fails: dict[int, Action] = {}
@@ -173,7 +173,7 @@ class Translator(ABC, Generic[EventT]):
         yield from (Placed(step, action) for step, action in fails.items())
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on what the schedule lacks of the recording."""
+        """Yield notes on the parts of the recording that the schedule lacks."""
         if self._guesses:
             yield "guesses depend on the text, and a schedule's text differs, so other guesses are right in it"
         yield from self.own_notes()
@@ -206,7 +206,7 @@ class Translator(ABC, Generic[EventT]):
         return max(0, min(lives.pop(0) if lives else most, most))
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
-        """Return a recipe for a prompt that shares with earlier requests as much as this one does."""
+        """Return a recipe for a prompt that shares as much with earlier requests as this one does."""
         common, like = self._most_like(prompt)
         turn = self._turn_of(prompt)
         if turn is not None and turn.begun >= common:
@@ -227,7 +227,7 @@ class Translator(ABC, Generic[EventT]):
         return max(own, key=lambda one: (one[0], len(one[1])), default=(0, ()))
 
     def _turn_of(self, prompt: tuple[int, ...]) -> _Made | None:
-        """Return the beginning of a prompt that goes beyond that of an earlier request and into its output."""
+        """Return the beginning of a prompt that continues an earlier request, past its prompt and into its output."""
         best = None
         for turn in self._turns.values():
             begun = common_start([prompt, (*turn.prompt, *turn.said)])
@@ -250,14 +250,14 @@ class Translator(ABC, Generic[EventT]):
         return pieces
 
     def _new_tokens(self, last: Piece | None, count: int) -> Piece:
-        """Return tokens of no earlier prompt: the next ones of the last piece's seed if no prompt has used them."""
+        """Return tokens that no earlier prompt used: the last piece's seed continues if its next tokens are unused."""
         seed = len(self._used) + 1 if last is None or last.end < self._used[last.seed] else last.seed
         first = self._used.get(seed, 0)
         self._used[seed] = first + count
         return Piece(seed, first, count)
 
     def _note_chunks(self, prompt: tuple[int, ...], made: _Made) -> None:
-        """Note where the chunks of a prompt come from that lie in one piece."""
+        """Note the origin of each chunk of a prompt that lies within one piece."""
         at = made.begun
         for piece in made.pieces if self._chunk else ():
             for place in range(-(-at // self._chunk) * self._chunk, at + piece.length - self._chunk + 1, self._chunk):
@@ -267,7 +267,7 @@ class Translator(ABC, Generic[EventT]):
 
 
 class Lengths:
-    """Output lengths in tokens by rid, in the order of the requests with it; ENDLESS for one that was cut off."""
+    """Output lengths in tokens by rid, in the order of the rid's requests; ENDLESS for an output that was cut off."""
 
     def __init__(self) -> None:
         self.by_rid: dict[str, list[int]] = {}

@@ -13,8 +13,9 @@ from scripted.core.installed import harness_packages
 
 
 class Bounds(NamedTuple):
-    """The bounds of a launch of one request: it starts at ``first`` or before, stays below ``end``, and ends at
-    ``last``.
+    """The bounds that a launch of one request has to keep.
+
+    It starts at ``first`` or before, stays below ``end``, and ends at ``last``.
     """
 
     rid: str
@@ -26,7 +27,7 @@ class Bounds(NamedTuple):
 class Violation(AssertionError):
     """The scheduler broke a promise, which the text names.
 
-    ``bounds`` are the ones that the last launch exceeded. ``left_out`` are the requests that waited although the last
+    ``bounds``: the bounds that the last launch exceeded. ``left_out``: the requests that waited although the last
     launches had room for them.
     """
 
@@ -37,7 +38,7 @@ class Violation(AssertionError):
 
 
 def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:
-    """Return whether code of these packages raised it, directly or in a library, and not the harness."""
+    """Return whether these packages raised it, directly or through a library, rather than the harness."""
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(exc.__traceback__)]
     known = harness_packages().union(packages)
     return next((name for name in reversed(names) if name in known), None) in packages

@@ -1,6 +1,6 @@
 """Promises that every scheduler keeps, one in each file, named by what it guards. They know no adapter.
 
-``core/run.py`` and the account ask them; the state that they need of a machine is a protocol beside each of them.
+``core/run.py`` and the account check them; a protocol beside each names the state that it needs of a machine.
 """
 
 from scripted.core.promises.asked_twice import HasQueries

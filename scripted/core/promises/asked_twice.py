@@ -1,6 +1,6 @@
-"""A query changes nothing: asked twice in a row, it has the same answer, and the scheduler is as it was.
+"""A query changes nothing: asked twice in a row, it gives the same answer and leaves the scheduler as it was.
 
-Schedulers poll their connectors, caches and admission: a query that counts, pins or moves a cursor works once.
+Schedulers poll their connectors, caches and admission: a query that counts, pins or moves a cursor works only once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from scripted.core.violation import Violation
 
-# The steps after which a run asks: early ones, in which queues fill, and fewer later.
+# The steps after which a run asks: early ones, while queues fill, and fewer later.
 _STEPS: Final = frozenset((3, 8, 21, 55, 144))
 
 
@@ -24,7 +24,7 @@ class HasQueries(Protocol):
 
 
 def check_queries(step: int, machine: HasQueries) -> None:
-    """Ask every query twice, after some of the steps. Raises Violation for two different answers."""
+    """Run every query twice, after certain steps. Raises Violation if the two answers differ."""
     if step not in _STEPS:
         return
     queries = machine.queries()

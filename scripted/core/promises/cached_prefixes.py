@@ -1,6 +1,6 @@
 """A prefix cache holds what was computed: each cached block was written, under those tokens and no others.
 
-A hit would show it, but only of a prompt that hits exactly that block. Judged when everything has ended.
+Otherwise a wrong block shows only when a prompt hits exactly that block. Checked once everything has ended.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from scripted.core.violation import Violation
 
 
 class CachedPrefix(msgspec.Struct, frozen=True):
-    """The tokens of a prompt from its first on, in full blocks, and the blocks that are said to hold their KV.
+    """The first tokens of a prompt, in full blocks, and the blocks that supposedly hold their KV.
 
-    ``lora`` is what computed them, as the device knows it. ``block_ids`` are the prefix's blocks from ``first`` on,
-    where the cache names blocks one by one, or has lost those before.
+    ``lora`` is the LoRA that computed them, as the device knows it. ``block_ids`` are the prefix's blocks from
+    ``first`` on: the cache may name blocks one by one, or have lost the earlier ones.
     """
 
     token_ids: tuple[int, ...]
@@ -40,12 +40,12 @@ class HoldsPrefixes(Protocol):
     """A device that knows what each block holds."""
 
     def wrong_block(self, prefix: CachedPrefix) -> int | None:
-        """Return the first block of a prefix that holds anything else; None if all hold it."""
+        """Return the first block of a prefix with other contents; None if all blocks hold the prefix."""
         ...
 
 
 def check_prefixes(machine: object, device: object) -> None:
-    """Judge that every cached block holds the KV of its tokens. Raises Violation."""
+    """Check that every cached block holds the KV of its tokens. Raises Violation."""
     if not isinstance(machine, KeepsPrefixes) or not isinstance(device, HoldsPrefixes):
         return
     for prefix in machine.cached_prefixes():

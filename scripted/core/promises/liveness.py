@@ -1,6 +1,6 @@
-"""Everything open ends in time: once nothing happens from outside, within a number of steps that the work sets.
+"""Everything open ends in time: once nothing comes from outside, within a number of steps set by the remaining work.
 
-Without it a livelock is noticed only after thousands of steps, or when the run stalls.
+Without this promise a livelock shows only after thousands of steps, or when the run stalls.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from scripted.core.violation import Violation
 # The bound is this multiple of the steps that all open requests would take one after the other: preempted requests
 # are computed again.
 _TIMES: Final = 6
-# For what takes steps without computing: transfers, the compilation of grammars.
+# Allowance for steps without computation: transfers, the compilation of grammars.
 _SLACK_STEPS: Final = 200
 
 
 class Liveness:
-    """The step by which all must have ended; it is set anew after every event from outside."""
+    """The step by which everything must have ended; every event from outside sets it again."""
 
     def __init__(self) -> None:
         self._due = 0
@@ -29,13 +29,13 @@ class Liveness:
         self._due = 0
 
     def is_late(self, step: int) -> bool:
-        """Whether the step that begins is one to judge, or to set the bound in."""
+        """Whether the coming step is one to judge, or one that sets the bound."""
         return step > self._due
 
     def check(self, step: int, work: int | None, busy: Callable[[], Sequence[str]]) -> None:
-        """Judge the step that begins; ``work`` is the number of steps that the open requests would take in a row.
+        """Judge the coming step; ``work`` is the number of steps that the open requests would take one after another.
 
-        Raises Violation that names the ``busy`` requests.
+        Raises Violation with the ``busy`` requests.
         """
         if work is None:
             return

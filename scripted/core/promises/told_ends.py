@@ -1,6 +1,6 @@
-"""Every end is reported: a request that its scheduler has dropped is not open for its client any more.
+"""Every end is reported: a scheduler that drops a request tells its client.
 
-Judged in the step that drops it: at the end of the run a lost request counts as one that never ends.
+Checked in the step that drops it: at the end of the run, a lost request would look like one that never ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ListsRequests(Protocol):
 
 
 def check_told(live: Iterable[str], machine: ListsRequests) -> None:
-    """Judge that a machine still has every request without a terminal reply. Raises Violation."""
+    """Check that a machine still has every request without a terminal reply. Raises Violation."""
     kept = machine.open_rids()
     lost = [rid for rid in live if rid not in kept]
     if lost:

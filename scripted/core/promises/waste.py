@@ -1,4 +1,4 @@
-"""Work is not thrown away for nothing: a request loses its blocks only if somebody gets further by it.
+"""Work is not thrown away for nothing: a request loses its blocks only if another one gets further by it.
 
 Also bounds the steps in which a scheduler asks for another step and computes nothing. The limits come from the
 workload: no other request's prompt, output or blocks need what the victim gave up.
@@ -16,14 +16,14 @@ _EMPTY_STEPS_A_LAUNCH: Final = 8
 
 
 class Preemptions:
-    """Lost blocks, and the progress since: ``gains`` counts requests that began, ended or took a further block.
+    """Lost blocks and the progress since: ``gains`` counts requests that began, ended or took another block.
 
-    An event from outside counts as a gain, because it may change which requests should run.
+    An event from outside counts as a gain: it may change which requests should run.
     """
 
     def __init__(self, block_size: int, most_in_vain: int) -> None:
         self._block_size = block_size
-        # How often in a row a request may lose its blocks for nothing, and the violation's text once it did more often.
+        # How often in a row a request may lose its blocks for nothing, and the violation's text once it exceeds that.
         self._most_in_vain = most_in_vain
         self.wasted = ""
         self.gains = 0
@@ -36,7 +36,7 @@ class Preemptions:
         self._lost.setdefault(rid, self.gains)
 
     def begin(self, rid: str) -> None:
-        """Note the launch of a request that has no blocks; ``wasted`` says if its last losses were for nothing."""
+        """Note the launch of a request without blocks; ``wasted`` says whether its last losses were for nothing."""
         lost = self._lost.pop(rid, None)
         if lost is not None:
             times = self._for_nothing[rid] = self._for_nothing.get(rid, 0) + 1 if lost == self.gains else 0
@@ -48,7 +48,7 @@ class Preemptions:
         self.gains += 1
 
     def compute(self, start: int, count: int) -> None:
-        """Note positions that are computed: those that begin a block need one more."""
+        """Note computed positions: each position that starts a block takes another block."""
         if (start + count - 1) // self._block_size > (start - 1) // self._block_size:
             self.gains += 1
 

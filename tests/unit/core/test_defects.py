@@ -41,7 +41,7 @@ def test_what_a_project_writes_is_read_again(tmp_path: Path) -> None:
 def test_a_damaged_table_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "known.toml"
     file.write_text(text)
-    with pytest.raises(ScriptDefinitionError, match=r"known\.toml (is no table of known defects|has the defect)"):
+    with pytest.raises(ScriptDefinitionError, match=r"known\.toml (is not a table of known defects|has the defect)"):
         read_defects(file)
 
 
@@ -49,7 +49,7 @@ def test_a_table_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "known.toml"
     add_known(file, LOST)
     monkeypatch.setattr("scripted.core.defects._SIZE_LIMIT_BYTES", file.stat().st_size - 1)
-    with pytest.raises(ScriptDefinitionError, match=r"known\.toml has \d+ bytes; a table of known defects has"):
+    with pytest.raises(ScriptDefinitionError, match=r"known\.toml has \d+ bytes; a table of known defects has at most"):
         read_defects(file)
 
 
