@@ -92,7 +92,7 @@ def known(
     file: Annotated[Path, typer.Option(metavar="FILE", help="the file to commit")] = DEFAULT_KNOWN,
     failures: _Failures = DEFAULT_FAILURES,
 ) -> None:
-    """Accept a finding: it moves to the file of known ones, to commit."""
+    """Accept a finding: move it to the file of known ones, to commit."""
     database = FailureDatabase(failures)
     saved = database.numbered(number)
     defect = _known(saved, upstream, because)

@@ -14,7 +14,7 @@ import msgspec
 
 from scripted.core.errors import BadCall
 
-# Msgpack extensions: plain msgpack would turn a tuple into a list, and a path into a string.
+# Msgpack extensions: plain msgpack would turn tuples into lists and paths into strings.
 _TUPLE: Final = 1
 _PATH: Final = 2
 _PATHS: Final = type(Path())
@@ -54,7 +54,7 @@ def unpacked(value: object) -> Any:
 
 def _check(where: str, value: object) -> None:
     kind = type(value)
-    # By the exact type: an object of a subclass would arrive as its base.
+    # By exact type: an object of a subclass would arrive as its base class.
     if isinstance(value, list | tuple) and kind in (list, tuple):
         for index, one in enumerate(value):
             _check(f"{where}[{index}]", one)

@@ -1,7 +1,8 @@
-"""Changes one answer of the engine that a script reads, to see whether an assertion depends on it.
+"""Changes one answer that a script reads from the engine, to see whether an assertion depends on it.
 
-An answer is an attribute, or the result of a method, of an object of the harness or the engine. A changed answer is
-possible: another reason, one page more. It changes between two steps or verbs, so that two reads in a row stay equal.
+An answer is an attribute of an object of the harness or the engine, or the result of one of its methods. A changed
+answer is plausible: another reason, one page more. It changes between two steps or verbs, so that two consecutive reads
+agree.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from scripted.script.handles import BaseRequest
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.values import Condition, Status, Word
 
-# What a script or the configuration chose, and records to which steps only add.
+# Values that the script or the configuration chose, and records to which steps only add.
 _GIVEN: Final = frozenset(
     {"call_id", "history", "id", "max_new_tokens", "page_size", "prompt_ids", "prompt_seed", "rid", "rids", "total"}
 )
 # Answers that only grow.
 _GROWING: Final = frozenset({"now", "step"})
-# Answers that stay true from the moment they are.
+# Answers that stay true once they are.
 _LASTING: Final = frozenset({"arrived", "closed", "done", "dropped", "finished", "is_finished"})
 _WAITS_FOR_REQUESTS: Final = frozenset({"run_until_all_finished", "run_until_finished"})
 _WAIT_FOR_IDLE: Final = "run_until_idle"
-# True after that wait, until a verb is called.
+# True after the wait until idle, until a verb is called.
 _IDLE: Final = frozenset({"is_fully_idle", "is_quiescent"})
 _SAME_END: Final = (frozenset({"finished", "aborted"}), frozenset({"waiting", "running"}))
 _INSTEAD_OF_NONE: Final[dict[str, str]] = {"chunked": "another", "error": "an error", "paused": "in_place"}
@@ -52,7 +53,7 @@ _Moment = tuple[int, int]
 
 
 class EngineAnswer(msgspec.Struct, frozen=True):
-    """An attribute of one object or of all of a class; ``owner`` is the class, and the number of a request or call."""
+    """An attribute of one object or of a class's objects; ``owner`` is the class, numbered for requests and calls."""
 
     owner: str
     attribute: str
@@ -62,7 +63,7 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Another answer from a moment on; ``how`` is a name of ``_others_of``."""
+    """Another answer from some moment on; ``how`` is a name from ``_others_of``."""
 
     answer: EngineAnswer
     how: str
@@ -70,10 +71,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """Passes on the answers that one run of a script reads, one of them changed if there is a ``change``.
+    """Forwards the answers that one run of a script reads; a ``change``, if given, alters one of them.
 
-    ``packages`` are those of the engine, its adapter and the harness; objects of class ``given`` are left alone, and no
-    mode becomes one of ``absent_modes``.
+    ``packages``: the packages of the engine, its adapter and the harness. Objects of class ``given`` stay as they are,
+    and no mode becomes one of ``absent_modes``.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class Answers:
         self._t: BaseContext | None = None
         self._verbs: frozenset[str] = frozenset()
         self._verbs_called = 0
-        # The name of each request, client, call, and object that a method of ``t`` has returned, by its id.
+        # The names of requests, clients, calls and of objects that methods of ``t`` have returned, by id.
         self._named: dict[int, tuple[object, str]] = {}
-        # The ids of objects for which the script waited, so that they must have ended.
+        # The ids of objects that the script has waited for, so that they must have ended.
         self._awaited: set[int] = set()
-        # The verbs before the last wait until the engine is idle.
+        # The number of verbs before the last wait until the engine was idle.
         self._idle_after: int | None = None
-        # The changes that are possible, by answer and moment.
+        # The possible changes, by answer and moment.
         self._found: dict[tuple[EngineAnswer, _Moment], dict[str, None]] = {}
 
     def begin(self, t: BaseContext) -> None:
@@ -139,7 +140,7 @@ class Answers:
     def _told(self, owner: object, attribute: str, value: object) -> object:
         assert self._t is not None, "a run has begun"
         moment = (self._t.run.step, self._verbs_called)
-        if not moment[0]:  # nothing has happened yet that could be otherwise
+        if not moment[0]:  # nothing has happened yet that could have gone differently
             return value
         others = {how: other for how, other in self._others(owner, attribute, value) if other != value}
         answers = [
@@ -195,7 +196,7 @@ def _others_of(attribute: str, value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, (int, float)):
         yield from _other_numbers(attribute, value)
     elif isinstance(value, Word) and attribute == "finish_reason":
-        # One other end: an assertion that admits most of them tells little.
+        # One other end is enough: an assertion that admits most ends says little.
         word = "abort" if value.value == "length" else "length"
         yield from ((other.value, other) for other in value.others() if other.value == word)
     elif isinstance(value, Word):

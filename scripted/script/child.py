@@ -1,6 +1,6 @@
 """Runs a function in a forked child: its result returns over a pipe, and no other effect of it survives.
 
-The parent keeps the time, and always kills the child and every process that the child has started.
+The parent keeps the time, and always kills the child and every process that the child started.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any, Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-# At this signal the child writes its stacks, even inside a C call.
+# On this signal the child writes its stacks, even inside a C call.
 _SHOW_STACKS: Final = signal.SIGUSR2
 _STACKS_WITHIN_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
-# The first byte of a message: a result follows; a debugger has started, and may wait for its user without limit.
+# The first byte of a message: either a result follows, or a debugger has started and may wait for its user forever.
 _RESULT: Final = b"r"
 _DEBUGS: Final = b"d"
 _DEBUGGER: Final = bdb.__file__
@@ -148,7 +148,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoReturn:
-    """Send the result of ``work`` and wait to be killed. A process that ``work`` has forked exits here."""
+    """Send the result of ``work`` and wait to be killed. A process that ``work`` forked exits here."""
     child = os.getpid()
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -167,7 +167,7 @@ def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoR
             writer.send_bytes(_RESULT + result)
             while True:
                 signal.pause()
-    except BaseException:  # noqa: BLE001 - the process must not go on with the work of its parent
+    except BaseException:  # noqa: BLE001 - the child must not continue the parent's work
         with contextlib.suppress(BaseException):
             traceback.print_exc()
     finally:

@@ -1,4 +1,4 @@
-"""Clients of a script, as it sees them: the answer to one request, and to one administrative call.
+"""A script's view of its clients: the answer to one request, and to one administrative call.
 
 Real HTTP clients fill them in the server tier, the simulated front end in the sim tier.
 """
@@ -14,7 +14,7 @@ import msgspec
 from scripted.core.errors import BadCall
 from scripted.script.values import Listed, Nameless, Status, Word
 
-# The reasons of all adapters; each engine has some of them.
+# The finish reasons of all adapters; each engine has some of them.
 FINISH_REASONS: Final = frozenset({"length", "stop", "abort", "error", "timeout", "invalid", "unavailable"})
 
 _OK: Final = 200
@@ -22,12 +22,12 @@ _MAY_BE_REFUSED: Final = ("/flush_cache", "/update_weights")
 
 
 def finish_reason_of(reason: str | None) -> str | None:
-    """Make a reason that can only be compared with one of ``FINISH_REASONS``; None before the end."""
+    """Make a reason that only compares with ``FINISH_REASONS``; None before the end."""
     return None if reason is None else Word(reason, "finish_reason", FINISH_REASONS)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of an answer, without what earlier pieces had."""
+    """One piece of an answer; it does not repeat earlier pieces."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Connection(msgspec.Struct):
-    """The client's connection for one answer, which the choices of the answer share."""
+    """The client's connection for one answer, shared by the choices of the answer."""
 
     status: Status | None = None
     error: str | None = None
@@ -45,10 +45,10 @@ class _Connection(msgspec.Struct):
 
 
 class ClientView(Nameless):
-    """The answer to one request, as far as its client received it.
+    """The answer to one request, as far as its client has received it.
 
-    ``status`` is the HTTP status, None before it is there; ``error`` the text of the error that ended the answer, if
-    any; ``closed`` turns true when nothing more can come, ``dropped`` when the client itself disconnected.
+    ``status`` is the HTTP status, None before it arrives; ``error`` the text of the error that ended the answer, if
+    any; ``closed`` turns true once nothing more can arrive, ``dropped`` once the client itself disconnects.
     """
 
     _ask = "its .status, .finish_reason, .closed or .token_ids"
@@ -74,7 +74,7 @@ class ClientView(Nameless):
 
     @property
     def error(self) -> str | None:
-        """The error that ended the answer; None for a choice that had ended before."""
+        """The error that ended the answer; None for a choice that had already ended."""
         return None if self._has_ended else self._connection.error
 
     @property
@@ -118,24 +118,24 @@ class ClientView(Nameless):
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason in the terminal chunk; ``error`` for an answer that ended with an error; None before the end."""
+        """The reason in the terminal chunk; ``error`` for an answer that an error ended; None before the end."""
         if self.error is not None:
             return finish_reason_of("error")
         return finish_reason_of(next((c.finish_reason for c in self._chunks if c.finish_reason), None))
 
     @property
     def terminal_answers(self) -> int:
-        """The number of terminal chunks: exactly one from an engine that works."""
+        """The number of terminal chunks: exactly one from a healthy engine."""
         return sum(1 for chunk in self._chunks if chunk.finish_reason) + (self.error is not None)
 
     @property
     def answer(self) -> ClientView:
-        """The whole answer: itself, or the answer of several choices to which it belongs."""
+        """The whole answer: itself, or for one of several choices the answer that contains it."""
         return self
 
     @property
     def choices(self) -> tuple[ClientView, ...]:
-        """Itself, or the choices of an answer of several."""
+        """The choices of an answer with several, otherwise itself."""
         return (self,)
 
     def receive(self, chunk: Chunk) -> None:
@@ -156,7 +156,7 @@ class ClientView(Nameless):
 
 
 class HasChoices(Protocol):
-    """A request of several choices, or the client of its answer."""
+    """A request with several choices, or the client of its answer."""
 
     rid: str
 
@@ -165,7 +165,7 @@ class HasChoices(Protocol):
 
 
 class AskedOfEachChoice:
-    """An attribute that each choice has for itself: a request of several choices refuses it."""
+    """An attribute that belongs to each choice: a request with several choices refuses it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -179,12 +179,12 @@ class AskedOfEachChoice:
 
 
 class ChoiceView(ClientView):
-    """One of several choices of an answer: it has chunks of its own and shares the connection."""
+    """One of several choices in an answer: it has its own chunks and shares the connection."""
 
     def __init__(self, rid: str, answer: ClientView) -> None:
         super().__init__(rid, streams=answer.streams)
         self._answer = answer
-        self._connection = answer._connection  # noqa: SLF001 - the answer's own choice
+        self._connection = answer._connection  # noqa: SLF001 - shared within one answer
 
     @property
     def answer(self) -> ClientView:
@@ -196,7 +196,7 @@ class ChoiceView(ClientView):
 
 
 class ChoicesView(ClientView):
-    """An answer of several choices: its status, error and end; everything else belongs to a choice."""
+    """An answer with several choices: its status, error and end; everything else belongs to a choice."""
 
     def __init__(self, rid: str, rids: Sequence[str], *, streams: bool = True) -> None:
         super().__init__(rid, streams=streams)
@@ -220,10 +220,9 @@ class ChoicesView(ClientView):
 
 
 class Call(Nameless):
-    """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
+    """One administrative call of a script. ``arrived``: its message has reached the gate; ``done``: its answer is in.
 
-    ``was_read``: the script read the status or text of the answer. ``must_be_read``: without that the call tests
-    nothing.
+    ``was_read``: the script has read the answer's status or text. ``must_be_read``: otherwise the call tests nothing.
     """
 
     _ask = "its .done or .status"
@@ -241,13 +240,13 @@ class Call(Nameless):
 
     @property
     def status(self) -> int:
-        """The HTTP status of the answer. Raises BadCall before it is there."""
+        """The HTTP status of the answer. Raises BadCall before it arrives."""
         self._read("status")
         return self._status
 
     @property
     def text(self) -> str:
-        """The text of the answer. Raises BadCall before it is there."""
+        """The text of the answer. Raises BadCall before it arrives."""
         self._read("text")
         return self._text
 
@@ -269,7 +268,7 @@ class Call(Nameless):
 
 
 def receive_events(view: ClientView, part: str | bytes) -> None:
-    """Feed a client with whole lines of a stream of server-sent events."""
+    """Feed a client whole lines of a server-sent event stream."""
     text = part.decode() if isinstance(part, bytes) else part
     for line in text.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
@@ -277,7 +276,7 @@ def receive_events(view: ClientView, part: str | bytes) -> None:
 
 
 def receive_event(view: ClientView, data: str | bytes) -> None:
-    """Feed a client with one event of a stream, or the body of an answer that was not streamed."""
+    """Feed a client one event of a stream, or the body of an unstreamed answer."""
     event = json.loads(data)
     if "error" in event:
         view.fail(event["error"]["message"], view.status)

@@ -1,8 +1,8 @@
-"""Compiled sources of script files, kept beside them as Python keeps its own: in ``__pycache__``.
+"""Compiled sources of script files, cached beside them in ``__pycache__`` as Python caches its own.
 
 A server's scheduler process compiles the file of each script that it is sent, and every server is a new process. A
-cached file is used only for the same source, path, Python, pytest and harness. Where none can be written, each process
-compiles the source itself.
+cached file is used only for the same source, path, Python, pytest and harness. Where no cache can be written, each
+process compiles the source itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPILERS: Final = tuple(Path(__file__).with_name(name) for name in ("loader.py
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """A compiled file; ``marshalled`` is its code as Python's own caches have it."""
+    """A compiled file; ``marshalled`` is its code in the form of Python's own caches."""
 
     marshalled: bytes
 

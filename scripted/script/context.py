@@ -1,7 +1,7 @@
 """``t``, the object through which a script drives and observes a scheduler; for every adapter.
 
-Its verbs come from the adapter's actions, so that ``t`` can do everything that a schedule of the adapter can. Queries,
-waits and windows are here; an adapter's subclass adds queries of its scheduler. It keeps no state of the scheduler.
+Its verbs come from the adapter's actions, so ``t`` can do everything that a schedule of the adapter can. Queries, waits
+and windows are here; an adapter's subclass adds queries about its scheduler. ``t`` keeps no scheduler state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ScriptClock(Asked):
         self._seal()
 
     def now(self) -> float:
-        """Return the seconds by which the script has advanced time."""
+        """Return the seconds by which the script has advanced the clock."""
         return self._clock.now()
 
     def advance(self, seconds: float) -> None:
@@ -52,9 +52,9 @@ class ScriptClock(Asked):
 
 
 _Context = TypeVar("_Context", bound="BaseContext")
-# Begins the failure of a script that has not seen a window; the names follow.
+# The start of the failure of a script that never saw a window; the names follow.
 NEVER_REACHED: Final = "the script never reached"
-# The file that resumes scripts: its frames are below the script's on the stack.
+# The file that resumes scripts: its frames are below the script's in the stack.
 _EXECUTION: Final = str(Path(__file__).with_name("execution.py"))
 _MOST_LINES: Final = 1000
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
@@ -95,8 +95,8 @@ def actions_behind(t: BaseContext) -> tuple[type[Action], ...]:
 class BaseContext(Asked):
     """Base class of ``t``. ``reached`` counts how often each window of ``sometimes`` was open.
 
-    Requests without a rid of their own are named ``<rid_prefix>-<number>``. ``must_reach`` are the windows that the
-    script has to see; if there are any, it may name no others. ``run``, for verbs, is the run that the script drives.
+    Requests without their own rid are named ``<rid_prefix>-<number>``. The script has to see every window in
+    ``must_reach``, and if that is not empty it may name no others. Verbs use ``run``, the run that the script drives.
     """
 
     _loose_end_names: ClassVar[tuple[str, ...]] = ()
@@ -110,7 +110,7 @@ class BaseContext(Asked):
         self._made: list[Wait] = []
         # The innermost generator that the script has yielded from.
         self._position: object = None
-        # Whether each predicate of ``run_until``, by its code, was ever false.
+        # Whether each predicate of ``run_until``, by its code, has ever been false.
         self._waited: dict[object, bool] = {}
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
@@ -118,9 +118,9 @@ class BaseContext(Asked):
         # The last lines that called verbs: the step that sees the effect, the file, the line.
         self._lines: deque[tuple[int, str, int]] = deque(maxlen=_MOST_LINES)
         self.is_smoke = False
-        # Calls without an effect, by their names in a summary.
+        # Calls without an effect, by name in the summary.
         self._ineffective: dict[str, int] = {}
-        # The steps after which the next batch was made to fail.
+        # The steps in which the script ordered the next batch to fail.
         self._failures_ordered: list[int] = []
         self._bad_calls_before = BadCall.made
         self._budgets_before = BudgetSpent.made
@@ -140,7 +140,7 @@ class BaseContext(Asked):
         return self._run
 
     def next_rid(self) -> str:
-        """Return a rid for a request without one of its own."""
+        """Return a rid for a request without its own."""
         self._rids += 1
         return f"{self._rid_prefix}-{self._rids}"
 
@@ -171,28 +171,28 @@ class BaseContext(Asked):
         self._ineffective[what] = self._ineffective.get(what, 0) + 1
 
     def note_line(self) -> None:
-        """Note the current line of code outside of the harness, whose verb acts on the next step."""
+        """Note the current line of code outside the harness, whose verb acts on the next step."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None and is_in_harness(frame.f_code.co_filename):
             frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
-        # Code typed in a shell or given to eval has no file.
+        # Code typed into a shell or passed to eval has no file.
         if frame is not None and not frame.f_code.co_filename.startswith("<"):
             self._lines.append((self._run.step + 1, frame.f_code.co_filename, frame.f_lineno))
 
     def note_failure(self) -> None:
-        """Note that the next batch will fail, so that a failure which meets no batch is counted."""
+        """Note that the next batch will fail, so that a failure that meets no batch is counted."""
         self._failures_ordered.append(self._run.step)
 
     # -- queries --
 
     @property
     def scheduler(self) -> Any:
-        """The live scheduler: a script may look at everything in it."""
+        """The live scheduler, which a script may inspect without limits."""
         return self._run.scheduler
 
     @property
     def clock(self) -> ScriptClock:
-        """Virtual time; ``clock.advance(seconds)`` is the only thing that moves it."""
+        """Virtual time; only ``clock.advance(seconds)`` moves it."""
         return self._clock
 
     @property
@@ -207,7 +207,7 @@ class BaseContext(Asked):
 
     @property
     def is_fully_idle(self) -> bool:
-        """True when nothing is in flight, owns memory or waits, and no arrival is still to be seen by a step."""
+        """True when nothing is in flight, owns memory or waits, and a step has seen every arrival."""
         return bool(self._run.is_fully_idle)
 
     @property
@@ -225,16 +225,16 @@ class BaseContext(Asked):
         return None if last is None else last.mode
 
     def find_req_by_rid(self, rid: str) -> Any:
-        """Return the scheduler's live object of a rid; None before its first step, after its end, or if unknown."""
+        """Return the scheduler's live object for a rid; None before its first step, after its end, or if unknown."""
         handle = self._last_life("find_req_by_rid", rid)
         return None if handle is None else handle.req
 
     def is_finished(self, rid: str) -> bool:
-        """Return whether the last request of this rid has ended. Raises BadCall for a rid that never existed."""
+        """Return whether the last request with this rid has ended. Raises BadCall for a rid that never existed."""
         return bool(self._known("is_finished", rid).finished)
 
     def is_chunking(self, rid: str) -> bool:
-        """Return whether this is the one partly prefilled request. Raises BadCall for a rid that never existed."""
+        """Return whether this is the partly prefilled request. Raises BadCall for a rid that never existed."""
         return bool(self._known("is_chunking", rid).is_chunking)
 
     def status(self, rid: str) -> str:
@@ -243,7 +243,7 @@ class BaseContext(Asked):
         return status_of("unknown") if handle is None else handle.status
 
     def list_active_reqs(self) -> Sequence[object]:
-        """Return the scheduler's live objects of requests that have not ended; an arrival has none yet."""
+        """Return the scheduler's live objects for requests that have not ended; an arrival has none yet."""
         return ListedList(handle.req for handle in self._run.handles.live().values() if handle.req is not None)
 
     def batch_composition(self) -> dict[str, list[str]]:
@@ -305,24 +305,24 @@ class BaseContext(Asked):
         )
 
     def advance_to_nth_chunk(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until ``n`` parts of the request's prompt were launched."""
+        """Run steps until ``n`` chunks of the request's prompt have been launched."""
         self._check_wait("advance_to_nth_chunk()", r, max_steps)
         check_count("advance_to_nth_chunk()", "n", n)
         what, goal = f"advance_to_nth_chunk({r.rid}, {n})", f"{r.rid} never got to chunk {n}"
         return self._waiting(what, lambda: r.chunks_done >= n, max_steps, goal, r, needs_chunks=True)
 
     def advance_to_decode_step(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until the scheduler has emitted ``n`` tokens of the request."""
+        """Run steps until the scheduler has emitted ``n`` tokens for the request."""
         self._check_wait("advance_to_decode_step()", r, max_steps)
         check_count("advance_to_decode_step()", "n", n)
         what, goal = f"advance_to_decode_step({r.rid}, {n})", f"{r.rid} never got to {n} tokens"
         return self._waiting(what, lambda: len(r.output_ids) >= n, max_steps, goal, r)
 
     def advance_to_stage(self, r: BaseRequest, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until the request is at a named point of its life.
+        """Run steps until the request reaches a named stage of its life.
 
-        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, without a token yet;
-        ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
+        ``first_chunk``: a part of its prompt has been launched; ``last_chunk``: all of it, and no token emitted yet;
+        ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens have been emitted.
         """
         self._check_wait("advance_to_stage()", r, max_steps)
         reached: dict[str, Callable[[], bool]] = {
@@ -343,7 +343,7 @@ class BaseContext(Asked):
         self.is_smoke = True
 
     def sometimes(self, name: str, condition: object) -> bool:
-        """Record whether a window was reached. With ``must_reach=[name]`` a script that never reached it fails."""
+        """Record whether a window was open. With ``must_reach=[name]`` a script that never saw it open fails."""
         if not name or not isinstance(name, str):
             raise BadCall(f"sometimes() takes a name that is not empty, got {name!r}")
         if self._must_reach and name not in self._must_reach:
@@ -366,19 +366,19 @@ class BaseContext(Asked):
         return wait
 
     def line_notes(self) -> list[Note]:
-        """Return the script's lines that called verbs, each once a step."""
+        """Return the script's lines that called verbs, each once per step."""
         lines = dict.fromkeys(self._lines)
         return [Note(step, linecache.getline(file, line).strip(), file, line) for step, file, line in lines]
 
     def _note_position(self, script: Generator[object, Any, object] | None) -> None:
-        """Note the wait that the script is in: with ``yield from`` no line of the script runs until it ends."""
+        """Note the wait that the script is in: during a ``yield from``, none of the script's own lines run."""
         at: Any = script
         while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:
             at = at.gi_yieldfrom
         self._position = at
 
     def check_waits(self) -> None:
-        """Raise BadCall for a wait that was made but not run with ``yield from``, and so did nothing."""
+        """Raise BadCall for a wait that was created but never run with ``yield from``, and so did nothing."""
         forgotten = next((wait for wait in self._made if not wait.used), None)
         self._made.clear()
         if forgotten is not None:
@@ -390,7 +390,7 @@ class BaseContext(Asked):
             raise AssertionError(f"{NEVER_REACHED} {', '.join(map(repr, missed))}; reached: {self.reached}")
 
     def loose_ends(self) -> dict[str, int]:
-        """Count, by name, leftovers of the script that may be mistakes; only those above zero."""
+        """Count, by name, what the script left behind that may be a mistake; only counts above zero."""
         run = self._run
         calls: Sequence[Call] = run.handles.calls
         idle = bool(run.records) and not any(map(run.did_something, run.records))
@@ -409,18 +409,18 @@ class BaseContext(Asked):
         return {name: int(count) for name, count in (counts | self._ineffective).items() if count}
 
     def end(self) -> None:
-        """Mark the script as ended: from now on everything but ``reached`` and ``notes`` is refused."""
+        """Mark the script as ended: from now on ``t`` refuses everything but ``reached`` and ``notes``."""
         self._driven = None
 
     # -- private --
 
     def _failures_not_met(self) -> int:
-        """Count orders to fail after which nothing was launched and nothing came back failed."""
+        """Count the orders to fail after which nothing was launched and nothing failed."""
         fails = [step for step, record in enumerate(self._run.records, 1) if self._run.can_fail(record)]
         return sum(not any(step > ordered for step in fails) for ordered in self._failures_ordered)
 
     def _last_life(self, query: str, rid: str) -> Any:
-        """Return the handle of a rid's last request; counts a rid that never existed."""
+        """Return the handle of a rid's last request; count a rid that never existed as ineffective."""
         if not isinstance(rid, str):
             raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
         handle = self._run.handles.latest(rid)
@@ -453,9 +453,9 @@ class BaseContext(Asked):
         needs_chunks: bool = False,
         needs_change: bool = False,
     ) -> Wait:
-        """Make a wait until ``reached()`` holds. A wait for request ``r`` fails when it ends.
+        """Make a wait until ``reached()`` holds. A wait for request ``r`` fails once ``r`` ends.
 
-        With ``needs_change`` it also fails once the scheduler is at rest, where the goal can never be reached.
+        With ``needs_change`` it also fails once the scheduler is at rest, since the goal is then out of reach.
         """
 
         def until() -> Steps:
@@ -477,7 +477,7 @@ class BaseContext(Asked):
         return self.wait_for(what, made)
 
     def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
-        """Make the error of a wait: its goal, the state, known obstacles, and the remedy."""
+        """Make the error of a wait: its goal, the state, known obstacles and the remedy."""
         if self._run.step == first_step:
             return BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
         causes = "; ".join(self._run.causes())

@@ -1,4 +1,4 @@
-"""Instruments the source of a file with counters beside its assertions; pytest's rewriting of assertions is kept.
+"""Instruments a file's source with counters beside its assertions, and keeps pytest's rewriting of assertions.
 
 Changes an AST and compiles it, without importing or running the file.
 """
@@ -51,7 +51,7 @@ class Site(msgspec.Struct, frozen=True):
 class CountedSource(Compiled, frozen=True):
     """A file compiled with counters.
 
-    Its code names ``sites`` by their index; ``imported`` are the modules that any of its functions imports.
+    Its code refers to ``sites`` by index; ``imported`` are the modules that any of its functions imports.
     """
 
     sites: tuple[Site, ...]
@@ -61,7 +61,8 @@ class CountedSource(Compiled, frozen=True):
 def counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
     """Compile a file with counted assertions.
 
-    With ``turnable`` each can be negated while it runs, and each attribute that a function reads can be changed.
+    With ``turnable``, each assertion can be negated at run time, and each attribute that a function reads can be
+    changed.
     """
     how = "turnable" if turnable else "counted"
     return kept(source, file, how, CountedSource, lambda: _counted(source, file, turnable=turnable))
@@ -79,7 +80,7 @@ def _counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
         rewrite_asserts(tree, source, file)
     tree = _Calls().visit(tree)
     for node in ast.walk(tree):
-        # A rewritten node ends where it begins, not where the node around it ends.
+        # A rewritten node ends where it starts, not where its surrounding node ends.
         if isinstance(node, ast.stmt | ast.expr) and hasattr(node, "lineno") and node.end_lineno is None:
             node.end_lineno, node.end_col_offset = node.lineno, node.col_offset
     ast.fix_missing_locations(tree)
@@ -169,7 +170,7 @@ class _Marker(ast.NodeTransformer):
 
 
 class _Elements(ast.NodeTransformer):
-    """Adds a hook that notes whether an assertion on all elements had any element."""
+    """Adds a hook that notes whether an ``all(...)`` assertion had any element."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -196,13 +197,13 @@ class _Reads(ast.NodeTransformer):
         if isinstance(node.value, ast.Name) and node.value.id.startswith("@"):
             return node
         self.generic_visit(node)
-        is_private = node.attr.startswith("__")  # whose name depends on the class around it
+        is_private = node.attr.startswith("__")  # its name depends on the surrounding class
         if not self._in_function or is_private or not isinstance(node.ctx, ast.Load):
             return node
         return ast.copy_location(_hook("read", node.value, ast.Constant(node.attr)), node)
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
-        """Leave the pattern alone: it has no calls."""
+        """Leave the pattern alone: it makes no calls."""
         if node.guard is not None:
             node.guard = self.visit(node.guard)
         node.body = [self.visit(statement) for statement in node.body]
@@ -230,7 +231,7 @@ class _Calls(ast.NodeTransformer):
 
 
 def turned(test: ast.expr) -> ast.expr:
-    """Negate a condition in each deciding part. An assertion that holds both ways tests nothing."""
+    """Negate every part of a condition that decides it. An assertion that holds both ways tests nothing."""
     match test:
         case ast.Compare(ops=[operator]):
             return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(operator)]()], test.comparators), test)

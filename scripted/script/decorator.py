@@ -1,7 +1,7 @@
 """``@scripted``: turns a script into an ordinary pytest test.
 
-Refuses, at decoration, a function that could never work as a script. The scheduler process finds the script by file
-and name; it stays reachable as ``test.scripted.script``.
+Refuses at decoration a function that could never work as a script. The scheduler process finds the script by file and
+name; it stays reachable as ``test.scripted.script``.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def scripted(
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
-    The function takes ``t`` first, then fixtures and parameters like any test. The type of the configuration selects
-    the adapter, unless ``adapter`` names one, which takes ``settings`` in place of a configuration. Without ``tiers``
-    the script runs in sim, and on servers if the adapter's start quickly. ``oracle=False`` skips the comparison with
-    each request run alone. ``placement`` says where the stages of the server tier run.
-    Raises ScriptDefinitionError, with the reason, for anything that cannot be a script.
+    The function takes ``t`` first, then fixtures and parameters like any test. The configuration's type selects the
+    adapter unless ``adapter`` names one; a named adapter takes ``settings`` in place of a configuration. Without
+    ``tiers`` the script runs in sim, and also on servers if the adapter's start quickly. ``oracle=False`` skips the
+    comparison with each request run alone. ``placement`` says where the stages of the server tier run. Raises
+    ScriptDefinitionError, with the reason, for anything that cannot be a script.
     """
     _check_tiers(tiers)
     named = _adapter_of(config, settings) if adapter is None else _checked_name(adapter)
@@ -135,13 +135,13 @@ def _test_function(
 
 
 def test_of(found: object) -> ScriptedTest | None:
-    """Return the test that ``@scripted`` made of a function; None for any other object."""
+    """Return the test that ``@scripted`` made from a function; None for any other object."""
     spec = getattr(found, "scripted", None)
     return spec if isinstance(spec, ScriptedTest) else None
 
 
 def spec_of(test: Callable[..., object]) -> ScriptedTest:
-    """Return the test that ``@scripted`` made of a function. Raises ScriptDefinitionError for any other function."""
+    """Return the test that ``@scripted`` made from a function. Raises ScriptDefinitionError for any other function."""
     spec = test_of(test)
     if spec is None:
         raise ScriptDefinitionError(
@@ -151,7 +151,7 @@ def spec_of(test: Callable[..., object]) -> ScriptedTest:
 
 
 def _adapter_of(config: object, settings: Mapping[str, object]) -> str:
-    """Name the adapter with configurations of this type. Raises ScriptDefinitionError."""
+    """Name the adapter whose configurations have this type. Raises ScriptDefinitionError."""
     if config is None:
         raise ScriptDefinitionError(
             "@scripted takes a configuration; write @scripted(EngineConfig(...)) above the function, or "
@@ -196,9 +196,9 @@ def _check_tiers(tiers: Sequence[str]) -> None:
 
 
 def method_of(owner: type, function: Callable[..., object]) -> Callable[..., object]:
-    """Bind a method as a script: to a new object of its class, which no fixture and no ``__init__`` has touched.
+    """Bind a method as a script to a new object of its class, which no fixture and no ``__init__`` has touched.
 
-    The scheduler's process can make such an object too, so that a script is the same in both tiers. A class method is
+    The scheduler's process can make such an object too, so the script is the same in both tiers. A class method is
     bound to its class.
     """
     if isinstance(inspect.getattr_static(owner, function.__name__, None), classmethod):

@@ -1,4 +1,4 @@
-"""The execution of one script, the outcome of one that passed, and the sources that feed scripts to a run."""
+"""The execution of one script, the outcome if it passed, and the sources that feed scripts to a run."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from scripted.script.watchdog import Struck, watchdog
 
 # A ``finally`` that yields has to be closed again.
 _MOST_CLOSES: Final = 100
-# Scripts that yield whenever they are closed. Kept alive, because the collector would close them again.
+# Scripts that yield whenever they are closed. Kept alive: the collector would close them again.
 _never_ending: Final[list[Generator[object, None, object]]] = []
 
 
 class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a script that passed after ``steps`` steps; ``reached`` counts its windows by name.
 
-    ``compared`` outputs were equal to the same requests run alone. ``loose_ends`` counts, by name, leftovers that are
-    likely mistakes. ``asked`` counts how often each assertion ran, by line and text. If the options want a record,
-    ``log`` has every step, ``notes`` the first step of each window, and ``fleet`` the steps of other engines.
+    ``compared`` counts the outputs that equalled the same request run alone. ``loose_ends`` counts, by name, leftovers
+    that are likely mistakes. ``asked`` counts how often each assertion ran, by line and text. If the options ask for a
+    record, ``log`` has every step, ``notes`` the first step of each window, and ``fleet`` the steps of other engines.
     """
 
     steps: int
@@ -72,9 +72,9 @@ RunT = TypeVar("RunT", bound=DrivenRun, contravariant=True, default=Any)
 
 
 class ScriptExecution(Generic[RunT]):
-    """One run of a script. With ``keeps_output`` its output is captured, for another process to print.
+    """One run of a script. With ``keeps_output`` its output is captured for another process to print.
 
-    ``steps`` and ``loose_ends`` are set at its end. Reports name the configuration by ``config_text``.
+    Its end sets ``steps`` and ``loose_ends``. Reports describe the configuration by ``config_text``.
     """
 
     config_text = ""
@@ -93,7 +93,7 @@ class ScriptExecution(Generic[RunT]):
         self.context: BaseContext | None = None
         self.script: Generator[object, None, object] | None = None
         self.started = time.perf_counter()
-        # Whether the watchdog of this process has struck.
+        # Whether this process's watchdog has struck.
         self.is_late: Callable[[], bool] = lambda: False
         self.steps = 0
         self.loose_ends: dict[str, int] = {}
@@ -103,20 +103,20 @@ class ScriptExecution(Generic[RunT]):
         self._printed = io.StringIO() if keeps_output else None
 
     def begin(self, context: BaseContext) -> None:
-        """Make the generator; its body begins with the first ``resume``."""
+        """Create the generator; its body starts with the first ``resume``."""
         self.context = context
         self.script = self.function(context, *self._args, **self._kwargs)
 
     def end(self, steps: int) -> None:
-        """Note the script's steps and loose ends, before the harness runs steps of its own."""
+        """Record the script's steps and loose ends before the harness runs steps of its own."""
         self.steps = steps
         if self.context is not None:
-            # On the wire a bool would not be a count.
+            # On the wire a bool is not a count.
             self.loose_ends = {name: int(count) for name, count in self.context.loose_ends().items()}
             self._check_asked(self.context)
 
     def _check_asked(self, context: BaseContext) -> None:
-        """Raise BadCall for a script that asserted nothing; note its loose ends."""
+        """Raise BadCall for a script that asserted nothing; record its loose ends."""
         if self._asked is not None:
             self._asked.check_made()
             if not (self.options.must_reach or context.is_smoke):
@@ -129,7 +129,7 @@ class ScriptExecution(Generic[RunT]):
         return {} if self._asked is None else self._asked.own_sites()
 
     def resume(self) -> object:
-        """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
+        """Let the script run to its next yield, and return the yielded value. Raises StopIteration at its end."""
         return self._go_on(next)
 
     def stop(self, why: Exception) -> NoReturn:
@@ -143,7 +143,7 @@ class ScriptExecution(Generic[RunT]):
         for _ in range(_MOST_CLOSES):
             if self.script is None or inspect.getgeneratorstate(self.script) == inspect.GEN_CLOSED:
                 return
-            with contextlib.suppress(Exception):  # an exception now has no report, and a yield in a finally raises one
+            with contextlib.suppress(Exception):  # too late for a report, and a yield in a finally raises one
                 self._go_on(lambda script: script.close())
         if self.script is not None:
             _never_ending.append(self.script)
@@ -191,7 +191,7 @@ class ScriptExecution(Generic[RunT]):
     def report(
         self, run: RunT, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any
     ) -> FailureReport:
-        """Report a script that ``exc`` ended, raised by itself or below it; ``more`` are an adapter's fields."""
+        """Report a script that ``exc`` ended, raised by the script or below it; ``more`` are an adapter's fields."""
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
@@ -210,14 +210,14 @@ class ScriptExecution(Generic[RunT]):
         )
 
     def state_text(self, run: RunT) -> str:
-        """Describe the state of the scheduler for a report."""
+        """Describe the scheduler's state for a report."""
         del run
         return ""
 
     def _readable_state(self, run: RunT) -> str:
         try:
             return self.state_text(run)
-        except Exception as exc:  # noqa: BLE001 - a report on a broken scheduler must come out all the same
+        except Exception as exc:  # noqa: BLE001 - a broken scheduler must not break its own report
             return f"not readable ({exc})"
 
     def outcome(self) -> dict[str, Any]:
@@ -245,16 +245,16 @@ ScriptT = TypeVar("ScriptT", bound=ScriptExecution, default=Any)
 
 
 class ScriptSource(ABC, Generic[RunT, ScriptT]):
-    """Feeds scripts to a run and receives their results. ``run`` is the ScriptedRun; no script: the warm-up."""
+    """Feeds scripts to a run and receives their results. ``run`` is the ScriptedRun; script None is the warm-up."""
 
     warms_up = False
 
     def open(self) -> None:
-        """Begin, when the run does."""
+        """Start together with the run."""
 
     @abstractmethod
     def next_script(self) -> ScriptT | None:
-        """Wait for the next script; None when there will be none."""
+        """Wait for the next script; None if there is none left."""
 
     def progress(self, run: RunT, script: ScriptT | None) -> None:
         """Note that a step is about to run; the run has the records of all steps before it."""
@@ -264,26 +264,26 @@ class ScriptSource(ABC, Generic[RunT, ScriptT]):
 
     @abstractmethod
     def failed(self, run: RunT, script: ScriptT | None, exc: Exception) -> None:
-        """Note that a script failed; the engine lives."""
+        """Handle a script that failed while the engine lives."""
 
     @abstractmethod
     def crashed(self, run: RunT, script: ScriptT | None, exc: BaseException) -> None:
-        """Note that the engine died while a script ran, or between two scripts."""
+        """Handle the death of the engine, during a script or between two."""
 
     @abstractmethod
     def close(self) -> None:
-        """End, when the run does."""
+        """End together with the run."""
 
 
 def kind_of(exc: BaseException) -> FailureKind:
-    """Classify the failure of a script by its exception, for an engine that lives."""
+    """Classify a script's failure by its exception, for an engine that lives."""
     if isinstance(exc, NotIdle):
         return FailureKind.DIRTY
     return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
 
 
 class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
-    """A source of one script, which keeps the exception and the report of its failure."""
+    """A source of one script that keeps the exception and the report of its failure."""
 
     def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
         self.script = script
@@ -306,7 +306,7 @@ class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
     def crashed(self, run: RunT, script: ScriptExecution | None, exc: BaseException) -> None:
         del script
         self.error = exc
-        if not isinstance(exc, HarnessError):  # which says nothing about the script
+        if not isinstance(exc, HarnessError):  # a HarnessError says nothing about the script
             kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
             self.report = self.script.report(run, exc, kind, self._mutant)
 
@@ -314,7 +314,7 @@ class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
 def run_one(
     source: OneScript, drive: Callable[[OneScript], object], switched_on: AbstractContextManager[object]
 ) -> None:
-    """Run the script of a source with a mutant or none. Raises ScriptError if it does not pass."""
+    """Run the script of a source, optionally with a mutant. Raises ScriptError if it does not pass."""
     timeout_s = source.script.options.timeout_s
     with ExitStack() as stack:
         stack.enter_context(switched_on)

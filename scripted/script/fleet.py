@@ -1,6 +1,6 @@
-"""Several machines under one clock, and the links between them, on which messages arrive late or are lost.
+"""Several machines under one clock, and the links between them, which may delay or lose messages.
 
-It knows no scheduler and no message: a member sends its machine's messages, and turns arriving ones into events.
+It knows no scheduler and no message: a member sends its machine's messages, and turns incoming ones into events.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class MaybeBulk(Protocol):
 
 
 class Link:
-    """A one-way link between two machines. Messages stay in order, but others overtake bulk data that is held.
+    """A one-way link between two machines. Messages stay in order, except that others overtake held bulk data.
 
-    ``delay`` is in steps beyond the next one. A cut link loses the messages on their way, and both ends learn of it.
+    ``delay`` counts steps beyond the next one. Cutting a link loses the messages on it, and both ends learn of it.
     """
 
     def __init__(self) -> None:
@@ -58,21 +58,21 @@ class Link:
 
     @property
     def keeps_some(self) -> bool:
-        """Whether a message on its way is held until it is released."""
+        """Whether a message on the link is held until it is released."""
         return any(self._keeps(message) for _, message in self._on_its_way)
 
     @property
     def is_moving(self) -> bool:
-        """Whether a message on its way will arrive by itself."""
+        """Whether a message on the link will arrive by itself."""
         return any(not self._keeps(message) for _, message in self._on_its_way)
 
     def lose(self) -> None:
-        """Lose every message on its way."""
+        """Lose every message on the link."""
         self._on_its_way.clear()
 
     @property
     def on_its_way(self) -> tuple[object, ...]:
-        """The messages that were sent and have not arrived."""
+        """The messages that have been sent and have not arrived."""
         return tuple(message for _, message in self._on_its_way)
 
 
@@ -82,7 +82,7 @@ class Member(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
-        # It takes no new requests, and leaves when its present ones have ended.
+        # It takes no new requests, and leaves once its current ones have ended.
         self.is_draining = False
         # Messages since its last step, each with its receiver.
         self.said: list[tuple[str, object]] = []
@@ -102,28 +102,28 @@ class Member(ABC):
 
     @abstractmethod
     def not_sent(self, receiver: str, message: object) -> None:
-        """Handle a message that could not be sent: the link is cut, or the receiver is dead."""
+        """Handle a message that could not be sent because the link is cut or the receiver is dead."""
 
     @abstractmethod
     def meet(self, other: str) -> None:
-        """Handle that another machine can be reached, possibly again."""
+        """Handle the news that another machine can be reached, possibly again."""
 
     @abstractmethod
     def part_from(self, other: str) -> None:
-        """Handle that the connections to another machine broke."""
+        """Handle the loss of the connections to another machine."""
 
 
 _M = TypeVar("_M", bound=Member)
 
 
 class BaseFleet(Generic[_M]):
-    """Machines by name, in the order of their steps, and a link each way between any two."""
+    """Machines by name, in the order of their steps, and a link in each direction between any two."""
 
     def __init__(self, members: Sequence[_M]) -> None:
         self._members = {member.name: member for member in members}
         self._links = {(one, other): Link() for one in self._members for other in self._members if one != other}
         self._step = 0
-        # Something arrived in the last step.
+        # Whether anything arrived in the last step.
         self.has_heard = False
         for name in self._members:
             self._introduce(name)
@@ -142,20 +142,20 @@ class BaseFleet(Generic[_M]):
 
     @property
     def living(self) -> list[_M]:
-        """The machines that were not killed."""
+        """The machines that have not been killed."""
         return [member for member in self._members.values() if not member.is_dead]
 
     def engine(self, name: str) -> _M:
-        """Return the machine of this name. Raises BadCall."""
+        """Return the machine with this name. Raises BadCall."""
         if name not in self._members:
             raise BadCall(f"this fleet has no engine {name!r}; it has {', '.join(self._members)}")
         return self._members[name]
 
     def kill(self, name: str) -> None:
-        """Kill a machine with everything that it holds. Its clients and the others lose their connections to it."""
+        """Kill a machine and everything it holds. Its clients and the other machines lose their connections to it."""
         member = self.engine(name)
         if member.is_dead:
-            raise BadCall(f"fleet.kill({name!r}) takes an engine that lives, it was killed before")
+            raise BadCall(f"fleet.kill({name!r}) takes an engine that lives, and this one was killed before")
         member.is_dead = True
         for ends, link in self._links.items():
             if name in ends:
@@ -165,7 +165,7 @@ class BaseFleet(Generic[_M]):
                 self._part(other, name)
 
     def replace(self, member: _M) -> None:
-        """Replace a dead machine by a new one of its name."""
+        """Replace a dead machine with a new one of the same name."""
         if not self.engine(member.name).is_dead:
             raise BadCall(
                 f"fleet.restart({member.name!r}) takes an engine that was killed; fleet.kill({member.name!r}) does that"
@@ -194,13 +194,13 @@ class BaseFleet(Generic[_M]):
             link.is_held = link.holds_bulk = False
 
     def slow(self, sender: str, receiver: str, steps: int) -> None:
-        """Delay the messages from one engine to another by this many steps, from now on."""
+        """Delay the messages from one engine to another by this many steps from now on."""
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
             raise BadCall(f"fleet.slow() takes steps >= 0, got {steps!r}")
         self._link(sender, receiver).delay = steps
 
     def cut(self, one: str, other: str) -> None:
-        """Cut the links between two engines: messages on their way are lost, and both learn of it."""
+        """Cut the links between two engines: messages on them are lost, and both engines learn of it."""
         for link in (self._link(one, other), self._link(other, one)):
             link.is_cut = True
             link.lose()
@@ -215,7 +215,7 @@ class BaseFleet(Generic[_M]):
                 self.engine(name).meet(met)
 
     def on_its_way(self, sender: str, receiver: str) -> tuple[object, ...]:
-        """Return the messages on their way from one engine to another."""
+        """Return the messages in transit from one engine to another."""
         return self._link(sender, receiver).on_its_way
 
     @property
@@ -224,7 +224,7 @@ class BaseFleet(Generic[_M]):
         return self._links
 
     def carries(self, name: str) -> bool:
-        """Return whether a message is on its way to or from this machine."""
+        """Return whether a message is in transit to or from this machine."""
         return any(name in ends and link.on_its_way for ends, link in self._links.items())
 
     @property

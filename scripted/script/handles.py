@@ -1,7 +1,7 @@
-"""Handles: a script's view of its requests, for every adapter, by the scheduler's side and by the client's.
+"""Handles: a script's view of its requests, from the scheduler's side and the client's; for every adapter.
 
-A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is
-observed from the scheduler's terminal reply, never inferred from absence.
+A handle belongs to one life of its rid: if the rid is used again, the old handle does not change. "Finished" is
+observed in the scheduler's terminal reply, never inferred from absence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unkno
 
 
 def status_of(word: str) -> str:
-    """Make a status that can only be compared with one of ``STATUSES``."""
+    """Make a status that only compares with ``STATUSES``."""
     return Condition(word, "status", STATUSES)
 
 
@@ -42,7 +42,7 @@ class BaseRequest(Nameless, ABC):
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The handles of its choices if it was started with n > 1; otherwise itself."""
+        """The handles of its choices if it was started with n > 1, otherwise itself."""
         return (self,)
 
     @property
@@ -58,51 +58,51 @@ class BaseRequest(Nameless, ABC):
     @property
     @abstractmethod
     def chunks_done(self) -> int:
-        """Forward passes over parts of its prompt if the prompt was split; survives a retraction."""
+        """Forward passes over chunks of its prompt if the prompt was split; a retraction does not reset it."""
 
     @property
     @abstractmethod
     def is_chunking(self) -> bool:
-        """True while it is partly prefilled."""
+        """True while the request is partly prefilled."""
 
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """True while it owns memory and has not ended."""
+        """True while the request owns memory and has not ended."""
 
     @property
     @abstractmethod
     def is_prefilled(self) -> bool:
-        """True while its whole prompt is launched."""
+        """True while its whole prompt has been launched."""
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, if any."""
+        """The error that ended the request, if any."""
         return None
 
     @property
     @abstractmethod
     def cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix cache when it was last admitted."""
+        """Prompt tokens that came from the prefix cache at the last admission."""
 
     @property
     @abstractmethod
     def remaining_prompt_tokens(self) -> int:
-        """Tokens that must still be launched before it can decode."""
+        """Tokens still to be launched before the request can decode."""
 
     @property
     @abstractmethod
     def kv_pages(self) -> int:
-        """Pages that it uses, including cached ones; 0 when it owns no memory."""
+        """Pages that the request uses, cached ones included; 0 while it owns no memory."""
 
     @property
     @abstractmethod
     def retractions(self) -> int:
-        """The number of times that it was sent back to the queue."""
+        """How often the request was sent back to the queue."""
 
     @property
     def finished(self) -> bool:
-        """True once the scheduler sent the terminal reply, with any reason."""
+        """True once the scheduler has sent the terminal reply, with any reason."""
         return self.finish_reason is not None
 
     @property
@@ -121,10 +121,10 @@ class BaseRequest(Nameless, ABC):
 
 
 class Choices(BaseRequest):
-    """A request of n > 1 choices, each with a handle of its own in ``choices``.
+    """A request with n > 1 choices, each with its own handle in ``choices``.
 
     Waits, aborts and disconnects take it as a whole. ``status`` is ``running`` while any choice runs, and ``aborted``
-    if all were aborted. Attributes of a single request, such as ``output_ids``, are refused: read them from a choice.
+    if all were aborted. It refuses attributes of a single request, such as ``output_ids``: read them from a choice.
     """
 
     _ask = "its .choices, .status or .finished"
@@ -167,17 +167,17 @@ _HandleT = TypeVar("_HandleT", bound=BaseRequest, default=Any)
 
 
 class Handles(Generic[_HandleT]):
-    """The handles of the present script. Of several lives of a rid, the oldest that has not ended is the live one."""
+    """The handles of the current script. Among several lives of a rid, the oldest that has not ended is live."""
 
     def __init__(self) -> None:
         self._live: dict[str, deque[_HandleT]] = {}
         self.all: list[_HandleT] = []
-        # Requests of several choices; the choices themselves are in ``all``.
+        # Requests with several choices; the choices themselves are in ``all``.
         self.several: list[Choices] = []
         self.calls: list[Call] = []
 
     def start(self, handle: _HandleT) -> None:
-        """Add the handle of a new life of its rid."""
+        """Add the handle for a new life of its rid."""
         self._live.setdefault(handle.rid, deque()).append(handle)
         self.all.append(handle)
 
@@ -186,7 +186,7 @@ class Handles(Generic[_HandleT]):
         return {handle.rid for handle in self.all} | {handle.rid for handle in self.several}
 
     def latest(self, rid: str) -> _HandleT | Choices | None:
-        """Return the handle of the last life of a rid, or None."""
+        """Return the handle for the last life of a rid, or None."""
         every: list[_HandleT | Choices] = [*self.all, *self.several]
         return next((handle for handle in reversed(every) if handle.rid == rid), None)
 
@@ -198,7 +198,7 @@ class Handles(Generic[_HandleT]):
         return {rid: lives[0] for rid, lives in self._live.items() if lives}
 
     def open_calls(self) -> dict[str, Call]:
-        """Return the unanswered administrative calls, by call id."""
+        """Return the unanswered administrative calls by call id."""
         return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
     def start_over(self) -> None:

@@ -1,7 +1,7 @@
-"""The hard deadline of code that a watchdog cannot interrupt: the kernel ends the process, with its stacks on stderr.
+"""A hard deadline for code that a watchdog cannot interrupt: the kernel ends the process, with its stacks on stderr.
 
-The watchdog raises an exception between two lines of Python, so a C call that never returns to one outlasts it. Only a
-script that runs in its caller's process comes here; one in a child is killed by its parent.
+The watchdog raises an exception between two lines of Python, so a C call that never returns outlasts it. This is only
+for scripts that run in their caller's process; a script in a child is killed by its parent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-# Not blocked by libraries and not caught by Python. A shell says "Virtual timer expired".
+# Libraries do not block it and Python does not catch it. A shell prints "Virtual timer expired".
 DEADLINE_SIGNAL: Final = signal.SIGVTALRM
-# CPU seconds of the thread beyond twice the watchdog's time: loading a model is not watched, but uses CPU.
+# CPU seconds of the thread beyond twice the watchdog's time: loading a model is unwatched but uses CPU.
 _PATIENCE_S: Final = 60.0
 _BY_SIGNAL: Final = 0
 _LIBRARIES: Final = (None, "librt.so.1")
@@ -46,17 +46,17 @@ class _Setting(ctypes.Structure):
 
 
 def tell_stacks_to(descriptor: int = _STDERR) -> None:
-    """Write stacks to a descriptor: a test runner reads the process's own stderr and would lose them."""
+    """Write stacks to this descriptor: a test runner reads the process's own stderr and would lose them."""
     global _told_to
     _told_to = descriptor
 
 
 @contextlib.contextmanager
 def hard_deadline(timeout_s: float) -> Iterator[None]:
-    """End this process when its main thread computes for far longer than ``timeout_s`` inside the context.
+    """End this process if its main thread computes far longer than ``timeout_s`` inside the context.
 
-    Counts the CPU time of the thread alone, so a process that is stopped, starved or held in a debugger survives. No
-    effect in other threads, which have no watchdog either, or on systems without timers of a thread's CPU time.
+    Counts only the CPU time of the thread, so a process that is stopped, starved or held in a debugger survives. Has no
+    effect in other threads, which have no watchdog either, or on systems without per-thread CPU timers.
     """
     library = _library() if threading.current_thread() is threading.main_thread() else None
     if library is None:
@@ -80,7 +80,7 @@ def hard_deadline(timeout_s: float) -> Iterator[None]:
 
 @functools.cache
 def _library() -> Any:
-    """The C library with timers of a thread's CPU time; None where there is none."""
+    """The C library with per-thread CPU timers; None if there is none."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(name)

@@ -1,7 +1,7 @@
-"""Harnesses, which run scripts one after the other on engines of one configuration in one tier.
+"""Harnesses, which run scripts one after another on engines of one configuration in one tier.
 
-``ScriptedSim.start(config)`` and ``ScriptedServer.start(config)`` use the adapter that has such configurations, through
-the protocols below. This file knows no adapter.
+``ScriptedSim.start(config)`` and ``ScriptedServer.start(config)`` find the adapter for the configuration through the
+protocols below. This file knows no adapter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Tier = Literal["sim", "server"]
 TIERS: Final[tuple[Tier, ...]] = ("sim", "server")
-# Where the stages of the server tier run: forked beside the scheduler, joined over TCP, placed by Ray.
+# Where the stages of the server tier run: forked beside the scheduler, joined over TCP, or placed by Ray.
 PLACEMENTS: Final = ("local", "join", "ray")
 
 ConfigT = TypeVar("ConfigT", covariant=True)
@@ -46,10 +46,10 @@ OutcomeT = TypeVar("OutcomeT", bound="ScriptOutcome", covariant=True)
 
 
 class Harness(ABC, Generic[ConfigT, OutcomeT]):
-    """Runs scripts on engines of one configuration, with one mutant or none; a context manager.
+    """Runs scripts on engines of one configuration, optionally with one mutant; a context manager.
 
-    ``usable`` turns false when an engine was shut down, died, hung or could not be brought to idle; ``has_failed``
-    turns true when a script failed. ``used_by`` is the test that ran last.
+    ``usable`` turns false once an engine has been shut down, died, hung or could not be brought to idle; ``has_failed``
+    turns true once a script has failed. ``used_by`` is the test that ran last.
     """
 
     tier: ClassVar[Tier]
@@ -106,7 +106,7 @@ class Harness(ABC, Generic[ConfigT, OutcomeT]):
 class ScriptedSim(Harness[ConfigT, OutcomeT]):
     """The sim tier: every script gets its own simulated engine in this process.
 
-    ``outcome_type`` is the type of what ``run`` returns.
+    ``outcome_type`` is the type that ``run`` returns.
     """
 
     tier = "sim"
@@ -120,10 +120,10 @@ class ScriptedSim(Harness[ConfigT, OutcomeT]):
         options: ScriptOptions | None = None,
         **kwargs: Any,
     ) -> OutcomeT:
-        """Run a script in a forked child, as a decorated test is run, and return the same outcome.
+        """Run a script in a forked child, as a decorated test runs, and return the same outcome.
 
-        The child is killed when its time is over, also inside a call of C that returns to no line of Python. What the
-        script changes in its process is lost with it. Raises as ``run`` does.
+        The child is killed once its time is over, even inside a C call that never returns to Python. Changes that the
+        script makes to its process are lost with it. Raises the same exceptions as ``run``.
         """
         from scripted.script.isolation import outcome_isolated  # it needs this module
         from scripted.script.scripted_test import ScriptedTest
@@ -140,7 +140,7 @@ class ScriptedSim(Harness[ConfigT, OutcomeT]):
     def start(
         cls, config: Any, *, mutant: str | None = None, adapter: str | None = None
     ) -> ScriptedSim[object, ScriptOutcome]:
-        """Start a sim of this configuration, by the adapter named or the one that has such configurations."""
+        """Start a sim for this configuration, with the named adapter or the one whose configurations have this type."""
         return sims_of(adapter or adapter_for(config)).start_sim(config, mutant=mutant)
 
 
@@ -153,10 +153,10 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
     def start(
         cls, config: Any, *, mutant: str | None = None, adapter: str | None = None, placement: str = "local"
     ) -> ScriptedServer[object, ScriptOutcome]:
-        """Start a server of this configuration and wait until it is ready for a script.
+        """Start a server for this configuration and wait until it is ready for a script.
 
         ``placement``: where its stages run. Raises ScriptDefinitionError if the adapter has no servers or a server
-        imports the file that calls this, and StartupError if the server does not start.
+        imports the calling file, and StartupError if the server does not start.
         """
         require_not_importing()
         name = adapter or adapter_for(config)
@@ -165,14 +165,14 @@ class ScriptedServer(Harness[ConfigT, OutcomeT]):
     @property
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether its processes still run."""
+        """Whether its processes are still running."""
 
 
 # -- abilities of adapters --
 
 
 class ServerPool(Protocol):
-    """Servers of one adapter, shared by scripts of equal configuration, and replaced when dirty or dead."""
+    """Servers of one adapter, shared by scripts with equal configurations; a dirty or dead one is replaced."""
 
     def lend(
         self, config: Any, *, mutant: str | None, placement: str, device: str | None
@@ -190,7 +190,7 @@ class StartsSims(Protocol):
     """An adapter that runs scripts in the sim tier."""
 
     def check_script(self, config: Any, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
-        """Raise ScriptDefinitionError for options of ``@scripted`` that scripts of this adapter cannot have."""
+        """Raise ScriptDefinitionError for options of ``@scripted`` that this adapter's scripts cannot have."""
         ...
 
     def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[object, ScriptOutcome]: ...
@@ -198,12 +198,12 @@ class StartsSims(Protocol):
 
 @runtime_checkable
 class HasServers(Protocol):
-    """An adapter with a server tier. ``starts_quickly``: scripts that name no tier run there as well."""
+    """An adapter with a server tier. ``starts_quickly``: scripts that name no tier also run there."""
 
     starts_quickly: bool
 
     def why_no_servers(self) -> str:
-        """Return why no server can be started here, and the remedy; empty if servers can be started."""
+        """Return why no server can be started here, with the remedy; empty if one can."""
         ...
 
     def start_server(
@@ -214,7 +214,7 @@ class HasServers(Protocol):
 
 
 def sims_of(name: str) -> StartsSims:
-    """Return the adapter of this name. Raises ScriptDefinitionError for an adapter that runs no scripts."""
+    """Return the adapter of this name. Raises ScriptDefinitionError if it runs no scripts."""
     adapter = adapter_named(name)
     if not isinstance(adapter, StartsSims):
         raise ScriptDefinitionError(
@@ -234,5 +234,5 @@ def servers_of(name: str) -> HasServers:
 
 
 def default_tiers(adapter: Adapter) -> tuple[Tier, ...]:
-    """Return the tiers of a script that names none: without servers if those take minutes to start."""
+    """Return the tiers of a script that names none: without servers if they take minutes to start."""
     return TIERS if isinstance(adapter, HasServers) and adapter.starts_quickly else ("sim",)

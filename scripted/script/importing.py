@@ -1,4 +1,4 @@
-"""Tracks the file of scripts that this process is importing in order to run one, and starts no server meanwhile."""
+"""Tracks the script file that this process is importing in order to run it, and refuses to start servers meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _files: list[str] = []
 
 @contextlib.contextmanager
 def importing_to_run(file: str) -> Iterator[None]:
-    """Track a file while it is imported."""
+    """Track a file during its import."""
     _files.append(file)
     try:
         yield
@@ -21,7 +21,7 @@ def importing_to_run(file: str) -> Iterator[None]:
 
 
 def require_not_importing() -> None:
-    """Raise ScriptDefinitionError if a file of scripts starts a server while it is imported to run one of them."""
+    """Raise ScriptDefinitionError if a script file starts a server while it is imported to run one of its scripts."""
     if _files:
         raise ScriptDefinitionError(
             f"{_files[-1]} starts a server while it is imported, but its server imports the file again: "

@@ -1,6 +1,6 @@
 """Formats a script's own exceptions for reports, with remedies, and turns BaseExceptions into failures.
 
-Changes nothing in the engine.
+It does not touch the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
-# The number of exceptions of a chain that are named.
+# How many exceptions of a chain are named.
 _MOST_BEFORE: Final = 3
 # In pytest's notation of an explanation.
 _NEXT_LINE: Final = "\n~"
@@ -30,7 +30,7 @@ _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step throug
 class Verdict(Exception):
     """A script has called ``pytest.fail()``, ``pytest.skip()`` or ``pytest.xfail()``.
 
-    ``pytest.raises`` fails in this way where nothing was raised. ``ending`` is None for a failure.
+    ``pytest.raises`` fails in this way if nothing was raised. ``ending`` is None for a failure.
     """
 
     is_meant_for_the_script = True
@@ -41,7 +41,7 @@ class Verdict(Exception):
 
 
 class Departure(BadCall):
-    """A BaseException such as SystemExit left the script, so that it neither passed nor failed."""
+    """A BaseException such as SystemExit left the script, which therefore neither passed nor failed."""
 
     def __init__(self, exc: BaseException) -> None:
         super().__init__(
@@ -53,8 +53,8 @@ class Departure(BadCall):
 def error_text(exc: BaseException, script: object = None, handles: Sequence[BaseRequest] = ()) -> str:
     """Format an exception as pytest does: an assertion by its introspected text, any other by type and text.
 
-    An attribute that the scheduler's object lacks and one of the ``handles`` has is named in a remedy.
-    Further lines have the exceptions of a group, and the exceptions that were handled or were the cause.
+    If the scheduler's object lacks an attribute that one of the ``handles`` has, a remedy names it. Further lines show
+    the exceptions of a group, and exceptions that were the cause or being handled.
     """
     text = text_of(exc)
     if type(exc) not in (AssertionError, Verdict) or not text:
@@ -74,7 +74,7 @@ class no_departure:  # noqa: N801 - a context manager that is read as a phrase
 
 
 def _verdict_of(exc: BaseException) -> Verdict | None:
-    """Return the verdict of a call of pytest's; None for another exception. Only scripts load pytest in a server."""
+    """Return the verdict of a pytest call; None for any other exception. In a server, only scripts load pytest."""
     pytest = sys.modules.get("pytest")
     if pytest is None:
         return None
@@ -87,9 +87,9 @@ def _verdict_of(exc: BaseException) -> Verdict | None:
 
 @contextlib.contextmanager
 def with_origins() -> Iterator[None]:
-    """Show where the sides of a failed comparison come from beside pytest's difference of them.
+    """Show the origins of both sides of a failed comparison beside pytest's diff.
 
-    A server has no test runner that finds differences, and shows the origins alone.
+    A server has no test runner to make a diff, and shows only the origins.
     """
     rewrite: Any = sys.modules.get("_pytest.assertion.rewrite")
     explain = getattr(rewrite, "_call_reprcompare", None)
@@ -103,7 +103,7 @@ def with_origins() -> Iterator[None]:
         has_origin = len(origins) == 1 and _NESTED in origins[0]
         return f"{origins[0]}{line}{difference}" if has_origin and line else explained
 
-    rewrite._call_reprcompare = explain_both  # noqa: SLF001 - which rewritten assertions call
+    rewrite._call_reprcompare = explain_both  # noqa: SLF001 - rewritten assertions call it
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def _grouped(exc: BaseException, indent: str = "  ") -> Iterator[str]:
 
 
 def _before(exc: BaseException) -> Iterator[str]:
-    """Describe the exceptions that a failure in an ``except`` or a ``finally`` would hide."""
+    """Describe the exceptions that a failure in an ``except`` or a ``finally`` would otherwise hide."""
     seen = {id(exc)}
     while len(seen) <= _MOST_BEFORE:
         is_raised_for_script = getattr(exc, "is_meant_for_the_script", False)
@@ -161,11 +161,11 @@ def _remedy(exc: BaseException, script: object, handles: Sequence[BaseRequest]) 
     if type(exc) is AttributeError and exc.name is not None:
         return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
     if type(exc) is TypeError and _NOT_CALLABLE.fullmatch(str(exc)):
-        return "; it is a value and no method: leave the parentheses out"
+        return "; it is a value and not a method: leave the parentheses out"
     return ""
 
 
 def _is_of_a_handle(exc: AttributeError, handles: Sequence[BaseRequest]) -> bool:
-    """Whether ``r.req`` was asked for what the handle ``r`` has; it is None before and after its life."""
+    """Return whether ``r.req``, which is None outside its life, was asked for an attribute of the handle ``r``."""
     asked = exc.obj is None or any(type(handle.req) is type(exc.obj) for handle in handles)
     return asked and exc.name is not None and any(hasattr(handle, exc.name) for handle in handles)

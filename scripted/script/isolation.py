@@ -1,7 +1,7 @@
 """Runs a test's script in a forked child, so that nothing it does to its process reaches other scripts.
 
-The child sends back the result or the failure's report, and what a test runner captures: output, log records,
-warnings. A script that exceeds its time is killed, even if it catches every exception or is inside a C call.
+The child sends back the result or the failure's report, and everything that a test runner captures: output, log
+records, warnings. A script that exceeds its time is killed, even if it catches every exception or is inside a C call.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from scripted.script.execution import ScriptOutcome
 
 _OutcomeT = TypeVar("_OutcomeT", bound="ScriptOutcome")
-# The child gets more time than its watchdog, whose report has the last steps.
+# More than the watchdog gets in the child, because the watchdog's report has the last steps.
 _PATIENCE_S: Final = 1.0
 _LINE: Final = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
 # The first line of the harness below the script's lines in a stack.
 _HARNESS: Final = f'File "{script_run.__file__}"'
-# Exceptions that a run raises besides the script's failure; any other is a defect of the harness.
+# Exceptions of a run other than the script's failure; any exception beyond these is a defect of the harness.
 _REFUSALS: Final = {kind.__name__: kind for kind in (ScriptDefinitionError, BadCall, HarnessError)}
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """A log record made in the child."""
+    """A log record from the child."""
 
     logger: str
     level: int
@@ -60,7 +60,7 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """A warning issued in the child, or an exception that nothing could catch."""
+    """A warning from the child, or an exception that nothing could catch."""
 
     category: str
     text: str
@@ -70,7 +70,7 @@ class Warned(msgspec.Struct, frozen=True):
 
 class _Passed(msgspec.Struct, frozen=True, tag=True):
     counts: dict[str, int]
-    # The outcome, encoded, where the caller wants it.
+    # The encoded outcome, if the caller wants it.
     outcome: bytes = b""
 
 
@@ -139,7 +139,7 @@ def _isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], _Pas
 
 
 def _late_report(test: ScriptedTest, options: ScriptOptions, stacks: str) -> FailureReport:
-    """Report a script that was killed, by the stacks of its process."""
+    """Report a killed script by the stacks of its process."""
     code = code_of(test.script)
     frames = tuple(
         Frame(file, int(line), name, linecache.getline(file, int(line)).strip())
@@ -171,7 +171,7 @@ def _report(
 
 
 def _replay(ended: _Ended) -> None:
-    """Repeat the script's output, log records and warnings in this process."""
+    """Repeat the child's output, log records and warnings in this process."""
     for stream, text in zip((sys.stdout, sys.stderr), ended.printed, strict=True):
         if text and stream is not None:
             stream.write(text)
@@ -185,7 +185,7 @@ def _replay(ended: _Ended) -> None:
 
 
 def _category(name: str) -> type[Warning]:
-    """Find the class of a warning; UserWarning for a class that this process cannot import."""
+    """Find the class of a warning; UserWarning if this process cannot import it."""
     module, _, kind = name.rpartition(".")
     with contextlib.suppress(ImportError):
         found = getattr(importlib.import_module(module or builtins.__name__), kind, None)
@@ -214,7 +214,7 @@ def _result_of(run: Callable[[], _Passed]) -> _Passed | _Failed | _Refused:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[Callable[[_Passed | _Failed | _Refused], _Ended]]:
-    """Capture output, log records and warnings, which the parent's handlers would never get."""
+    """Capture output, log records and warnings, which would never reach the parent's handlers."""
     streams = [stream if _is_file(stream) else io.StringIO() for stream in (sys.stdout, sys.stderr)]
     sys.stdout, sys.stderr = streams
     kept = _Kept()
@@ -247,7 +247,7 @@ def _lost(kind: type[BaseException], where: Any) -> Warned:
 
 
 def _is_file(stream: Any) -> bool:
-    """Return whether a stream is a file, into which both processes write, such as pytest's capture of descriptors."""
+    """Return whether a stream is a file that both processes write to, as in pytest's capture of descriptors."""
     try:
         return stream is not None and stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Converts the values that a script sends to JSON, and refuses any others at the script's line, alike in both tiers.
+"""Converts a script's values to JSON, and refuses any other value at the script's line, in both tiers alike.
 
 The server decides which values it accepts.
 """

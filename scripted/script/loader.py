@@ -1,6 +1,6 @@
-"""Finds a script by file and name, in the process that runs it, with pytest's assertion introspection.
+"""Finds a script by file and name in the process that runs it, with pytest's assertion introspection.
 
-A file is imported once for each of its contents, under a module name that cannot clash with the caller's modules.
+Each version of a file's contents is imported once, under a module name that cannot clash with the caller's modules.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def find_test(spec: str) -> ScriptedTest:
 
 
 def find_tests(spec: str) -> list[ScriptedTest]:
-    """Find the scripts of ``FILE``, including methods of its classes, or the one of ``FILE::NAME``."""
+    """Find the scripts of ``FILE``, including methods of its classes, or the single script ``FILE::NAME``."""
     if "::" in spec:
         return [find_test(spec)]
     path = Path(spec)
@@ -104,9 +104,9 @@ def scripts_in(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _importing(path: Path) -> Iterator[None]:
-    """Extend the import path by the script's folder and the working folder, as pytest does.
+    """Extend the import path with the script's folder and the working folder, as pytest does.
 
-    Raises ScriptDefinitionError for any exception while the file is imported.
+    Raises ScriptDefinitionError for any exception during the import.
     """
     for folder in (str(path.parent.resolve()), str(Path.cwd())):
         if folder not in sys.path:
@@ -130,7 +130,7 @@ def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]
 
 
 def _found(module: types.ModuleType, name: str) -> tuple[object, object]:
-    """Look up a dotted name in a module: the owner of the object, and the object; None if there is none."""
+    """Look up a dotted name in a module: the object's owner and the object; None if there is none."""
     owner: object = None
     found: object = module
     for part in name.split("."):
@@ -139,7 +139,7 @@ def _found(module: types.ModuleType, name: str) -> tuple[object, object]:
 
 
 def _bound(owner: object, function: object) -> object:
-    """Bind a method to a new object of its class; return any other function as it is."""
+    """Bind a method to a new object of its class; return any other function unchanged."""
     if not isinstance(owner, type) or not inspect.isfunction(function):
         return function
     static = isinstance(inspect.getattr_static(owner, function.__name__, None), staticmethod)
@@ -155,13 +155,13 @@ def _module(path: Path) -> types.ModuleType:
         module.__file__ = str(path)
         sys.modules[module.__name__] = module
         compiled = kept(source, str(path), "scripted", Compiled, lambda: _compiled(source, path))
-        exec(compiled.code, module.__dict__)  # noqa: S102 - a test file of the user, imported as pytest does
+        exec(compiled.code, module.__dict__)  # noqa: S102 - the user's test file, imported as pytest does
         _modules[key] = module
     return _modules[key]
 
 
 def _compiled(source: bytes, path: Path) -> Compiled:
-    """Compile a file with pytest's rewriting of assertions, or without it if pytest is not installed."""
+    """Compile a file with pytest's assertion rewriting, or without it if pytest is not installed."""
     tree = ast.parse(source, filename=str(path))
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts

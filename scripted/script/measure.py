@@ -1,7 +1,7 @@
 """Measures a script: the assertions that ran, in it and in its helpers, and the generators that never ran.
 
-The functions of a script's file, and of the files of its helpers, get code compiled from the same source with counters
-beside each assertion. Lines, names and messages stay as they are. The engine and libraries are left alone.
+The functions in a script's file and its helpers' files get code compiled from the same source with counters beside each
+assertion. Lines, names and messages do not change. The engine and libraries are left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scripted.script.scripted_test import ScriptedTest
 _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-# Names in a counted module: whether its assertions can be negated, and the modules that its functions import.
+# Names in a counted module: whether its assertions can be negated, and the modules its functions import.
 _TURNABLE: Final = "@scripted_turnable"
 _IMPORTED: Final = "@scripted_imports"
 # Objects that may hold functions, besides modules, their classes and other functions.
@@ -68,7 +68,7 @@ class Measured:
         self.is_counted = count_assertions(function)
         self.executed: dict[Site, int] = {}
         self.failing: set[Site] = set()
-        # Whether each assertion on all elements had any element.
+        # Whether each ``all(...)`` assertion had any element.
         self._had_elements: dict[Site, bool] = {}
         self._made: list[_Origin] = []
         self._modules = len(sys.modules)
@@ -80,18 +80,18 @@ class Measured:
         _now.asked = self._outer
 
     def made(self, value: Any) -> None:
-        """Keep a generator of a helper until it has begun to run."""
+        """Keep a helper's generator until it has begun to run."""
         code = value.gi_code if isinstance(value, types.GeneratorType) else getattr(value, "cr_code", None)
         code = code or value.ag_code
         if code.co_name.startswith("<") or not _is_of_the_project(code.co_filename):
             return
-        caller = sys._getframe(2)  # noqa: SLF001 - the only name of the frame that called
+        caller = sys._getframe(2)  # noqa: SLF001 - the only way to name the calling frame
         self._made = [one for one in self._made if not one.has_begun]
         self._made.append(_Origin(value, f"{path_of(caller.f_code.co_filename)}:{caller.f_lineno}"))
 
     @property
     def assertions(self) -> int:
-        """The number of times that any assertion ran."""
+        """How often assertions ran in total."""
         return sum(self.executed.values())
 
     def check_made(self) -> None:
@@ -110,7 +110,7 @@ class Measured:
             raise BadCall(asserting_nothing(self._function.__name__))
 
     def loose_ends(self) -> dict[str, int]:
-        """Count, by name, leftovers that may be mistakes; only those above zero."""
+        """Count, by name, leftovers that may be mistakes; only counts above zero."""
         counts = {
             "assertions that failed and were caught": len(self.failing),
             "assertions on all elements of nothing": sum(not had for had in self._had_elements.values()),
@@ -118,16 +118,16 @@ class Measured:
         return {name: count for name, count in counts.items() if count}
 
     def asked_of_all(self, site: Site, elements: Iterable[object]) -> Iterator[object]:
-        """Pass on the elements that an assertion checks, and note whether there are any."""
+        """Forward the elements that an assertion checks, and note whether there are any."""
         self._had_elements.setdefault(site, False)
         for element in elements:
             self._had_elements[site] = True
             yield element
 
     def own_sites(self) -> dict[str, int]:
-        """Count how often each assertion of the script itself ran, by ``file:line: text``; omits ``assert False``.
+        """Count how often each assertion of the script itself ran, by ``file:line: text``; omit ``assert False``.
 
-        Includes the assertions of helpers that it names and in which none ran.
+        Includes the assertions of a helper that the script names and in which none ran.
         """
         found = list(self._sites_of(self._function.__code__))
         for helper in _helpers_named_by(self._function):
@@ -142,7 +142,7 @@ class Measured:
                 yield site
 
     def _has_imported(self) -> bool:
-        """Return whether the run imported a module of helpers, whose assertions are not counted."""
+        """Return whether the run imported a helper module, whose assertions are not counted."""
         new = list(sys.modules.values())[self._modules :]
         return any(_is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
 
@@ -156,7 +156,7 @@ def asserting_nothing(name: str) -> str:
 
 
 class _Now:
-    """The measurement that runs now, one a process.
+    """The current measurement, one per process.
 
     ``turned`` is the site whose assertion is negated; ``read`` reads attributes for the script.
     """
@@ -172,7 +172,7 @@ _sites: Final[dict[str, Sequence[Site]]] = {}
 
 
 class _Hooks:
-    """The hooks that the counted code of one file calls. It names the file's sites by their index."""
+    """The hooks that one file's counted code calls, which refers to the file's sites by index."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
@@ -227,7 +227,7 @@ def turn_round(site: Site) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading_by(read: Callable[[object, str], object]) -> Iterator[None]:
-    """Read attributes for the script by this function while the context is open."""
+    """Let this function read attributes for the script while the context is open."""
     _now.read = read
     try:
         yield
@@ -256,7 +256,7 @@ def count_assertions(function: Callable[..., object], *, turnable: bool = False)
 
 
 def _helpers_named_by(function: Callable[..., object]) -> Iterator[list[types.CodeType]]:
-    """Yield the code of each function, and of the methods of each class, that a script refers to by name."""
+    """Yield the code of each function, and of each class's methods, that a script refers to by name."""
     code, names = function.__code__, function.__globals__
     owner = type(function.__self__) if isinstance(function, types.MethodType) else None
     attributes = _names_in(code, "ATTR", "METHOD")
@@ -282,7 +282,7 @@ def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.Functio
 
 @functools.cache
 def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
-    """Return the names that code and its nested code load, by instructions with these suffixes."""
+    """Return the names that code and its nested code load with instructions of these suffixes."""
     names: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith("LOAD_") and instruction.opname.endswith(loaded):
@@ -293,7 +293,7 @@ def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
 
 
 def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
-    """Replace the code of every function of a module by its instrumented code."""
+    """Replace the code of every function in a module with its instrumented code."""
     try:
         source = counted(Path(file).read_bytes(), file, turnable=turnable)
     except (OSError, SyntaxError):
@@ -311,9 +311,9 @@ def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
 
 
 def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
-    """Find the functions of a module that are alive: through its names and through the garbage collector.
+    """Find the live functions of a module, through its names and through the garbage collector.
 
-    The collector alone is not enough, because it does not know objects that ``gc.freeze`` has set aside.
+    The collector alone is not enough: it does not see objects that ``gc.freeze`` has set aside.
     """
     seen = {id(names), id(vars(builtins))}
     left: list[object] = [*names.values(), *gc.get_referrers(names)]
@@ -335,7 +335,7 @@ def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
 
 
 def _functions_in(code: types.CodeType) -> dict[tuple[str, int], types.CodeType | None]:
-    """Return the code of each function of a file, by name and line; None for two lambdas on one line."""
+    """Return the code of each function in a file, by name and line; None for two lambdas on one line."""
     found: dict[tuple[str, int], types.CodeType | None] = {}
     left = [code]
     while left:
@@ -352,13 +352,13 @@ def _key(code: types.CodeType) -> tuple[str, int]:
 
 
 def _is_same_shape(old: types.CodeType, new: types.CodeType) -> bool:
-    """Return whether two functions have equal signatures: the file may have been edited since its import."""
+    """Return whether two functions have equal signatures; the file may have been edited since its import."""
     names = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars", "co_flags")
     return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 def _add_rewriting(names: dict[str, Any]) -> None:
-    """Add the names that rewritten assertions use to modules that pytest has not rewritten itself."""
+    """Add the names that rewritten assertions use to modules that pytest itself has not rewritten."""
     try:
         import _pytest.assertion.rewrite as rewrite
     except ImportError:
@@ -368,7 +368,7 @@ def _add_rewriting(names: dict[str, Any]) -> None:
 
 
 def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
-    """Yield the modules from which a module's names come, and the modules that its functions import when they run."""
+    """Yield the modules that a module's names come from, and the modules that its functions import when they run."""
     for value in list(names.values()):
         if isinstance(value, types.ModuleType):
             yield vars(value)
@@ -383,7 +383,7 @@ def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_the_project(file: str) -> bool:
-    """Return whether a file belongs to the user's project, and not to a library, the engine or the harness."""
+    """Return whether a file belongs to the user's project rather than to a library, the engine or the harness."""
     path = Path(file).resolve()
     if path.suffix != ".py" or _INSTALLED & set(path.parts):
         return False

@@ -17,7 +17,7 @@ from scripted.script.options import ScriptOptions
 
 
 class ScriptEnded(Protocol):
-    """The outcome of a script that passed; ``log`` has its steps if the options want a record."""
+    """The outcome of a script that passed; ``log`` has its steps if the options ask for a record."""
 
     @property
     def steps(self) -> int: ...
@@ -46,13 +46,13 @@ class RunsScripts(Protocol[ConfigIn]):
         options: ScriptOptions,
         mutant: str | None,
     ) -> ScriptEnded:
-        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
+        """Run a generator function that takes ``t`` on a machine of this configuration. Raises ScriptError."""
         ...
 
 
 @runtime_checkable
 class WritesScripts(RunsScripts[ConfigIn], Protocol[ConfigIn]):
-    """An adapter that runs scripts, and for which the harness can write scripts."""
+    """An adapter that runs scripts and that the harness can write scripts for."""
 
     def test_head(self, config: ConfigIn, body: str) -> TestHead:
         """Return the lines above the ``body`` of a written test."""
@@ -60,7 +60,7 @@ class WritesScripts(RunsScripts[ConfigIn], Protocol[ConfigIn]):
 
 
 def script_runner(name: str) -> RunsScripts:
-    """Return the adapter of this name. Raises ScriptDefinitionError for an adapter that runs no scripts."""
+    """Return the adapter of this name. Raises ScriptDefinitionError if it runs no scripts."""
     adapter = adapter_named(name)
     if not isinstance(adapter, RunsScripts):
         raise ScriptDefinitionError(

@@ -19,10 +19,10 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a script's run.
 
     ``max_steps`` and ``timeout_s`` bound it. ``oracle`` compares the output of finished greedy requests with the same
-    request run alone. ``check_every_step`` audits the engine after each step, and not only at the end. ``must_reach``
-    are windows that ``t.sometimes`` has to see. ``must_step`` refuses a script that ends without a step,
-    ``must_assert`` a script in which no assertion ran. ``record`` returns every step with the result, for a trace. A
-    process that has to answer at once and does not within ``result_timeout_s`` hangs.
+    request run alone. ``check_every_step`` audits the engine after each step instead of only at the end. ``must_reach``
+    lists windows that ``t.sometimes`` has to see. ``must_step`` refuses a script that ends without a step,
+    ``must_assert`` one in which no assertion ran. ``record`` returns every step with the result, for a trace. A process
+    that must answer at once and is silent for ``result_timeout_s`` counts as hung.
     """
 
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -37,7 +37,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse values of the wrong type that would be taken for something else."""
+        """Refuse values of a wrong type that would be mistaken for something else."""
         names = windows_of(self.must_reach)
         if len(set(names)) != len(names):
             raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
@@ -51,7 +51,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def windows_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of windows. Raises ScriptDefinitionError for a string, or names that are empty or no strings."""
+    """Return the window names. Raises ScriptDefinitionError for a string, and for names that are empty or not text."""
     given = tuple(names)
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in given):
         remedy = f"; write must_reach=[{names!r}]" if isinstance(names, str) and names else ""

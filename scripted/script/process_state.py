@@ -1,6 +1,6 @@
-"""Whether a script has changed a process in which others run after it: the scheduler's, in a server.
+"""Detects whether a script has changed a process that others run in afterwards: in a server, the scheduler's.
 
-Compares the code of engine and harness, the settings of the process, its threads and its children with what they were.
+Compares the code of engine and harness, the settings of the process, its threads and its children with earlier copies.
 It restores nothing: a changed server is replaced.
 """
 
@@ -67,12 +67,12 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 def _working_folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 - what is compared
+        return os.getcwd()  # noqa: PTH109 - the value that is compared
     except OSError:
         return None
 
 
-# The state that all code of a process shares, by its name in reports.
+# State that all code in a process shares, by its name in reports.
 _SETTINGS: Final[dict[str, Callable[[], object]]] = {
     "os.environ": lambda: dict(os.environ),
     "the working folder": _working_folder,
@@ -103,7 +103,7 @@ _SETTINGS: Final[dict[str, Callable[[], object]]] = {
 
 
 class ProcessState:
-    """The state of this process now. ``configs`` are objects that scripts share with others."""
+    """The current state of this process. ``configs`` are objects that scripts share with others."""
 
     def __init__(self, configs: Iterable[object] = ()) -> None:
         self._settings = {name: read() for name, read in _SETTINGS.items()}
@@ -131,11 +131,11 @@ class ProcessState:
 
 
 def _is_same_setting(before: object, now: object) -> bool:
-    return before is None or before == now  # None: nothing had imported it
+    return before is None or before == now  # None: not yet imported then
 
 
 class _Code(msgspec.Struct, frozen=True):
-    """Copies of the namespaces of modules and classes, and of their tables, while ``modules`` modules were imported."""
+    """Copies of the namespaces and tables of modules and classes, taken with ``modules`` modules imported."""
 
     modules: int
     owners: list[object]
@@ -144,7 +144,7 @@ class _Code(msgspec.Struct, frozen=True):
     tables: list[tuple[str, object, object]]
 
     def changed(self) -> list[int]:
-        """Return the numbers of changed namespaces. Comparing is fast, because most values are the same objects."""
+        """Return the numbers of changed namespaces. Comparing is fast: most values are the same objects."""
         same = list(map(operator.eq, map(vars, self.owners), self.values))
         return [number for number, is_same in enumerate(same) if not is_same]
 
@@ -170,7 +170,7 @@ def _is_of_a_script(value: object) -> bool:
     return isinstance(value, types.FunctionType) and not value.__module__.startswith(_PACKAGES)
 
 
-# The copies for the last script: namespaces that did not change since are not copied again.
+# The copies for the last script: namespaces unchanged since then are not copied again.
 _last_code: list[_Code] = []
 
 
@@ -190,7 +190,7 @@ def _note_code() -> _Code:
 
 
 def _find_owners() -> Iterator[tuple[object, str]]:
-    """Yield modules of engine, harness and standard library; for the first two also classes and members of enums."""
+    """Yield modules of engine, harness and standard library; for the first two, also classes and enum members."""
     for name, module in list(sys.modules.items()):
         package = name.partition(".")[0]
         if package not in _NOTED or not isinstance(module, types.ModuleType):
@@ -212,9 +212,9 @@ def _find_tables(owners: list[object], names: list[str]) -> Iterator[tuple[str, 
 
 
 def _children() -> set[int]:
-    """Return the child processes that this one has not waited for, including adopted ones."""
+    """Return the child processes that this process has not waited for, adopted ones included."""
     found: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             found.update(map(int, task.read_text(encoding="ascii").split()))
     return found

@@ -11,7 +11,7 @@ from scripted.script.source import ScriptFunction, file_of
 
 
 class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
-    """A decorated test: the generator function, its options and tiers, a configuration and the name of its adapter."""
+    """A decorated test: the generator function, its options and tiers, its configuration and its adapter's name."""
 
     config: Any
     adapter: str

@@ -37,13 +37,13 @@ WAITS: Final = frozenset(
     }
 )
 _RETURN_NONE: Final = frozenset({"add", "append", "clear", "extend", "insert", "reverse", "sort", "update"})
-# Attributes of a handle that are never None, before, during and after the life of its request.
+# Attributes of a handle that are never None, before, during or after the life of its request.
 _ALWAYS_THERE: Final = frozenset({"client", "output_ids", "prompt_ids", "rid", "sampling", "status"})
 # Functions without side effects.
 _ANSWERS: Final = frozenset(
     {"abs", "all", "any", "bool", "callable", "enumerate", "filter", "float", "hasattr", "int", "isinstance", "len"}
 ) | {"map", "max", "min", "range", "repr", "reversed", "round", "sorted", "str", "sum", "zip"}
-# Checks that expect an error in the block below, or in a function that they are given.
+# Checks that expect an error in the block below, or in a function passed to them.
 _EXPECTS_BELOW: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex"})
 _FIXED: Final = (str, int, float, bool, type(None), tuple, frozenset)
 _LOOKS: Final = frozenset({"len", "list", "max", "min", "set", "sorted", "str", "sum", "tuple"})
@@ -64,7 +64,7 @@ def code_of(function: Callable[..., object]) -> types.CodeType:
 def idle_statements(function: Callable[..., object]) -> Iterator[str]:
     """Yield ``line N: the fault, and the remedy`` for each statement of a script that neither tests nor does anything.
 
-    Helpers in its own file, called by name or as methods of its class, come after the script.
+    Helpers in the script's file, called by name or as methods of its class, follow the script.
     """
     file, code = file_of(function), code_of(function)
     definitions = _definitions_in(file)
@@ -81,7 +81,7 @@ def idle_statements(function: Callable[..., object]) -> Iterator[str]:
 
 
 class _Definition(msgspec.Struct, frozen=True, eq=False):
-    """A function of a file: its qualified name, and the name of the class around it."""
+    """A function in a file: its qualified name, and the name of the class around it."""
 
     name: str
     node: ast.FunctionDef
@@ -92,7 +92,7 @@ class _Definition(msgspec.Struct, frozen=True, eq=False):
 
 
 def _definitions_in(file: str) -> dict[tuple[str, int], _Definition]:
-    """Return the functions of a file and its classes, by qualified name and first line, including decorators."""
+    """Return the functions of a file and of its classes, by qualified name and first line, decorators included."""
     linecache.checkcache(file)
     return _definitions_of("".join(linecache.getlines(file)))
 
@@ -130,7 +130,7 @@ def _with_helpers(own: _Definition, definitions: Mapping[tuple[str, int], _Defin
 def _called_helper(
     call: ast.Call, caller: _Definition, definitions: Mapping[tuple[str, int], _Definition]
 ) -> _Definition | None:
-    """Find the function of the same file that a call refers to, by name or as a method of the caller's class."""
+    """Find the function in the same file that a call refers to, by name or as a method of the caller's class."""
     match call.func:
         case ast.Name(id=name):
             pass
@@ -143,7 +143,7 @@ def _called_helper(
 
 
 def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
-    """Yield the return statements of a function, without nested functions."""
+    """Yield the return statements of a function, except those of nested functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Return):
             yield child
@@ -152,7 +152,7 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
-    """Explain why a comparison that a script returns tests nothing: a script's result is not read."""
+    """Explain why a comparison that a script returns tests nothing: nothing reads a script's result."""
     match statement:
         case ast.Return(value=ast.expr() as value) if _is_condition(value) and statement in _returns_of(own.node):
             text = ast.unparse(value)
@@ -193,7 +193,7 @@ def _is_never_read(statement: ast.Assign, function: ast.FunctionDef) -> bool:
 
 
 def _only_answers(function: ast.FunctionDef) -> bool:
-    """Return whether a function does nothing but return a value."""
+    """Return whether a function only returns a value."""
     acts = (ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.With, ast.Delete, *_ACTS)
     for node in (node for statement in function.body for node in ast.walk(statement)):
         match node:
@@ -239,7 +239,7 @@ def _why_idle(statement: ast.stmt, function: Callable[..., object]) -> str | Non
 
 
 def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str | None:
-    """Explain an expression statement without an effect; ``names`` are the globals of its file."""
+    """Explain an expression statement without an effect; ``names`` are its file's globals."""
     match value:
         case ast.Compare() | ast.UnaryOp(op=ast.Not()):
             return f"'{text}' is computed and dropped; write 'assert {text}'"
@@ -262,7 +262,7 @@ def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str
 
 
 def _why_fixed(test: ast.expr, function: Callable[..., object]) -> str | None:
-    """Explain an assertion on constants, including constants of its file, which no run changes."""
+    """Explain an assertion on constants, including the file's own, which no run changes."""
     inside = list(ast.walk(test))
     names = {node.id for node in inside if isinstance(node, ast.Name)}
     code, values = code_of(function), getattr(function, "__globals__", {})
@@ -324,7 +324,7 @@ def _always_holds(test: ast.expr) -> bool:
 
 
 def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
-    """Explain an identity test of equal values, or a substring test where one of several words is meant."""
+    """Explain an identity test of equal values, or a substring test meant as a choice among words."""
     if (why := _why_it_holds(test)) is not None:
         return f"'assert {text}' always holds, because {why}; compare it with what must be there"
     match test:

@@ -1,6 +1,6 @@
-"""Snapshots of a scheduler for scripts, taken between two steps. An adapter adds fields of its own.
+"""Snapshots of a scheduler for scripts, taken between two steps. An adapter adds its own fields.
 
-Copies only: nothing in a snapshot changes when the scheduler goes on, unlike in ``t.scheduler``, the live object.
+They are copies: nothing in a snapshot changes as the scheduler goes on, unlike in ``t.scheduler``, the live object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profi
 
 
 def mode_of(mode: str) -> str:
-    """Make a mode that can only be compared with one of ``MODES``."""
+    """Make a mode that only compares with ``MODES``."""
     return Word(mode, "a microbatch's mode", MODES)
 
 
@@ -43,7 +43,7 @@ class _Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(_Copy, frozen=True, kw_only=True):
-    """Base class of values that are always there, and so refuse to be conditions."""
+    """Base class of values that are always present, and so refuse to be conditions."""
 
     def __bool__(self) -> bool:
         fields = ", ".join(f".{name}" for name in self.__struct_fields__)
@@ -53,9 +53,9 @@ class Snapshot(_Copy, frozen=True, kw_only=True):
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
 
-    ``positions`` are the positions that each request computes, ``pages`` the page table of each. ``drafts`` of the
-    tokens are drafts to verify. The requests in ``ahead`` were planned ahead: their input token was not known yet at
-    the launch. It copies ``written_pages`` pages to the host and ``loaded_pages`` pages from it.
+    ``positions``: the positions that each request computes. ``pages``: the page table of each request. ``drafts`` of
+    the tokens are drafts to verify. The requests in ``ahead`` were planned ahead: their input token was unknown at the
+    launch. The microbatch copies ``written_pages`` pages to the host and ``loaded_pages`` pages back.
     """
 
     id: int
@@ -73,14 +73,14 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
-    """A client's message that no step has seen: its kind, and the rid if it concerns one request."""
+    """A client's message that no step has seen yet: its kind, and the rid if it concerns one request."""
 
     kind: str
     rid: str | None = None
 
 
 class KVState(Snapshot, frozen=True, kw_only=True):
-    """Counts of pages: free, cached in the prefix tree, held by requests or reserved; and the tokens in a page.
+    """Counts of pages: free, cached in the prefix tree, held by requests or reserved; and the tokens per page.
 
     ``reserved`` of the ``held`` pages are withheld from requests by ``exhaust_kv`` or ``exhaust_window``.
     """
@@ -102,11 +102,11 @@ class RowState(Snapshot, frozen=True, kw_only=True):
 
 
 class State(Snapshot, frozen=True, kw_only=True):
-    """A scheduler between two steps. Each of its ``counts`` is an attribute too, unless a field has that name.
+    """A scheduler between two steps. Each of its ``counts`` is also an attribute, unless a field has that name.
 
-    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` are messages
-    that no step has seen yet: their requests are the last in ``waiting``, and a scheduler with arrivals is not idle.
-    ``paused`` is the mode of the pause, or None.
+    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` holds
+    messages that no step has seen yet: their requests come last in ``waiting``, and a scheduler with arrivals is not
+    idle. ``paused`` is the mode of the pause, or None.
     """
 
     step: int

@@ -18,7 +18,7 @@ from scripted.core.prompts import MOST_ITEMS
 from scripted.script.values import Nameless
 
 _Handle = TypeVar("_Handle")
-# Names that a message lists when none is near.
+# How many names a message lists if none is near.
 _MOST_NAMED: Final = 6
 
 
@@ -26,7 +26,7 @@ class Method(Nameless):
     """A method of ``t``, which can only be called: testing or comparing the method itself raises."""
 
     def __init__(self, name: str, function: Callable[..., object]) -> None:
-        # Enough for help() and the signature; functools.wraps would take a third of the time of an empty script.
+        # Enough for help() and the signature; functools.wraps would take a third of an empty script's time.
         self.__wrapped__, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
         self._name = name
         self._function = function
@@ -64,7 +64,7 @@ class Method(Nameless):
 
 
 class Asked(Nameless):
-    """Base class of ``t`` and its clock: methods refuse to be used as values, and a wrong name gets the nearest one."""
+    """Base class of ``t`` and its clock: methods cannot be used as values, and a wrong name gets the nearest one."""
 
     _ask = "one of its queries"
     _called = "t"
@@ -76,7 +76,7 @@ class Asked(Nameless):
             self.__dict__[name] = Method(f"{self._called}.{name}", function.__get__(self))
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse an unknown name with the nearest verb, which Python's own error does not know.
+        """Refuse an unknown name and suggest the nearest verb, which Python's own error cannot do.
 
         Verbs are added to the class at run time; this method also makes a type checker accept them.
         """
@@ -127,7 +127,7 @@ def bounded(call: str, name: str, values: Iterable[_Handle]) -> list[_Handle]:
 
 
 def check_prompt_len(length: object) -> None:
-    """Raise BadCall for anything but a possible number of tokens of a prompt."""
+    """Raise BadCall for anything but a possible length of a prompt in tokens."""
     if check_count("start_req()", "prompt_len", length) > MOST_ITEMS:
         raise BadCall(f"start_req() takes prompt_len <= {MOST_ITEMS}, more than any context, got {length}")
 
@@ -140,7 +140,7 @@ def check_count(call: str, name: str, value: object, *, least: int = 1) -> int:
 
 
 def check_predicate(predicate: object) -> None:
-    """Raise BadCall for anything that ``run_until()`` cannot call without an argument after each step."""
+    """Raise BadCall for anything that ``run_until()`` cannot call without arguments after each step."""
     if not callable(predicate):
         raise BadCall(f"run_until() takes a function to call after each step, got {predicate!r}; write a lambda")
     try:

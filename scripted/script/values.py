@@ -27,7 +27,7 @@ class Nameless:
         raise BadCall(f"{self!r} is always true, so asking it tests nothing; ask {self._ask}, or compare it with None")
 
     def __iter__(self) -> Iterator[object]:
-        raise BadCall(f"{self!r} is no wait and no sequence; write it without 'yield from', and ask {self._ask}")
+        raise BadCall(f"{self!r} is neither a wait nor a sequence; write it without 'yield from', and ask {self._ask}")
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, Nameless):
@@ -140,7 +140,7 @@ class Word(str):
     _known: frozenset[str]
 
     def __new__(cls, word: str, what: str, known: frozenset[str]) -> Word:
-        """Make the word ``word`` of ``known``, which are the possible words of ``what``."""
+        """Make the word ``word`` of ``known``, the possible words for ``what``."""
         self = super().__new__(cls, word)
         self._what, self._known = what, known
         return self

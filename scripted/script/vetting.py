@@ -1,7 +1,7 @@
 """Judges a script: by mutants of code that it runs, by changed answers, and by negating each of its assertions.
 
-The script itself notices a mutant if one of its assertions or a window of must_reach fails, or if the run fails and
-the baseline passes: the same requests with nothing else, judged by the oracle alone. In the sim tier only, in a child.
+The script itself notices a mutant if one of its assertions or a window of must_reach fails, or if the run fails and the
+baseline passes: the same requests with nothing else, judged by the oracle alone. In the sim tier only, in a child.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
 
-# A mutant may keep a script from its end.
+# A mutant may keep a script from ending.
 _TIMEOUT_S: Final = 2.0
 # With a mutant, a script may never end: it gets this multiple of the steps it takes without one, and a margin.
 _LONGER: Final = 3
 _MARGIN_STEPS: Final = 64
 _MOST_NAMED: Final = 6
-# Edits of the code that ran, where no mutant was noticed.
+# How many edits of the code that ran are tried if no mutant was noticed.
 _MOST_EDITS: Final = 120
 _MOST_CHANGES: Final = 200
-# A child is killed after this many times the seconds of CPU that it may take, and a margin.
+# A child is killed after this multiple of its CPU seconds, plus a margin.
 _MARGIN_S: Final = 20.0
 _LONGEST_S: Final = 3600.0
 _HARNESS: Final = __name__.partition(".")[0]
@@ -80,7 +80,7 @@ class EditsWhatRan(Protocol):
     """An adapter that draws single edits of the code that a run called."""
 
     def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
-        """Return the names of at most ``count`` edits, the same for the same code."""
+        """Return the names of at most ``count`` edits, always the same for the same code."""
         ...
 
 
@@ -90,14 +90,14 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The verdict on a script. ``failure`` is set if it fails without a mutant; nothing else is known then.
+    """The verdict on a script. ``failure`` is set if it fails without a mutant; then nothing else is known.
 
-    ``assertions``: how often any assertion ran. ``met``: the number of mutants of code that it runs; ``noticed``: those
-    with which it fails; ``own``: those that the script itself notices. ``answer``: an answer of the engine that fails
-    one of its assertions when it is another. ``always``: assertions that hold negated as well; ``never``: assertions
-    that it never reached; ``absent``: assertions on a mode that the engine never has, which no mutant makes fail;
-    ``unused``: parameters that it never reads. ``differs``: two runs had different digests. ``left``: counts of what
-    it left that may be a mistake, by name.
+    ``assertions``: how often assertions ran. ``met``: the number of mutants of code that it runs; ``noticed``: the
+    mutants with which it fails; ``own``: the mutants that the script itself notices. ``answer``: an engine answer that,
+    once changed, fails one of its assertions. ``always``: assertions that also hold negated; ``never``: assertions that
+    it never reached; ``absent``: assertions on a mode that the engine never has, which no mutant can fail; ``unused``:
+    parameters that it never reads. ``differs``: two runs had different digests. ``left``: counts of possibly mistaken
+    leftovers, by name.
     """
 
     name: str
@@ -165,13 +165,13 @@ class Findings:
 
 @dataclass
 class Vetting:
-    """Vets scripts one after the other. Results of one speed up the next verdict.
+    """Vets scripts one after another; results of one speed up the next verdict.
 
-    With ``is_brief`` the first mutant that a script itself notices is enough.
+    With ``is_brief``, the first mutant that a script itself notices is enough.
     """
 
     is_brief: bool = False
-    # Mutants that scripts themselves noticed, the latest first.
+    # Mutants that scripts themselves noticed, latest first.
     _telling: list[str] = field(default_factory=list)
 
     def findings(
@@ -179,7 +179,7 @@ class Vetting:
     ) -> Findings:
         """Vet one script. Raises OutOfTimeError if this takes more than ``seconds`` of CPU time.
 
-        All of its runs share one child process, so that a script that harms its process, or never ends, harms no other.
+        All of its runs share one child process, so a script that harms its process or never ends harms no other.
         """
         limit_s = min(_LONGEST_S, _MARGIN_S + _LONGER * seconds)
         try:
@@ -249,7 +249,7 @@ class Vetting:
 
 @dataclass
 class _Runs:
-    """Runs one script with and without mutants, until this process has used its CPU time."""
+    """Runs one script with and without mutants until this process has used its CPU time."""
 
     test: ScriptedTest
     arguments: Mapping[str, object]
@@ -257,19 +257,19 @@ class _Runs:
     longest: int = _MARGIN_STEPS
     # Whether a second run without a mutant had another digest than the first.
     differs: bool = False
-    # Whether the oracle judges each step of a run, not only its end.
+    # Whether the oracle judges each step of a run, or only its end.
     is_judged: bool = False
     # The assertions of the last run.
     last: Measured | None = None
-    # What a run left that may be a mistake.
+    # Leftovers of a run that may be a mistake.
     left: dict[str, int] = field(default_factory=dict)
-    # The ids of the code that the first run called.
+    # The ids of the code objects that the first run called.
     codes: set[int] = field(default_factory=set)
-    # The prompt of each request, and the number of tokens it got.
+    # The prompt of each request, and how many tokens it got.
     requests: list[tuple[object, int]] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
-        """Run without a mutant; return its assertions and the mutants of code that it ran. May raise ScriptError."""
+        """Run without a mutant; return its assertions and the mutants of the code that ran. May raise ScriptError."""
         count_assertions(self.test.script, turnable=True)
         codes = self.codes
         self.longest = self.test.options.max_steps
@@ -285,7 +285,7 @@ class _Runs:
 
     @property
     def absent_modes(self) -> frozenset[str]:
-        """The modes that no microbatch of an engine of this configuration has, as far as its adapter knows."""
+        """The modes that no microbatch of this configuration has, as far as the adapter knows."""
         adapter = adapter_named(self.test.adapter)
         return adapter.absent_modes(self.test.config) if isinstance(adapter, KnowsModes) else frozenset()
 
@@ -302,7 +302,7 @@ class _Runs:
             return self.failure_with(None) is None
 
     def failure_with(self, bug: str | None) -> Exception | None:
-        """Run with a mutant and return the failure; None if the run passes, or the mutant does not fit."""
+        """Run with a mutant and return the failure; None if the run passes or the mutant does not fit."""
         if time.process_time() > self.until:
             raise OutOfTimeError
         return self._failure_of(self.test, self.arguments, bug)
@@ -311,7 +311,7 @@ class _Runs:
         failure = self._failed(test, arguments, bug)
         if bug is None or not isinstance(failure, ScriptError) or failure.report.begun:
             return failure
-        # It breaks the reset before every script, so it is switched on where the script begins.
+        # The mutant breaks the reset before every script, so it is switched on where the script begins.
         return self._failed(msgspec.structs.replace(test, script=_broken_from_its_start(test, bug)), arguments, None)
 
     def _failed(self, test: ScriptedTest, arguments: Mapping[str, object], bug: str | None) -> Exception | None:
@@ -324,7 +324,7 @@ class _Runs:
         return None
 
     def answer_noticed(self, measured: Measured) -> str:
-        """Find an answer of the engine on which an assertion of the script depends; empty if there is none."""
+        """Find an engine answer that an assertion of the script depends on; empty if there is none."""
         read = self._answers(None)
         if self._failure_among(read) is not None:
             return ""
@@ -342,7 +342,7 @@ class _Runs:
         return Answers(packages | {_HARNESS}, type(self.test.config), self.absent_modes, change)
 
     def _failure_among(self, answers: Answers) -> Exception | None:
-        """Run the script on these answers and return its failure."""
+        """Run the script with these answers and return its failure."""
         script = self.test.script
 
         @functools.wraps(script)
@@ -356,9 +356,9 @@ class _Runs:
             return self._failed(msgspec.structs.replace(self.test, script=answered), self.arguments, None)
 
     def first_edit_noticed(self) -> list[str]:
-        """Look for an edit of the code that ran which an assertion of the script notices, and its requests do not.
+        """Find an edit of the code that ran which an assertion of the script notices and its requests alone do not.
 
-        No mutant of the gallery may concern what the script tests.
+        The gallery may have no mutant of the code that the script tests.
         """
         adapter = adapter_named(self.test.adapter)
         edits = adapter.edits_met(self.codes, _MOST_EDITS) if isinstance(adapter, EditsWhatRan) else ()
@@ -372,7 +372,7 @@ class _Runs:
             )
         except OutOfTimeError:
             raise
-        except Exception:  # noqa: BLE001 - with some edits no engine can be made
+        except Exception:  # noqa: BLE001 - some edits leave no working engine
             return False
 
     def is_by_the_script(self, failure: Exception) -> bool:
@@ -431,7 +431,7 @@ class _Runs:
 
 
 def _broken_from_its_start(test: ScriptedTest, bug: str) -> ScriptFunction:
-    """Return the test's script, with a mutant on from its first line to its last."""
+    """Return the test's script with a mutant switched on from its first line to its last."""
     script = test.script
 
     @functools.wraps(script)
@@ -443,7 +443,7 @@ def _broken_from_its_start(test: ScriptedTest, bug: str) -> ScriptFunction:
 
 
 def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
-    """Run the baseline: these requests to their end, without those that the engine refuses."""
+    """Run the baseline: these requests to their end, without the ones that the engine refuses."""
     handles = []
     for prompt_ids, tokens in requests:
         with contextlib.suppress(RequestRefused):  # a prefill engine generates for no client
@@ -455,10 +455,10 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
 
 
 def _say_nothing() -> None:
-    """Drop what the script prints and what is logged to the outside in this child: it runs a hundred times.
+    """Drop the script's output and its logging to the outside in this child: it runs a hundred times.
 
-    Logging stays on, and handlers that keep records in memory stay: the script may assert on its own log. Handlers that
-    the script makes itself write their files, and send nothing either.
+    Logging stays on, and so do handlers that keep records in memory: the script may assert on its own log. Handlers
+    that the script makes itself write their files, but send nothing.
     """
     nothing = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the child ends
     for stream in (sys.stdout, sys.stderr):
@@ -474,7 +474,7 @@ def _say_nothing() -> None:
 
 
 def _handlers() -> Iterator[logging.Handler]:
-    """Yield the handlers of all loggers, and the handlers to which buffers pass their records on."""
+    """Yield the handlers of all loggers, and the handlers to which buffering ones forward their records."""
     for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
         for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
             yield handler
@@ -483,7 +483,7 @@ def _handlers() -> Iterator[logging.Handler]:
 
 
 def _leaves(handler: logging.Handler) -> bool:
-    """Return whether a handler's records leave the memory of this process, for a stream, a file or a queue."""
+    """Return whether a handler's records leave this process's memory: for a stream, a file or a queue."""
     match handler:
         case logging.StreamHandler():
             return not isinstance(handler.stream, io.StringIO)
@@ -509,7 +509,7 @@ def _digest_of(ended: ScriptEnded) -> tuple[int, object]:
 
 
 def _asks_for(text: str, modes: frozenset[str]) -> bool:
-    """Return whether an assertion compares something that is called a mode with one of these."""
+    """Return whether an assertion compares anything called a mode with one of these modes."""
     if not modes:
         return False
     compared = (one for one in ast.walk(ast.parse(text, mode="eval")) if isinstance(one, ast.Compare))

@@ -15,7 +15,7 @@ DEFAULT_BUDGET_STEPS: Final = 400
 # The remedy for a wait whose yields do not reach the harness.
 HAND_ON: Final = "use a wait as 'yield from', or yield once for each of its yields"
 Steps = Generator[None, None, None]
-# Names whose values do not change while the engine is idle. Answers of clients are left out: they may arrive later.
+# Names whose values do not change while the engine is idle. Clients' answers are left out: they may arrive later.
 # fmt: off
 _TIMELESS: Final = frozenset((
     "all", "any", "batch_composition", "bool", "cached_tokens", "chunked", "chunks_done", "choices", "done",
@@ -49,7 +49,7 @@ class Wait(Nameless):
 
 
 def is_timeless(predicate: Callable[[], object]) -> bool:
-    """Return whether a predicate certainly reads only requests and queues: no step, time or counter of its own."""
+    """Return whether a predicate certainly reads only requests and queues, and no step, time or counter of its own."""
     code = getattr(predicate, "__code__", None)
     captured = [cell.cell_contents for cell in getattr(predicate, "__closure__", None) or ()]
     return code is not None and not any(map(callable, captured)) and _names_only_queries(code)
@@ -62,7 +62,7 @@ def _names_only_queries(code: CodeType) -> bool:
 
 
 def words_of_yielded(value: object) -> str:
-    """Describe a yielded value and the line that the script should have."""
+    """Describe a yielded value, and the line that the script should have instead."""
     if isinstance(value, Wait):
         return f"t.{value.what}; write 'yield from t.{value.what}'"
     if isinstance(value, GeneratorType):

@@ -15,13 +15,13 @@ from scripted.core.errors import Overdue
 
 # A timer of 0 seconds would never fire.
 _LEAST_S: Final = 0.001
-# Samples of the stack until one is in the code that owns the loop, and not in a function that it calls.
+# How often the stack is sampled to find it in the code that owns the loop rather than in a function it calls.
 _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.02
 # Code that catches every Exception is interrupted again after this time.
 _AGAIN_S: Final = 0.5
-# A deadlocked process computes, or waits for a CPU, for less than this share of the time; a starved one does
-# so for more, and gets this many extensions of its time.
+# A deadlocked process computes, or waits for a CPU, for less than this share of the time. A starved one does so for
+# more, and gets this many extensions.
 _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12
 
@@ -35,7 +35,7 @@ class Struck(BaseException):
 
 
 def _ran_or_waited_s() -> float:
-    """Return the seconds that the main thread has run, or waited for a CPU to run on."""
+    """Return how many seconds the main thread has run, or waited for a CPU to run on."""
     try:
         computed, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def _watched_s() -> float:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Exclude work that a process does once, such as loading a model, from the time of any watchdog."""
+    """Exclude one-time work of a process, such as loading a model, from the time of any watchdog."""
     global _unwatched_s
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -64,7 +64,7 @@ def unwatched() -> Iterator[None]:
 
 
 class _Watch:
-    """The state of one watchdog between its signals. ``said`` is the text of its Overdue, empty before."""
+    """The state of one watchdog between its signals. ``said`` is the text of its Overdue, empty until then."""
 
     def __init__(
         self, timeout_s: float, what: str, is_busy: bool, is_owner: Callable[[FrameType | None], bool]
@@ -95,7 +95,7 @@ class _Watch:
         raise Overdue(self.said)
 
     def _was_starved(self) -> bool:
-        """Count another turn if busy code computed for less than half of the time, yet computes at all."""
+        """Return whether busy code computed, but for less than half the time; if so, count the extension."""
         if not self._is_busy or self._turns >= _TURNS_LIMIT:
             return False
         ran = _ran_or_waited_s()
@@ -114,14 +114,14 @@ def watchdog(
     is_busy: bool = False,
     is_owner: Callable[[FrameType | None], bool] = lambda _: True,
 ) -> Iterator[Callable[[], bool]]:
-    """Raise Overdue in this thread after ``timeout_s`` seconds. Only works in the main thread; no effect in others.
+    """Raise Overdue in this thread after ``timeout_s`` seconds. Works in the main thread only; no effect in others.
 
     Yields a function that returns whether Overdue was raised, because the watched code may have caught it.
 
     ``is_busy``: the watched code computes all the time. If it computed for less than half of the time, the process was
     stopped or starved: it gets the same time again, as long as it computes at all. Code that catches Overdue is
-    interrupted again. Overdue is raised in a frame for which ``is_owner`` holds if sampling finds one. A timer that
-    runs already, such as pytest-timeout's, continues afterwards.
+    interrupted again. Overdue is raised in a frame for which ``is_owner`` holds if sampling finds one. A timer that was
+    already running, such as pytest-timeout's, continues afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield lambda: False

@@ -100,12 +100,12 @@ def compares_a_method_with_itself(t):
 # -- yielded values that are no waits --
 
 
-@refused("is no wait and no sequence; write it without 'yield from'")
+@refused("is neither a wait nor a sequence; write it without 'yield from'")
 def waits_for_a_handle(t):
     yield from t.start_req(prompt_len=5)
 
 
-@refused("is no wait and no sequence; write it without 'yield from'")
+@refused("is neither a wait nor a sequence; write it without 'yield from'")
 def waits_for_a_call(t):
     yield
     yield from t.flush_cache()

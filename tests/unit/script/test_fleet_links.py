@@ -115,7 +115,7 @@ def test_a_death_loses_what_is_on_its_way_and_the_others_learn_of_it(fleet: Flee
     assert (fleet.a.parted, fleet.b.parted) == (["b"], [])
     fleet.say("unsent")
     assert fleet.a.unsent == ["unsent"]
-    with pytest.raises(BadCall, match="takes an engine that lives, it was killed before"):
+    with pytest.raises(BadCall, match="takes an engine that lives, and this one was killed before"):
         fleet.kill("b")
     fleet.replace(Machine("b"))
     assert fleet.engine("b").met == ["a"]

@@ -84,7 +84,7 @@ def kills_a_stage_twice(t):
         (raises_a_group, "both .2 sub-exceptions.\nE +LookupError: one\nE +ExceptionGroup: inner.*\nE +OSError: other"),
         (raises_what_has_no_text, r"Speechless: \(its text raises ZeroDivisionError\)"),
         (closes_itself, "the script was left by GeneratorExit"),
-        (calls_a_property, "'bool' object is not callable; it is a value and no method: leave the parentheses out"),
+        (calls_a_property, "'bool' object is not callable; it is a value and not a method: leave the parentheses out"),
         (kills_a_stage_twice, r"t.kill_stage\(1\) needs stages that run, and stage-1 has died"),
     ],
 )

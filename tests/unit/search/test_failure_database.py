@@ -99,7 +99,7 @@ def test_a_line_that_means_nothing_any_more_is_dropped(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "failures.jsonl"
     file.write_text("Lorem ipsum\n")
-    with pytest.raises(ScriptDefinitionError, match=r"line 1 of .*failures.jsonl is no saved failure"):
+    with pytest.raises(ScriptDefinitionError, match=r"line 1 of .*failures.jsonl is not a saved failure"):
         FailureDatabase(file).read()
 
 
