@@ -1,4 +1,4 @@
-"""The search: strategies over the schedules of an adapter, campaigns, shrinking, and the tests written from failures.
+"""The search: strategies over an adapter's schedules, campaigns, shrinking, and the tests written from failures.
 
-Knows no scheduler: everything about one comes from its adapter.
+It knows no scheduler: all such knowledge comes from the adapter.
 """

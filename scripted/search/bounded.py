@@ -1,6 +1,6 @@
-"""Bounded claims: a few events, placed at every step up to a bound and in every order, with no state seen twice.
+"""Bounded claims: a few events, placed at every step up to a bound and in every order, visiting no state twice.
 
-Walks the tree of all placements, one step at a time. If a run has the whole state, the step and the remaining events of
+Walks the tree of all placements step by step. Once a run repeats the whole state, the step and the remaining events of
 an earlier run, its outcome is known, and the walk only counts its schedules.
 """
 
@@ -32,10 +32,10 @@ _Key = tuple[tuple[bytes | None, ...], tuple[Action, ...]]
 
 
 class Bounded(msgspec.Struct, frozen=True):
-    """The coverage of a bounded search: ``schedules`` placements through ``states`` different states.
+    """The coverage of a bounded search: ``schedules`` placements through ``states`` distinct states.
 
-    ``merged`` counts the steps that led to a known state. ``failure`` is the failure of ``schedule``, the first that
-    breaks a promise. The search stops there, or when its time is up; ``complete`` is then false.
+    ``merged`` counts steps into a known state. ``failure`` is the failure of ``schedule``, the first one that breaks a
+    promise. The search stops there, or when its time is up; ``complete`` is then false.
     """
 
     schedules: int
@@ -62,19 +62,19 @@ def check_all_orders(
 ) -> Bounded:
     """Place each action of ``events``, ignoring its own step, at any of the first ``depth`` steps, or nowhere.
 
-    At most ``together`` in one step, in both orders. Raises ScriptDefinitionError for a scheduler whose runs cannot be
-    copied, UnreadableState for one whose states cannot be read.
+    At most ``together`` actions share a step, in every order. Raises ScriptDefinitionError if the scheduler's runs
+    cannot be copied, UnreadableState if its states cannot be read.
     """
     if depth < 1 or together < 1 or not events.placed:
         raise ScriptDefinitionError(
-            f"a bounded claim needs actions, and a depth and a number together of at least 1, got {str(events)!r}, "
+            f"a bounded claim needs actions, and depth and together of at least 1, got {str(events)!r}, "
             f"{depth} and {together}"
         )
     return _Tree(events, depth, together, seconds).run()
 
 
 class _TreeEnded(Exception):
-    """Raised at a failure, or when the time is up."""
+    """Raised at a failure or when the time is up."""
 
 
 class _Tree:
@@ -88,7 +88,7 @@ class _Tree:
         self._together = together
         self._began = time.monotonic()
         self._until = None if seconds is None else self._began + seconds
-        # The number of schedules that go through each state.
+        # The number of schedules through each state.
         self._known: dict[_Key, int] = {}
         self._merged = 0
         self._broken: tuple[Schedule, Failure] | None = None
@@ -119,7 +119,7 @@ class _Tree:
         return frozen
 
     def _below(self, frozen: Freezer, left: tuple[Action, ...], path: tuple[Placed, ...]) -> int:
-        """Run and count the schedules that begin with ``path``. ``frozen`` is the run before the next step."""
+        """Run and count the schedules that start with ``path``. ``frozen`` is the run before the next step."""
         schedules = 0
         for chosen, rest in _choices(left, self._together):
             if self._until is not None and time.monotonic() >= self._until:
@@ -166,7 +166,7 @@ class _Tree:
 
 
 def _choices(left: tuple[Action, ...], most: int) -> Iterator[tuple[tuple[Action, ...], tuple[Action, ...]]]:
-    """Yield each ordered choice of actions for one step, with the remaining actions; skip repetitions."""
+    """Yield each ordered choice of actions for one step, with the remaining actions; skip duplicates."""
     seen = set()
     for count in range(min(most, len(left)) + 1):
         for numbers in itertools.permutations(range(len(left)), count):

@@ -1,6 +1,6 @@
 """A campaign: many runs over many targets in parallel processes, until all are done, one fails, or time is up.
 
-The units of work are equal in every process, so a campaign finds the same with any number of jobs.
+Units of work are the same in every process, so a campaign finds the same with any number of jobs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
-# A context manager without a reference exits when it is collected.
+# Without a reference, a context manager exits when it is collected.
 _for_life: Final = ExitStack()
-# Runs in a unit of an endless strategy: about a fifth of a second of work.
+# Runs per unit of an endless strategy: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
-# One generated target in this many runs without additions.
+# One in this many generated targets runs without additions.
 _ALONE_EVERY: Final = 3
 _COLLECTED_EVERY_OBJECTS: Final = 20_000
-# A complete strategy over one target is cut into this many parts, so that no process waits long.
+# How many parts a complete strategy over one target is cut into, so that no process waits long.
 _PARTS: Final = 4
 
 
@@ -50,7 +50,7 @@ class SearchReport:
 
     @property
     def per_cpu_second(self) -> float:
-        """Schedules a second and core."""
+        """Schedules per second and core."""
         return self.schedules / self.cpu_s if self.cpu_s else 0.0
 
     def add(self, result: UnitResult) -> None:
@@ -69,7 +69,7 @@ class SearchReport:
 class Campaign:
     """One search. Calls ``watch`` with every finished unit, and ``sort`` with every failure that the unit returns.
 
-    Asks ``is_enough`` between two units whether to stop.
+    Asks ``is_enough`` between units whether to stop.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Campaign:
         self._report = SearchReport()
 
     def run(self) -> SearchReport:
-        """Search until no unit is left. The mutant is on in this process too, because failures are sorted here."""
+        """Search until no unit is left. The mutant is on in this process too, because it sorts the failures."""
         forget_targets()
         units = self._units()
         with switched_on(adapter_named(self._plan.adapter), self._plan.mutant):
@@ -100,7 +100,7 @@ class Campaign:
         return self._report
 
     def _units(self) -> Iterator[Unit]:
-        """Yield the targets without additions first, then small units of all of them."""
+        """Yield the targets without additions first, then small units of all targets."""
         plan = self._plan
         until = None if plan.seconds is None else time.time() + plan.seconds
         if not plan.targets:
@@ -123,7 +123,8 @@ class Campaign:
     def _generated(self, until: float | None) -> Iterator[Unit]:
         """Yield one run of each target: a new target finds more than further runs of an old one.
 
-        A third of the targets run without additions. With a complete strategy all do, followed by all their other runs.
+        A third of the targets run without additions. Under a complete strategy all do, followed by all their other
+        runs.
         """
         complete, left = strategy_of(self._plan).complete, self._plan.schedules
         for number in itertools.count(self._plan.generated_from):
@@ -135,7 +136,7 @@ class Campaign:
                     return
 
     def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:
-        """Yield the parts of a complete strategy. One process gets all remaining schedules, several get shares."""
+        """Yield the parts of a complete strategy. A single process gets all remaining schedules, several get shares."""
         alone = self._plan.jobs == 1 and self._plan.ray is None
         parts = 1 if alone else _PARTS
         units = len(targets) * parts
@@ -158,7 +159,7 @@ class Campaign:
         return not self._is_over()
 
     def _run_in_processes(self, units: Iterator[Unit]) -> bool:
-        # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
+        # Spawned: forking a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.adapter, self._plan.mutant)) as pool:
             try:
@@ -167,7 +168,7 @@ class Campaign:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _submitted(self, pool: ProcessPoolExecutor, unit: Unit) -> Future[UnitResult]:
-        """Submit a unit; the first one starts the workers. They ignore Ctrl-C, and end with the pool."""
+        """Submit a unit; the first one starts the workers, which ignore Ctrl-C and end with the pool."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return pool.submit(run_unit, unit, self._plan)
@@ -179,7 +180,7 @@ class Campaign:
             return self._run_in(units, lambda unit: pool.submit(unit, self._plan), pool.cores)
 
     def _run_in(self, units: Iterator[Unit], submit: Callable[[Unit], Future[UnitResult]], workers: int) -> bool:
-        """Keep every worker busy, with one more unit queued for each."""
+        """Keep every worker busy, with one more unit queued per worker."""
         pending: set[Future[UnitResult]] = set()
         for unit in units:
             pending.add(submit(unit))

@@ -1,7 +1,7 @@
 """Further turns for generated targets: prompts that continue earlier prompts and outputs, or repeat them.
 
 These are the everyday workloads of a prefix cache: a chat, a regenerated answer, an agent that sends tool results, a
-retry after an abort. Knows no scheduler: a turn is a copy of a start with another ``after``.
+retry after an abort. The module knows no scheduler: a turn is a copy of a start with another ``after``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scripted.core.schedule import Schedule
 
 # A conversation continues one of the first requests; a stream has dozens.
 _FIRST_STARTS: Final = 6
-# The number of tokens that a user adds; a tool's result is longer.
+# How many tokens a user adds; a tool's result is longer.
 _SAID_BY_USERS: Final = (0, 1, 1, 2, 3, 5, 9)
 _RESULTS_OF_TOOLS: Final = (4, 8, 13, 21)
 _MOST_TURNS: Final = 4
@@ -26,7 +26,7 @@ _MOST_TURNS: Final = 4
 
 @runtime_checkable
 class StartsTurns(Protocol):
-    """An action that starts a request, which may continue another's prompt and output."""
+    """An action that starts a request, which may continue another request's prompt and output."""
 
     rid: str
     prompt: int
@@ -37,7 +37,7 @@ class StartsTurns(Protocol):
 
 
 def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw one conversation that continues a request of the schedule; empty if no request can be continued."""
+    """Draw one conversation that continues a request of the schedule; empty if none can be continued."""
     starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
     if not starts:
         return
@@ -58,7 +58,7 @@ def _chat(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule
 
 
 def _agent(rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule) -> Iterator[Placed]:
-    """Send the result of a tool as soon as the tool is called."""
+    """Send a tool's result as soon as the tool is called."""
     del step, schedule
     yield from _chain(rng, start, ends, rng.randint(2, _MOST_TURNS), _RESULTS_OF_TOOLS)
 
@@ -85,7 +85,7 @@ def _branches(rng: random.Random, start: StartsTurns, step: int, ends: int, sche
 def _while_it_runs(
     rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
 ) -> Iterator[Placed]:
-    """Continue the output so far of a request that still runs."""
+    """Continue the partial output of a request that is still running."""
     del schedule
     turn = _turn(start, f"{start.rid}-w", start.rid, rng.choice(_SAID_BY_USERS), 0)
     yield Placed(rng.randint(step + 1, max(step + 1, ends - 1)), turn)
@@ -94,7 +94,7 @@ def _while_it_runs(
 def _after_its_abort(
     rng: random.Random, start: StartsTurns, step: int, ends: int, schedule: Schedule
 ) -> Iterator[Placed]:
-    """Abort a request and at once continue it, or send it again."""
+    """Abort a request and immediately continue it or send it again."""
     at = rng.randint(step, ends)
     yield Placed(at, parse_action(f"abort {start.rid}", schedule.adapter.actions))
     at += rng.choice((0, 0, 1, 1, 2))
@@ -125,7 +125,7 @@ _KINDS: Final[Sequence[_Kind]] = (
 
 
 def _turn(start: StartsTurns, rid: str, after: str, prompt: int, seed: int, cut: int | None = None) -> Action:
-    """Make a turn with the fields of the first request, but without a prefix of another prompt."""
+    """Make a turn with the fields of the first request, but without its prefix from another prompt."""
     return _replaced(start, rid=rid, after=after, cut=cut, prompt=prompt, seed=seed, shared=0, tail=0, parts="")
 
 

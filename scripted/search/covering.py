@@ -1,5 +1,4 @@
-"""A covering array: rows of a few features that together contain every compatible pair of levels, and for some features
-every triple.
+"""A covering array: rows of a few features that together contain every compatible pair of levels.
 
 Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on and all others off, because a feature may
 suppress others. Features that need the same setting are a family, and a row has features of half of the families.
@@ -53,7 +52,7 @@ def covering_rows(
         together[numbers[one]] |= 1 << numbers[other]
         together[numbers[other]] |= 1 << numbers[one]
     if not pairs:
-        # No two levels are compatible: one feature at a time.
+        # No two levels are compatible: use one feature at a time.
         alone = [dict([level]) for level in levels if allows(dict([level]))]
         yield from itertools.cycle(alone or [{}])
     core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
@@ -89,7 +88,7 @@ def _silent(kin: Sequence[str], start: tuple[int, ...], rng: random.Random) -> s
 
 
 def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None:
-    """Mark the pairs of this row as covered, and count one more use of each level."""
+    """Mark this row's pairs as covered, and count one more use of each level."""
     on = sum(1 << number for number in row)
     for number in row:
         missing[number] &= ~on
@@ -106,7 +105,7 @@ def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int
 
 
 def _thirds_of(threes: Iterable[tuple[int, int, int]]) -> dict[int, dict[int, int]]:
-    """Return, for each pair of levels, the third levels of uncovered triples as bits."""
+    """Return, for each pair of levels, the third levels of uncovered triples as a bit set."""
     thirds: dict[int, dict[int, int]] = {}
     for three in threes:
         for here, there in itertools.permutations(three, 2):

@@ -1,7 +1,7 @@
 """Finds the scheduler's wrong decision: the last branch of a failing run whose reversal makes the run pass.
 
-Traces a run's branches and reverses one in the compiled code, for one step of one run. A wrong number or a wrong object
-has no such branch.
+Traces a run's branches and reverses one of them in the compiled code, for one step of one run. A wrong number or a
+wrong object has no such branch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Branch(NamedTuple):
 
 
 class Decisions:
-    """The branches that a failing run of a schedule takes, with their steps, the last one first.
+    """The branches that a failing run of a schedule takes, with their steps, last one first.
 
     Empty if the run does not fail without additions, or if the scheduler's packages are unknown.
     """
@@ -196,7 +196,7 @@ def _packages_of(adapter: Adapter) -> frozenset[str]:
     file = Path(adapter.name)
     if adapter.packages or file.suffix != ".py":
         return frozenset(adapter.packages)
-    # Thousands of modules are imported, and each failure asks: a Path of each would take longest of all.
+    # Thousands of modules are imported, and each failure asks: building a Path for each would dominate.
     place = str(file.resolve())
     folder = place.rpartition(os.sep)[0]
     files = [(name, getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())]

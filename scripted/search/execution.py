@@ -1,6 +1,6 @@
-"""Runs one schedule to its verdict, and many schedules with a common beginning from copies of one run.
+"""Runs one schedule to its verdict, and many schedules with a common prefix from copies of one run.
 
-A failure is a broken promise, or an exception of the adapter in a step; other exceptions are defects of the harness.
+A failure is a broken promise, or an exception of the adapter in a step; any other exception is a harness defect.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from scripted.search.strategies import Drawn
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; a longer one is in an endless loop or waits forever.
 RUN_TIMEOUT_S: Final = 10.0
-# Additions that had no effect this often are not compared again.
+# Additions without effect this often are not compared again.
 _LOOKS_IN_VAIN: Final = 3
-# A run with more additions hardly ever becomes its base again.
+# A run with more additions hardly ever rejoins its base.
 _REJOINING_EVENTS: Final = 3
-# A copy of a run costs as much as this many steps.
+# Copying a run costs as much as this many steps.
 _WALKED_STEPS: Final = 16
 # The median workload runs this many steps after its last action.
 _USUAL_REST_STEPS: Final = 8
@@ -47,9 +47,8 @@ OVERDUE: Final = "does not return from {name}: it was there after {:g} s"
 class Failure(msgspec.Struct, frozen=True):
     """The failure of a run: the exception's type and text, and its step.
 
-    ``place`` is the file and line of a scheduler that raised, in its step or in a check, and empty for a broken
-    promise.
-    Two failures of one invariant have equal signatures: numbers and names are left out of ``signature``.
+    ``place`` is the file and line at which a scheduler raised, in its step or in a check; empty for a broken promise.
+    Two failures of one invariant have equal signatures: ``signature`` leaves out numbers and names.
     """
 
     type: str
@@ -64,7 +63,7 @@ class Failure(msgspec.Struct, frozen=True):
         rids = sorted(set(gate.oracle.names), key=len, reverse=True)
         names = "".join(rf"|(?<![\w-]){re.escape(rid)}(?![\w-])" for rid in rids)
         text = text_of(exc)
-        # Words of one letter are left out: they are names of requests, or the article.
+        # Words of one letter are left out: they are request names or the article.
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
@@ -74,7 +73,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_hang(cls, exc: Overdue, gate: Run | None) -> Failure | None:
-        """Describe a run that does not return from the scheduler's code; None if it is in the harness's.
+        """Describe a run that does not return from the scheduler's code; None if it hangs in the harness's.
 
         The signature names no function: a loop is interrupted in any of its functions.
         """
@@ -103,7 +102,7 @@ def _is_of_scheduler(exc: Exception, gate: Run) -> bool:
 
 
 def _of_scheduler(frames: Iterable[FrameType]) -> FrameType | None:
-    """Return the innermost frame outside of Python's library; None if it is the harness's."""
+    """Return the innermost frame outside Python's library; None if it is the harness's."""
     for frame in frames:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in sys.stdlib_module_names:
@@ -132,11 +131,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Left(Exception):
-    """Raised by a watcher to leave a run: its rest is known, or another run continues it."""
+    """Raised by a watcher to leave a run: the rest is known, or another run continues it."""
 
 
 def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bool = False) -> Outcome:
-    """Run a schedule from its beginning, without the checks ``leave_out``, which only some runs of a search make.
+    """Run a schedule from its beginning; ``leave_out`` skips the checks that only some runs of a search make.
 
     Raises HarnessError.
     """
@@ -156,7 +155,7 @@ def record(
     timeout_s: float | None = None,
     watch: Callable[[Run], None] | None = None,
 ) -> tuple[Outcome, list[Any]]:
-    """Run a schedule and keep every step, the fatal one included; make the checks that need records too.
+    """Run a schedule and keep every step, the fatal one included; also make the checks that need records.
 
     Raises HarnessError.
     """
@@ -175,13 +174,13 @@ def record(
 def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
     """Run a gate to its end. Raises HarnessError for exceptions other than violations and the scheduler's.
 
-    Code of the scheduler that does not return in time is a failure too.
+    Scheduler code that does not return in time is a failure too.
     """
     return _finish(lambda: gate, timeout_s)[0]
 
 
 def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome, Run | None]:
-    """Make or copy a run, and run it to its end; returns no run if the scheduler raises while it is made."""
+    """Make or copy a run, and run it to its end; return no run if the scheduler raises while it is made."""
     gate: Run | None = None
 
     def is_owner(frame: FrameType | None) -> bool:
@@ -234,12 +233,12 @@ def execute_recorded(
 class Prefixes:
     """A base schedule and copies of its run before some steps: a schedule with additions starts at the last such copy.
 
-    A copy is made where runs have walked as many steps as it costs. A run that rejoins the base ends: its whole state
-    equals the base's before the same step, and no addition is left; ``rejoined`` counts these runs. ``steps`` ends with
-    the first step in which the base had to be settled, because later additions would come before it. If runs cannot be
-    copied, every schedule starts at the beginning. With ``is_thorough`` the base is judged by its records and must
-    repeat its steps; otherwise it runs when its ``outcome`` is read. With ``is_restored`` the other runs are restored
-    from a checkpoint. Raises HarnessError.
+    A copy is made where runs have walked as many steps as it costs. A run that rejoins the base ends there: its whole
+    state equals the base's before the same step, and no addition is left; ``rejoined`` counts these runs. ``steps``
+    ends with the first step in which the base had to be settled, because later additions would come before it. If runs
+    cannot be copied, every schedule starts at the beginning. With ``is_thorough`` the base is judged by its records and
+    must repeat its steps; otherwise it runs when its ``outcome`` is read. With ``is_restored`` the other runs are
+    restored from a checkpoint. Raises HarnessError.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class Prefixes:
         adapter = base.adapter
         self._copies_runs = adapter if isinstance(adapter, CopiesRuns) else None
         self._is_readable = is_copied and self._copies_runs is not None
-        # By the next step; if there are any, one is before the first step.
+        # By the next step; if there are any, one precedes the first step.
         self._copies: dict[int, Freezer] = {}
         self._walked: Counter[int] = Counter()
         # Before each step: the outline of the state, and the number of the base's records.
@@ -278,7 +277,7 @@ class Prefixes:
             self._check_determinism()
 
     def _unrecorded(self, watch: Callable[[Run], None] | None = None) -> Run:
-        """Run the base with all checks except the checks of records, which are not kept."""
+        """Run the base with all checks except those of records, which are not kept."""
         gate = Run(self.base, record=True, watch=watch)
         gate.records = None
         return gate
@@ -305,7 +304,7 @@ class Prefixes:
 
     @property
     def steps(self) -> int:
-        """Return the steps of the base, estimated if it was not run."""
+        """Return the number of steps of the base, estimated if it has not run."""
         return len(self._passed) or self.base.last_step + _USUAL_REST_STEPS
 
     def execute(self, *extra: Placed) -> Outcome:
@@ -361,7 +360,7 @@ class Prefixes:
         return _finish(begin, None)[0]
 
     def _copied(self, step: int, name: str) -> Run:
-        """Return a run of this name, at this step or earlier. Makes a copy where earlier runs walked far."""
+        """Return a run of this name, at this step or earlier. Makes a copy where earlier runs had to walk far."""
         near, walked = self._near(step), self._walked[step]
         self._walked[step] += step - near
         if walked > _WALKED_STEPS:
@@ -408,7 +407,7 @@ class Prefixes:
         self._passed.append((outline, len(gate.cells), len(gate.unreached)))
 
     def _leave_copied(self, gate: Run) -> None:
-        """Leave the copy before the first step, of a run without records, as are the runs that start from it."""
+        """Leave the copy before the first step, for a run without records, like the runs that start from it."""
         gate.watch = None
         frozen = self._frozen(gate)
         if frozen is not None:
@@ -421,7 +420,7 @@ class Prefixes:
             return
         if self._in_vain[kinds] >= _LOOKS_IN_VAIN:
             return
-        # The base's state costs a run up to this step, too much for the first run with its outline.
+        # Reading the base's state costs a run up to this step, too much for the first run with its outline.
         here = gate.step + 1
         self._alike[here] += 1
         if self._alike[here] == 1 and here - self._near(here) > _WALKED_STEPS:
@@ -455,7 +454,7 @@ class Prefixes:
 
 
 def _outline(gate: Run) -> object:
-    """Return a key that equal states share and most others do not; reading a whole state takes long."""
+    """Return a key that equal states share and most others do not; reading a whole state takes longer."""
     live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
     deadline = None if gate.previous is None else gate.previous.deadline
     busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.obstacle

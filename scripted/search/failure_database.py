@@ -1,4 +1,4 @@
-"""Keeps the findings of a project in a file. The next search runs them first; commands name them by number.
+"""Keeps a project's findings in a file. The next search runs them first; commands name them by number.
 
 Each line is one finding as JSON: the smallest schedule that shows it, and why it fails. Its number is unique while the
 finding is kept.
@@ -28,7 +28,7 @@ _TEXT_LIMIT_CHARS: Final = 2_000
 
 
 class SavedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``schedule`` is the line that replays it; ``text`` is the failure's message.
+    """``schedule`` is the line that replays the finding; ``text`` is the failure's message.
 
     ``decision`` is the scheduler's wrong decision. ``seen`` counts the runs of its search that failed this way.
     """
@@ -43,7 +43,7 @@ class SavedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A replayed finding. Without a ``failure`` it was dropped, and ``why`` is the reason."""
+    """A replayed finding. Without a ``failure`` it was dropped, for the reason in ``why``."""
 
     saved: SavedFailure
     failure: Failure | None
@@ -65,13 +65,13 @@ class FailureDatabase:
         if damaged and not saved:
             number, why, _ = damaged[0]
             raise ScriptDefinitionError(
-                f"line {number} of {self._file} is no saved failure ({why}), nor is any other; name another file"
+                f"line {number} of {self._file} is not a saved failure ({why}), and no line is; name another file"
             )
         free = itertools.count(1 + max((one.number for one in saved), default=0))
         return [one if one.number else msgspec.structs.replace(one, number=next(free)) for one in saved]
 
     def numbered(self, number: int) -> SavedFailure:
-        """Return the finding of this number. Raises ScriptDefinitionError if there is none."""
+        """Return the finding with this number. Raises ScriptDefinitionError if there is none."""
         saved = self.read()
         for one in saved:
             if one.number == number:
@@ -92,7 +92,7 @@ class FailureDatabase:
             file.write(b"".join(line + b"\n" for _, _, line in damaged))
         self._replace(saved)
         return [
-            f"line {number} of {self._file} is no saved failure ({why}); it is in {aside} now"
+            f"line {number} of {self._file} is not a saved failure ({why}); it is in {aside} now"
             for number, why, _ in damaged
         ]
 
@@ -107,7 +107,7 @@ class FailureDatabase:
         return new
 
     def replace(self, new: SavedFailure) -> None:
-        """Replace the finding of the same number. Raises OSError."""
+        """Replace the finding with the same number. Raises OSError."""
         self._write([new if one.number == new.number else one for one in self.read()])
 
     def add_seen(self, more: Mapping[int, int]) -> None:
@@ -117,13 +117,13 @@ class FailureDatabase:
             self._write([msgspec.structs.replace(one, seen=one.seen + more.get(one.number, 0)) for one in saved])
 
     def forget(self, number: int) -> SavedFailure:
-        """Drop the finding of this number. Raises ScriptDefinitionError if there is none, and OSError."""
+        """Drop the finding with this number. Raises ScriptDefinitionError if there is none, and OSError."""
         gone = self.numbered(number)
         self._write([one for one in self.read() if one.number != number])
         return gone
 
     def replay(self, adapter: str) -> Iterator[Replayed]:
-        """Replay an adapter's findings, newest first. Drops those that no longer fail or can no longer be read.
+        """Replay an adapter's findings, newest first. Drops findings that no longer fail or can no longer be read.
 
         Raises ScriptDefinitionError if the adapter cannot be loaded; its findings are then kept.
         """

@@ -1,7 +1,7 @@
-"""Targets by number: ``generated:17`` is the same schedule in every process, drawn from the space of its adapter.
+"""Targets by number: ``generated:17`` is the same schedule in every process, drawn from its adapter's space.
 
-Draws what all adapters have in common: the lengths of prompts and the prefixes they share, arrivals, request ids, and
-events from the adapter's extra actions.
+Draws everything that adapters have in common: prompt lengths and shared prefixes, arrivals, request ids, and events
+from the adapter's extra actions.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from scripted.search.covering import Row, covering_rows
 from scripted.search.strategies import extras_of
 
 _NAME: Final = re.compile(r"generated:(\d{1,10})")
-# Targets of one covering array. The next ones have their own array, so that a large number costs no more.
+# Targets per covering array. The next ones have their own array, so that a large number costs no more.
 _BLOCK: Final = 1000
 _SEARCHES: Final = 1_000_000
 # The first targets of an array have one feature each, without a scenario.
 _PLAIN_TARGETS: Final = 20
-# In each later group of targets the first has a rare scenario, which may hide the rest of its events; the last is a
+# In each later group of targets, the first has a rare scenario, which may hide the rest of its events; the last is a
 # scene and takes no row of the array.
 _GROUP_TARGETS: Final = 4
 # The share of a row's features that a scene keeps: most features would suppress it.
 _KEPT: Final = 0.3
 SCENARIO: Final = "scenario"
-# One target in this many has further turns. They are drawn last, so that the rest does not depend on them.
+# One in this many targets has further turns. They are drawn last, so that nothing else depends on them.
 _CONVERSATION_EVERY: Final = 3
-# The numbers of a row are redrawn this often if they make no configuration together. With many settings of vLLM two
-# draws of a hundred make one.
+# How often the numbers of a row are redrawn if they make no configuration. With many settings of vLLM, two draws in a
+# hundred make one.
 _DRAWS: Final = 1000
 
 
-# The fields of a request by name, which each adapter's action for requests takes.
+# The fields of a request by name, as each adapter's action for requests takes them.
 RequestFields: TypeAlias = dict[str, Any]
 
 
@@ -58,7 +58,7 @@ class Space(Protocol):
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Return the features whose triples of levels are covered; of all others pairs are."""
+        """Return the features whose triples of levels are covered; for all others, pairs are."""
         ...
 
     def allows(self, row: Row) -> bool:
@@ -66,16 +66,16 @@ class Space(Protocol):
         ...
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Draw a schedule with all of these levels. Features outside the row have their defaults; numbers are drawn.
+        """Draw a schedule with all of these levels. Features outside the row keep their defaults; numbers are drawn.
 
-        Raises ValueError or ScriptDefinitionError for numbers that make no configuration.
+        Raises ValueError or ScriptDefinitionError if the numbers make no configuration.
         """
         ...
 
 
 @runtime_checkable
 class HasRareScenarios(Protocol):
-    """A space whose rows may have a rare scenario beside their features, by name, in turn."""
+    """A space whose rows may have, beside their features, one of these rare scenarios in turn, by name."""
 
     @property
     def rare_scenarios(self) -> Sequence[str]: ...
@@ -83,7 +83,7 @@ class HasRareScenarios(Protocol):
 
 @runtime_checkable
 class HasScenes(Protocol):
-    """A space with scenes: scenarios that need features, each with the levels that it needs."""
+    """A space with scenes: scenarios that need features, by name with the levels that each needs."""
 
     @property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]: ...
@@ -147,7 +147,7 @@ def _scene(space: Space, row: Row, name: str, needed: Mapping[str, tuple[str, ..
 
 @functools.lru_cache(maxsize=1024)
 def generated_schedule(number: int, of: str) -> Schedule:
-    """Return the schedule of this number. Raises ScriptDefinitionError for an adapter without a space."""
+    """Return the schedule with this number. Raises ScriptDefinitionError for an adapter without a space."""
     row, space = row_of(number, of), space_of(of)
     for draw in range(_DRAWS):
         try:
@@ -228,13 +228,13 @@ _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27
 # Some tokens that the simulated model samples; a model of few tokens samples mostly the first ones.
 _STOPS: Final = (33, 34, 35, 36, 50, 77, 100, 120)
 _SEEDS: Final = 3
-# The shared prefix of a row without one; other prompts may have the same seed.
+# The shared prefix of a row that sets none; other prompts may have the same seed.
 _CONTENTS: Final = ("seed", "seed", "seed", "parts", "parts", "blocks")
 _MOST_EVENTS: Final = 3
-# The share of its time limit that passes after an event that expires.
+# How much of its time limit passes after an event that expires.
 _PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
-# Steps between two parts of a request's life. An answer takes a few, so that most parts come before its end.
+# Steps between two parts of a request's life. An answer takes a few steps, so most parts come before its end.
 _PAUSES_BETWEEN_PARTS: Final = (1, 1, 2, 3, 5, 8)
 
 
@@ -251,7 +251,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
-    """Draw the steps and the fields of a workload's requests from the row."""
+    """Draw the steps and fields of a workload's requests from the row."""
     if row.get("requests") == "stream":
         yield from _stream(row, rng, marks)
         return
@@ -259,7 +259,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
     step = 1
     starts: list[RequestFields] = []
     alike = _length(row, rng, marks)
-    # Among many small requests one may have any size; the others overtake it.
+    # Among many small requests, one may have any size; the others overtake it.
     large = rng.choice((-1, 0, 1, 1))
     for index in range(count):
         length = alike if row.get("prompts") == "alike" else _length(row, rng, marks)
@@ -283,9 +283,9 @@ def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, R
     count, rate = rng.randint(*_COUNTS["stream"]), rng.choice(_STREAM_RATES)
     others = sorted(rng.sample(range(2, 9), rng.choice((1, 1, 2))))
     lengths = {index: _length(row, rng, marks) for index in others}
-    # The different request comes back, and alone finds more in the cache than the stream does.
+    # The different request returns, and alone finds more in the cache than the stream does.
     again = rng.choice((None, rng.randint(12, 20)))
-    # They share a whole block, so that they hit the cache and a policy may prefer them.
+    # They share a whole block, so they hit the cache and a policy may prefer them.
     alike = rng.randint(*rng.choice(((1, marks.block), (marks.block + 1, 2 * marks.block + 1))))
     for index in range(count):
         fields = {"rid": _rid(row, rng, index), "prompt": alike, "new": rng.choice((1, 1, 2, 3)), "seed": 0}
@@ -324,7 +324,7 @@ def _length(row: Row, rng: random.Random, marks: Marks) -> int:
 def _content(
     level: str, rng: random.Random, length: int, block: int, others: Sequence[RequestFields], index: int
 ) -> dict[str, int]:
-    """Draw the tokens of a prompt: its own, another prompt's, or a part of another's up to any position.
+    """Draw the tokens of a prompt: its own, another prompt's, or another's up to any position.
 
     With ``blocks`` a shared prefix is followed by the beginning of another prompt: equal blocks behind different
     prefixes. In scenes with ``rounds`` a few prompts come back in turn, each after all others.
@@ -341,7 +341,7 @@ def _content(
         earlier = rng.choice(others)
         return {name: int(earlier[name]) for name in ("seed", "shared", "tail") if name in earlier}
     if level == "blocks" and index:
-        # Whole blocks, so that the following blocks equal those at the beginning of the other prompt.
+        # Whole blocks, so that the following blocks equal the first ones of the other prompt.
         other = rng.choice([int(one["seed"]) for one in others])
         prefix = rng.randrange(_SEEDS)
         blocks = rng.randint(1, max(1, (length - 1) // block - 1))
@@ -361,7 +361,7 @@ def event_kinds(schedule: Schedule) -> tuple[str, ...]:
 
 
 def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw one to three events of each kind that is on, anywhere; some are undone a few steps later.
+    """Draw one to three events of each kind that is on, at any step; some are undone a few steps later.
 
     Raises ValueError for a kind without an addition to this schedule.
     """
@@ -390,7 +390,7 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
 
 
 def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw the actions on each of the row's requests, for the time during which it is computed."""
+    """Draw the actions on each of the row's requests, within the time during which it is computed."""
     begun = {rid_of(placed.action): placed for placed in schedule.placed if placed.action.is_start}
     parts: dict[str, list[Action]] = {}
     for extra in extras_of(schedule):
@@ -405,5 +405,5 @@ def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Pl
 
 
 def tag_of(action: Action) -> str:
-    """Return the word of an action's clause, which names its feature; several kinds of events may share it."""
+    """Return the tag of an action's clause, which names its feature; several kinds of events may share it."""
     return str(type(action).__struct_config__.tag)

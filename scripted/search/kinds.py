@@ -1,4 +1,4 @@
-"""Sorts the failures of a search by their causes: kinds of failure, with the known ones among them.
+"""Sorts the failures of a search by cause into kinds of failure, some of them known.
 
 A failure belongs to a kind if it has the kind's settings and events, still fails with only these, and no longer fails
 in the same way without one of them. A failure that no kind explains is shrunk, and then shrunk further while it fails
@@ -25,19 +25,19 @@ from scripted.search.other_tree import OtherTree
 from scripted.search.shrinking import Shrunk, shrink, way_to_fail
 from scripted.search.units import Finding
 
-# The kinds that a search tells apart, and the failures that wait to be sorted; further ones are only counted.
+# How many kinds a search tells apart, and how many failures may wait to be sorted; more are only counted.
 _KINDS_LIMIT: Final = 200
 _WAITING_LIMIT: Final = 200
-# The share of a search's time that goes to sorting, and the seconds that it may take at once.
+# The share of a search's time that goes to sorting, and how many seconds it may take at once.
 _SHARE: Final = 0.3
 _AT_ONCE_S: Final = 5.0
 # Seconds for sorting the failures that still wait after the search.
 _FINISH_S: Final = 30.0
 # The search waits while a finding is shrunk; `scripted findings shrink` has more time.
 _SHRINK_S: Final = 2.0
-# Seconds for shrinking to the simplest failure of a cause.
+# Seconds for shrinking to a cause's simplest failure.
 _SLIP_S: Final = 1.5
-# Two failures of one promise with less in common have two causes: any two events share some lines.
+# Two failures of one promise with less in common have different causes: any two events share some lines.
 _ALIKE: Final = 0.5
 # A failure may contain the parts of several kinds.
 _LAYERS: Final = 3
@@ -48,7 +48,7 @@ _Line: TypeAlias = tuple[str, int]
 
 
 class SchedulePart(NamedTuple):
-    """A setting or a field of an event that is not at its default, or a kind of event."""
+    """A kind of event, or a setting or a field of an event that is not at its default."""
 
     event: str = ""
     name: str = ""
@@ -82,7 +82,7 @@ class Kind:
         self.shrunk = shrunk
         self.decision = decision
         self.signatures = {failure.signature, finding.failure.signature}
-        # The signature of the simplest failure; empty before the kind is examined.
+        # The signature of the simplest failure; empty until the kind is examined.
         self.root = ""
         # The scheduler's lines that all of its failures need.
         self.needed: frozenset[_Line] = frozenset()
@@ -95,7 +95,7 @@ class Kind:
         self.shapes = [] if schedule is None else [self.parts]
 
     def take(self, other: Kind) -> None:
-        """Learn from another failure of this cause."""
+        """Learn from another failure with this cause."""
         self.shapes += [other.parts] if other.parts not in self.shapes else []
         self.signatures |= other.signatures
         self.decision = self.decision or other.decision
@@ -112,7 +112,7 @@ class Kind:
 
     @property
     def events(self) -> list[str]:
-        """Return the kinds of event of the smallest schedule."""
+        """Return the kinds of event in the smallest schedule."""
         return sorted({part.event for part in self.parts if part.event})
 
     @property
@@ -122,10 +122,10 @@ class Kind:
 
 
 class Sorter:
-    """Sorts failures as they come. ``on_new`` is called with each new kind.
+    """Sorts failures as they arrive. Calls ``on_new`` with each new kind.
 
-    With ``against``, a schedule that fails there too is no finding, and ``in_both`` counts it. ``unsorted`` counts the
-    failures that were not examined, because of too many kinds or too little time.
+    With ``against``, a schedule that also fails there is no finding, and ``in_both`` counts it. ``unsorted`` counts the
+    failures that were not examined because of too many kinds or too little time.
     """
 
     def __init__(self, *, on_new: Callable[[Kind], None] = lambda _: None, against: OtherTree | None = None) -> None:
@@ -162,7 +162,7 @@ class Sorter:
         self.kinds.append(kind)
 
     def add(self, finding: Finding) -> None:
-        """Sort a failure now, or later if too much of the search's time went to sorting."""
+        """Sort a failure now, or later if sorting has taken too much of the search's time."""
         elapsed = time.monotonic() - self._started
         self._waiting.append(finding)
         if len(self._waiting) > _WAITING_LIMIT:
@@ -183,7 +183,7 @@ class Sorter:
         return self._sorted[finding.failure.signature]
 
     def _sort_newest(self) -> None:
-        """Sort a failure of the promise that was sorted least often: common failures must not delay the others."""
+        """Sort a failure of the least often sorted promise: common failures must not delay the others."""
         finding = min(self._waiting, key=self._often_sorted)
         self._waiting.remove(finding)
         self.sort(finding)
@@ -266,7 +266,7 @@ class Sorter:
         return None, None
 
     def _same(self, found: Kind) -> Kind | None:
-        """Return the kind of the same cause for a failure that none explains: the one with most code in common."""
+        """Return the kind with the same cause for a failure that none explains: the one with most code in common."""
         self._examine(found)
         alike: list[tuple[float, Kind]] = []
         for kind in self.kinds:
@@ -280,7 +280,7 @@ class Sorter:
         return kind if likeness >= _ALIKE else None
 
     def _examine(self, kind: Kind) -> None:
-        """Find, once, a kind's simplest failure, its wrong decision, and the code that it needs.
+        """Find, once, a kind's simplest failure, its wrong decision and the code that it needs.
 
         Symptoms of one cause shrink to the same failure if a smaller schedule may fail in any way.
         """
@@ -304,9 +304,9 @@ class Sorter:
 
 
 def _likeness(kind: Kind, other: Kind) -> float:
-    """Return the share of the shorter list's lines that the other list has too.
+    """Return the share of the shorter list's lines that are also in the other list.
 
-    Without the lines of one of the two, return the share of common parts among all parts of both.
+    If the lines of one are unknown, return the share of parts that both have among all parts of the two.
     """
     if kind.needed and other.needed:
         return len(kind.needed & other.needed) / min(len(kind.needed), len(other.needed))
@@ -314,7 +314,7 @@ def _likeness(kind: Kind, other: Kind) -> float:
 
 
 def _shows(kind: Kind, schedule: Schedule | None) -> bool:
-    """Return whether a schedule with a kind's parts alone breaks a promise that the kind breaks."""
+    """Return whether a schedule with only a kind's parts breaks a promise that the kind breaks."""
     failure = _failure(schedule)
     return failure is not None and failure.signature in kind.signatures
 
@@ -329,7 +329,7 @@ def parts_of(schedule: Schedule) -> frozenset[SchedulePart]:
 
 
 def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule | None:
-    """Return the schedule with these parts alone: other settings and fields at their defaults, other events left out.
+    """Return the schedule with only these parts: other settings and fields at their defaults, other events left out.
 
     None if the adapter refuses that schedule.
     """
@@ -343,7 +343,7 @@ def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule |
 
 
 def _plain(placed: Placed, parts: frozenset[SchedulePart]) -> Placed:
-    """Return the event with only these fields; the others have their defaults."""
+    """Return the event with only these fields; the others get their defaults."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(placed.action)}
     kind = placed.action.kind
     plain = {name: defaults[name] for name in _set_fields(placed) if SchedulePart(kind, name) not in parts}
@@ -374,7 +374,7 @@ def _set_fields(placed: Placed) -> Iterator[str]:
 
 
 def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
-    """Return a known defect as a kind; None if its schedule passes, or if this version refuses it."""
+    """Return a known defect as a kind; None if its schedule passes or this version refuses it."""
     try:
         schedule = Schedule.parse(text)
     except (ScriptDefinitionError, ValueError):
@@ -388,7 +388,7 @@ def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
 
 
 def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[SchedulePart]:
-    """Return the parts that a failing schedule needs; a hand-written one may have more."""
+    """Return the parts that a failing schedule needs; a hand-written schedule may have more."""
     for part in sorted(parts_of(schedule)):
         smaller = _without(schedule, part)
         if _has_starts(smaller) and _fails(smaller, signature):

@@ -1,6 +1,6 @@
 """Measures how soon an adapter's search finds each of its mutants, without knowing the window or the workload.
 
-Sweeps the workloads, or searches generated targets with each strategy, seed by seed. The rows of the latter go into a
+It sweeps the workloads, or searches generated targets with each strategy, seed by seed. The latter's rows go into a
 file of JSON lines, so that a measurement can be interrupted and continued.
 """
 
@@ -25,7 +25,7 @@ from scripted.search.generated import first_of, generated_schedule, generated_ta
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
-# No additions to the targets; and the sweep of the hand-written workloads, which has no seed.
+# The strategy without additions, and the sweep of the hand-written workloads, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"
 # A row keeps the beginning of a failure's text.
@@ -35,7 +35,7 @@ _MOST_CHARS: Final = 300
 class Found(msgspec.Struct, frozen=True):
     """The result of one search for one mutant; without a ``finding`` the whole sweep passed.
 
-    ``misfit`` is the reason why nothing was searched: the installed scheduler has no place for the mutant.
+    ``misfit`` says why nothing was searched: the installed scheduler lacks the code that the mutant edits.
     """
 
     mutant: str
@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> str:
-        """Format the result: the schedule that found it, and the seconds of process time."""
+        """Format the result: the schedule that found the mutant, and the seconds of process time."""
         if self.misfit:
             return "skipped: it does not fit the installed version"
         if self.finding is None:
@@ -81,7 +81,7 @@ class HasRoles(Protocol):
 
 @runtime_checkable
 class HasContracts(Protocol):
-    """An adapter with invented mutants: each breaks a promise of this scheduler."""
+    """An adapter with invented mutants, each of which breaks a promise of its scheduler."""
 
     @property
     def contract_names(self) -> tuple[str, ...]: ...
@@ -101,13 +101,13 @@ class DescribesMutants(Protocol):
     """An adapter that adds columns about its mutants to tables."""
 
     def about(self, mutant: str) -> Mapping[str, str]:
-        """Return further columns of the mutant's line by heading."""
+        """Return further columns for the mutant's line, by heading."""
         ...
 
 
 @runtime_checkable
 class WritesGallery(Protocol):
-    """An adapter that keeps a page of its mutants."""
+    """An adapter that keeps a page about its mutants."""
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """Write into a Markdown page how soon the search found each mutant."""
@@ -115,7 +115,7 @@ class WritesGallery(Protocol):
 
 
 def adapter_of(mutant: str, of: str) -> str:
-    """Return the adapter whose targets are searched for a mutant of ``of``: the same, or one of another role."""
+    """Return the adapter whose targets a search for this mutant of ``of`` uses: the same, or one of another role."""
     adapter = adapter_named(of)
     return adapter.adapter_of(mutant) if isinstance(adapter, HasRoles) else of
 
@@ -136,7 +136,7 @@ def find_mutant(name: str, of: str = DEFAULT_ADAPTER) -> Found:
 
 
 def _misfit(mutant: str, of: str) -> str:
-    """Return why the installed scheduler has no place for a mutant; empty if it has. Raises ValueError."""
+    """Return why the installed scheduler does not fit a mutant; empty if it fits. Raises ValueError."""
     try:
         with switched_on(adapter_named(of), mutant):
             return ""
@@ -147,9 +147,9 @@ def _misfit(mutant: str, of: str) -> str:
 class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
     """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` showed the failure.
 
-    ``cpu_s`` are seconds of process time, at most ``cpu_bound_s``. ``misfit`` says why nothing was searched;
-    ``equivalent`` why nothing can be found, as a reader of the mutant judged. A search that ended with a HarnessError
-    found nothing.
+    ``cpu_s`` is process time in seconds, at most ``cpu_bound_s``. ``misfit`` says why nothing was searched;
+    ``equivalent`` why nothing can be found, as judged by a reader of the mutant. A search that ended with a
+    HarnessError found nothing.
     """
 
     mutant: str
@@ -188,7 +188,7 @@ class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def measured_in(file: Path) -> list[TimedSearch]:
-    """Return the rows of a file, without a line that was cut off; none if there is no file."""
+    """Return the rows of a file, except a truncated line; none if there is no file."""
     rows = []
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
@@ -209,7 +209,7 @@ def measure(
     of: str = DEFAULT_ADAPTER,
     watch: Callable[[TimedSearch], None] = lambda _: None,
 ) -> list[TimedSearch]:
-    """Search for each mutant with each strategy and seed, seeds outermost, without searches that the file has."""
+    """Search for each mutant with each strategy and seed, seeds outermost; skip searches that the file already has."""
     rows = measured_in(file)
     for seed, strategy, mutant in itertools.product(seeds, strategies, mutants):
         wanted = TimedSearch(mutant, strategy, 0 if strategy == CORPUS else seed, schedules, cpu_bound_s=cpu_seconds)
@@ -247,7 +247,7 @@ def _search(wanted: TimedSearch, of: str) -> TimedSearch:
             done, target, failure = _campaign(msgspec.structs.replace(plan, strategy=StrategyName(wanted.strategy)))
     except HarnessError as exc:
         failure = f"HarnessError: {exc}"
-    except Exception as exc:  # noqa: BLE001 - outside of every step: with some mutants no scheduler can be made
+    except Exception as exc:  # noqa: BLE001 - outside of any step: some mutants keep the scheduler from being made
         return msgspec.structs.replace(wanted, misfit=f"there is no run with it: {type(exc).__name__}: {exc}")
     spent = round(time.process_time() - started, 3)
     said = failure if len(failure) <= _MOST_CHARS else f"{failure[:_MOST_CHARS]}..."
@@ -296,10 +296,10 @@ def table_of(
     said: Callable[[str], str] | None = None,
     about: Callable[[str], Mapping[str, str]] | None = None,
 ) -> str:
-    """Format the table as Markdown: the sums, then a line for each mutant with the words in ``said``.
+    """Format the table as Markdown: the sums, then a line for each mutant with its words from ``said``.
 
-    The first columns of a line are those in ``about``, by heading. Seeds that were not searched do not count, nor do
-    mutants that were judged to be equivalent, which come last.
+    A line starts with the columns from ``about``, by heading. Seeds that were not searched do not count, nor do mutants
+    judged to be equivalent, which come last.
     """
     judged = {row.mutant: row.equivalent for row in rows if row.equivalent}
     every = tuple(mutants)

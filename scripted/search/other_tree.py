@@ -28,7 +28,7 @@ from scripted.search.shrinking import way_to_fail
 
 # The folders of a repository that may contain its packages.
 _SOURCE_FOLDERS: Final = (".", "src", "python")
-# Build products beside the sources that the scheduler imports; a commit has none of them.
+# Build products beside the sources, which the scheduler imports; a commit has none of them.
 _BUILT: Final = ("*.so", "*_version.py")
 _ENDING_S: Final = 10.0
 
@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class OtherTree:
-    """A scheduler of another tree. ``name`` is the user's name for it."""
+    """A scheduler from another tree. ``name`` is the user's name for it."""
 
     def __init__(self, folder: Path, adapter: str, name: str) -> None:
         self.name = name
@@ -143,7 +143,7 @@ def _git(*words: str, folder: Path | None = None) -> bytes:
 
 
 def _main(folder: Path, adapter: str) -> None:
-    """Answer questions on standard input. The scheduler's output goes to standard error."""
+    """Answer questions from standard input. The scheduler's output goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     answers.write(msgspec.json.encode(_Answer(error=_load(folder, adapter))) + b"\n")
@@ -152,12 +152,12 @@ def _main(folder: Path, adapter: str) -> None:
 
 
 def _load(folder: Path, adapter: str) -> str:
-    """Import the adapter with the scheduler of this folder; return an error if it comes from elsewhere."""
+    """Import the adapter with the scheduler from this folder; return an error if it comes from elsewhere."""
     before = set(sys.modules)
     os.chdir(folder)
     sys.path[:0] = [str(folder / name) for name in _SOURCE_FOLDERS if (folder / name).is_dir()]
     try:
-        # A relative path would also find a file in the directory where this process started.
+        # A relative path would also be found in the directory where this process started.
         packages = adapter_named(str(folder / adapter) if adapter.endswith(".py") else adapter).packages
     except Exception as exc:  # noqa: BLE001 - an import of the scheduler may raise anything
         return f"the adapter {adapter} cannot be loaded with its scheduler: {type(exc).__name__}: {exc}"
@@ -173,7 +173,7 @@ def _answer_to(question: _Question) -> _Answer:
         schedule = Schedule.parse(question.schedule)
         return _Answer(way_to_fail(schedule, question.signature)[1])
     except (ScriptDefinitionError, ValueError):
-        return _Answer()  # The other tree lacks a setting or an event.
+        return _Answer()  # the other tree lacks a setting or an event
     except HarnessError as exc:
         return _Answer(error=str(exc))
 

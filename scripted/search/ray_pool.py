@@ -45,9 +45,9 @@ class RayPool:
 
 @contextmanager
 def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
-    """Connect to the cluster at ``address``, or with 'local' start one of ``jobs`` CPUs on loopback and end it again.
+    """Connect to the cluster at ``address``; for 'local', start one of ``jobs`` CPUs on loopback and end it again.
 
-    Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
+    Raises ScriptDefinitionError if Ray is not installed or no cluster answers there.
     """
     # Ray knows the token of a cluster that it starts.
     defaults = ray_defaults()
@@ -76,7 +76,7 @@ def _local(ray: ModuleType, jobs: int) -> Iterator[None]:
         finally:
             started = [child for child in psutil.Process().children(recursive=True) if _is_of(child, folder)]
             ray.shutdown()
-            # Ray returns before its processes have ended, and they write into the folder until they end.
+            # Ray returns before its processes have ended, and they write into the folder until then.
             _, left = psutil.wait_procs(started, timeout=_GRACE_S)
             for process in left:
                 process.kill()
@@ -99,7 +99,7 @@ def _cluster(ray: ModuleType, address: str) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError when nothing listens at HOST:PORT, where Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT, where Ray itself would keep trying for minutes."""
     host, colon, port = address.removeprefix(_CLIENT_SCHEME).rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_GRACE_S).close()

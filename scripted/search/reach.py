@@ -1,6 +1,6 @@
 """The reach of a failure: the least unusual settings that show it, how often random work does, and its cause.
 
-A schedule is shrunk to few events in small settings; its reach shows whether a production server can meet it.
+A shrunk schedule has few events in small settings; its reach shows whether a production server can meet the failure.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from scripted.search.generated import EVENT, REQUEST_FEATURES, GeneratesTargets,
 from scripted.search.shrinking import shrink, way_to_fail
 
 WORKLOADS: Final = 200
-# Random workloads to try with settings under which the events themselves do not fail.
+# How many random workloads to try with settings under which the events themselves do not fail.
 _TRIES: Final = 40
 _SHRINK_S: Final = 2.0
 # The share of request features that a workload has.
 _FEATURES: Final = 0.3
-# Whether clients must choose request ids is one of the answers, so these workloads choose none.
+# These workloads choose no request ids: whether clients must choose them is one of the questions.
 _NAMES: Final = "rids"
 # Fields of a request that are drawn only if the row has the feature.
 _FEATURE_OF: Final = {
@@ -68,10 +68,10 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class MeasuredReach(msgspec.Struct, frozen=True):
-    """``schedule`` has the least unusual settings that still fail; ``unusual`` names those that are not defaults.
+    """``schedule`` has the least unusual settings that still fail; ``unusual`` names the settings off their defaults.
 
-    Under these settings ``failed`` of ``workloads`` random workloads fail in the same way. ``needs_names``: only with
-    request ids that clients choose. ``ends_engine``: the scheduler raises, so no further request is served.
+    Under these settings, ``failed`` of ``workloads`` random workloads fail in the same way. ``needs_names``: only with
+    request ids that clients choose. ``ends_engine``: the scheduler raises, so it serves no further request.
     """
 
     schedule: Schedule
@@ -95,7 +95,7 @@ class MeasuredReach(msgspec.Struct, frozen=True):
 
 
 def server_of(schedule: Schedule) -> ServerDescription:
-    """Return the server of a schedule's adapter."""
+    """Return the description of the server of a schedule's adapter."""
     adapter = schedule.adapter
     return adapter.server if isinstance(adapter, DescribesServer) else UndescribedServer(adapter)
 
@@ -120,7 +120,7 @@ def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int
 
 
 def _least_unusual(schedule: Schedule, signature: str) -> Schedule:
-    """Set one unusual setting after the other to the server's default, with other requests if it needs them."""
+    """Set one unusual setting after another to the server's default, with other requests if that needs them."""
     for _, config in server_of(schedule).usual_configs(schedule.config):
         candidate = schedule.with_config(config)
         if _fails(candidate, signature):
@@ -170,7 +170,7 @@ def _failure_of(schedule: Schedule) -> Failure | None:
 
 
 def _rate(schedule: Schedule, signature: str, count: int) -> tuple[int, int]:
-    """Run random workloads under these settings; return how many fail in this way, and how many ran."""
+    """Run random workloads under these settings; return how many failed in this way and how many ran."""
     drawn = list(_random_work(schedule, count))
     return sum(_fails(one, signature) for one in drawn), len(drawn)
 
@@ -180,7 +180,7 @@ def _failing(schedule: Schedule, signature: str, count: int) -> Iterator[Schedul
 
 
 def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
-    """Yield workloads with the settings and the kinds of requests and events of a schedule, deterministically."""
+    """Yield workloads with a schedule's settings and its kinds of requests and events, deterministically."""
     adapter = schedule.adapter
     if not isinstance(adapter, GeneratesTargets) or not isinstance(adapter.space, DrawsWork):
         return
@@ -198,7 +198,7 @@ def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
             drawn = adapter.space.workload(schedule.config, {**row, **needed}, rng)
             yield drawn.with_placed(list(drawn_events(kinds, rng, drawn)))
         except (ValueError, ScriptDefinitionError):
-            continue  # Some kind has no addition to these requests.
+            continue  # some kind has no addition to these requests
 
 
 def _features_of(starts: Sequence[Action], space: Space) -> Row:
@@ -209,7 +209,7 @@ def _features_of(starts: Sequence[Action], space: Space) -> Row:
 
 
 def _with_plain_names(schedule: Schedule) -> Schedule:
-    """Give each request a unique name that is no prefix of another."""
+    """Give each request a unique name that is not a prefix of another."""
     names: dict[str, str] = {}
     placed = []
     for number, one in enumerate(schedule.placed):

@@ -1,8 +1,8 @@
 """Shrinking: reduces a failing schedule to the few events that matter, while the same invariant fails.
 
 Tries the server's default settings first, then delta debugging over events, smaller numbers, earlier steps and plain
-names, and runs every candidate. The result is one-minimal: no single change of these leads to a schedule that fails
-in the same way.
+names, and runs every candidate. The result is one-minimal: no single one of these changes leads to a schedule that
+fails in the same way.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from scripted.search.execution import Failure, Outcome, execute, execute_recorde
 
 SHRINK_BUDGET_S: Final = 5.0
 _LETTERS: Final = string.ascii_lowercase
-# The number of hanging runs that fit into the budget.
+# How many hanging runs fit into the budget.
 _HANGING_RUNS: Final = 10
 
 
 class Shrunk(msgspec.Struct, frozen=True):
     """The smallest schedule found, with the runs and seconds that it took. ``fails``: the first run failed.
 
-    ``is_minimal``: no single event can be dropped and no number reduced; False if the time was over before.
+    ``is_minimal``: no single event can be dropped and no number reduced; False if the time ran out first.
     """
 
     schedule: Schedule
@@ -54,8 +54,8 @@ def shrink(
 ) -> Shrunk:
     """Shrink a failing schedule; return a passing one unchanged.
 
-    ``signature`` is the signature of the failure that was found. It is kept even where a whole run fails in another
-    way: a search leaves some checks out in some runs, and the failure needs them left out. A smaller schedule must also
+    ``signature`` is the signature of the failure that was found. It stays the goal even if a whole run fails in another
+    way: a search skips some checks in some runs, and the failure may need them skipped. A smaller schedule must also
     satisfy ``keeps``. With ``slips`` it may fail in any way, which leads from every symptom of a cause to the simplest.
     """
     search = _Search(schedule, signature, budget_s, keeps)
@@ -70,8 +70,8 @@ def shrink(
 def forms_of(small: Schedule, mutant: str | None = None, *, budget_s: float = SHRINK_BUDGET_S) -> Iterator[Schedule]:
     """Yield a shrunk schedule, and then the simplest schedule with the same bug, even if it breaks another promise.
 
-    A script of the first may break another promise before, because it does not do what has no effect. No mutant may be
-    on.
+    A script of the first may break another promise earlier, because a script leaves out actions without effect. No
+    mutant may be on.
     """
     yield small
     with switched_on(small.adapter, mutant):
@@ -83,8 +83,8 @@ def forms_of(small: Schedule, mutant: str | None = None, *, budget_s: float = SH
 def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[..., Outcome], Failure | None]:
     """Return the function that runs a schedule into the failure that was found, and that failure.
 
-    Falls back on a whole run. Some runs of a search leave some checks out, and only targets without additions are
-    recorded and judged by their records.
+    Falls back on a whole run. Some runs of a search skip some checks, and only targets without additions are recorded
+    and judged by their records.
     """
     ways = execute, functools.partial(execute, leave_out=True), execute_recorded
     failures = []
@@ -103,7 +103,7 @@ class _Search:
         self, schedule: Schedule, signature: str | None, budget_s: float, keeps: Callable[[Schedule], bool]
     ) -> None:
         self.started = time.monotonic()
-        # Process time: a process that was stopped or starved for a while has its whole budget.
+        # Process time: a process that was stopped or starved for a while keeps its whole budget.
         self._clock = time.process_time
         self._deadline = self._clock() + budget_s
         self.best = schedule
@@ -126,7 +126,7 @@ class _Search:
     def improve(self) -> bool:
         """Try every kind of smaller schedule once; return whether one of them became the best."""
         before = self.best
-        # A finding in settings that people use is worth more than a finding with few events.
+        # A finding in settings that people use is worth more than one with few events.
         self._take_first_of(_fewer_settings)
         self._drop_events()
         for kind in (_earlier, _smaller_numbers, _fewer_settings, _plain_names):
@@ -141,14 +141,14 @@ class _Search:
         try:
             failure = self._execute(candidate, timeout_s=self._timeout_s).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
-            return False  # These settings need one another.
+            return False  # these settings need one another
         if failure is None or not (self.slips or failure.signature == self.signature) or not self._keeps(candidate):
             return False
         self.best = candidate
         return True
 
     def _drop_events(self) -> None:
-        """Drop halves first and single events last; after a success continue with the rest."""
+        """Drop halves first and single events last; after a success, continue with the rest."""
         size = max(1, len(self.best.placed) // 2)
         while size:
             index = 0
@@ -160,7 +160,7 @@ class _Search:
             size //= 2
 
     def _take_first_of(self, candidates: Callable[[Schedule], Iterator[Schedule]]) -> None:
-        """Take one failing candidate of this kind after the other, until none fails."""
+        """Take one failing candidate of this kind after another, until none fails."""
         while any(self._fails(candidate) for candidate in candidates(self.best)):
             pass
 
@@ -193,7 +193,7 @@ def _lower_numbers(action: Action) -> Iterator[Action]:
         value = values[field.name]
         if type(value) is int and value > 1 and value != field.default:
             for less in dict.fromkeys((value // 2, value - 1)):
-                with contextlib.suppress(ValueError, ScriptDefinitionError):  # The action refuses some numbers.
+                with contextlib.suppress(ValueError, ScriptDefinitionError):  # the action refuses some numbers
                     yield msgspec.structs.replace(action, **{field.name: less})
 
 

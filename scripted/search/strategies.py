@@ -18,14 +18,14 @@ from scripted.core.schedule import Schedule
 
 # Events target at most this many requests of a workload; the others are alike.
 _TARGETS_LIMIT: Final = 4
-# Nothing happens after an event that ends a run, so only one run in this many may have such an event.
+# Nothing happens after an event that ends a run, so only one in this many runs may have such an event.
 _FATAL_EVERY_RUNS: Final = 8
-# Random events may come this many steps after the end of the workload; half of the runs have at most a few.
+# Random events may come up to this many steps after the workload's end; in half of the runs at most a few.
 _LATE_STEPS: Final = 10
 _FEW_EVENTS: Final = 3
 # In half of the runs the events are close together, so that each meets the effects of others.
 _GAPS: Final = (0, 0, 1, 1, 2, 4)
-# The share of events that are redrawn until they have something to act on, and the most redraws.
+# The share of events that are redrawn until they have something to act on, and the limit of redraws.
 _ACTING: Final = 0.8
 _TRIES: Final = 30
 # Actors act on a scheduler: clients, operators, and the pipeline, which returns results one by one.
@@ -53,9 +53,9 @@ Meets = Callable[[Action], Cell | None]
 
 
 class Drawn:
-    """Additions whose steps are drawn before a run, and whose actions are drawn in their steps.
+    """Additions whose steps are drawn before a run and whose actions are drawn in their steps.
 
-    So each has something to act on, regardless of the earlier ones. ``placed`` are the additions so far; ``name``
+    This way each has something to act on, regardless of earlier ones. ``placed`` are the additions so far; ``name``
     identifies the run.
     """
 
@@ -66,7 +66,7 @@ class Drawn:
         self._choose = choose
 
     def come(self, step: int, meets: Meets) -> Sequence[Placed]:
-        """Draw the additions of this step and append them to ``placed``. Steps must be asked for in order."""
+        """Draw the additions for this step and append them to ``placed``. Steps must come in order."""
         here = [Placed(step, self._choose(meets)) for one in self.steps[len(self.placed) :] if one == step]
         self.placed += tuple(here)
         return here
@@ -82,7 +82,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
-        """Yield additions to the workload ``base``, whose own run takes ``steps`` steps, from the ``first``-th on.
+        """Yield additions to the workload ``base``, whose own run takes ``steps`` steps, from number ``first`` on.
 
         Each is a tuple of Placed, or Drawn. Equal calls yield the same.
         """
@@ -101,7 +101,7 @@ class Exhaustive(Strategy):
         self._window_steps = window_steps
 
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
-        """Iterate over steps, then kinds, first events outermost, so that runs with a common beginning are adjacent."""
+        """Iterate over steps, then kinds, first events outermost, so that runs with a common prefix are adjacent."""
         del name
         return itertools.islice(self._all(extras_of(base), 1, steps, self._events), first, None)
 
@@ -117,7 +117,7 @@ class Exhaustive(Strategy):
 
 
 class _Seeded(Strategy):
-    """Yields endless runs, each a function of the seed, the workload and its number."""
+    """Yields endless runs, each a function of the seed, the workload and the run's number."""
 
     complete = False
 
@@ -141,11 +141,11 @@ class _Seeded(Strategy):
 
 
 class RandomEvents(_Seeded):
-    """Adds up to ``most_events`` events a run, of any kind at any step; most have something to act on.
+    """Adds up to ``most_events`` events per run, of any kind at any step; most have something to act on.
 
-    For long campaigns, where completeness is out of reach. Bound: each run of k such events, none fatal, has at least
+    For long campaigns where completeness is out of reach. Bound: each run of k such events, none fatal, has at least
     the probability (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; a run with a fatal event has an eighth of
-    it, a run with events after the end of the workload a third.
+    that, a run with events after the workload's end a third.
     """
 
     def __init__(self, seed: int, *, most_events: int = 12) -> None:
@@ -175,7 +175,7 @@ class RandomEvents(_Seeded):
 
 
 class Swarm(RandomEvents):
-    """Draws the events of each run from half of the kinds, chosen by a coin for each.
+    """Draws the events of each run from half of the kinds, selected by a coin toss for each.
 
     Groce et al., Swarm Testing, ISSTA 2012: a kind that hides bugs, such as a flush that leaves an eviction nothing to
     evict, is absent from half of the runs. Bound: a share of 1 / 2 ** (i + j) of all runs has j given kinds and none of
@@ -204,21 +204,21 @@ class _Actors(_Seeded):
 
     @abstractmethod
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
-        """Return the actor of each step, given the remaining actions of each actor."""
+        """Return the actor of each step, given each actor's remaining actions."""
 
 
 class Pct(_Actors):
-    """Gives actors random priorities that change at a few random points; the highest acts next.
+    """Gives actors random priorities that change at a few random points; the highest priority acts next.
 
     Burckhardt et al., A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010. ``depth``
-    counts the orderings that matter: one priority change fewer is made in each run. Bound: once the actors are drawn, a
-    bug of that depth is hit with a probability of at least 1 / (n * k ** (depth - 1)), for n actors and k steps.
+    counts the orderings that matter; each run makes one priority change fewer. Bound: once the actors are drawn, a bug
+    of that depth is hit with a probability of at least 1 / (n * k ** (depth - 1)), for n actors and k steps.
     """
 
     depth: ClassVar = 3
 
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterator[int]:
-        """Return the actor of the highest priority that has an action left; the pipeline always has."""
+        """Return the actor with the highest priority that has an action left; the pipeline always has one."""
         order = [*range(len(left)), _PIPELINE]
         rng.shuffle(order)
         changes = set(rng.sample(range(2, steps + 2), min(self.depth - 1, steps)))
@@ -237,14 +237,14 @@ class Surw(_Actors):
     A random walk that picks the next actor uniformly favours orders in which one actor ends early; this one weighs each
     actor by its remaining actions. Zhao et al., Selectively Uniform Concurrency Testing, ASPLOS 2025. The events that
     it selects are the added ones and the results. Bound: once the actors are drawn, each order of k events among n
-    steps has the probability 1 / (n choose k) with one actor, and one over the multinomial coefficient of their numbers
-    with several.
+    steps has the probability 1 / (n choose k) with one actor; with several, one over the multinomial coefficient of
+    their action counts.
     """
 
     def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
         turns = [actor for actor, actions in enumerate(left) for _ in range(actions)]
         turns += [_PIPELINE] * (steps - len(turns))
-        # Drawing in proportion to the remaining actions is the same as shuffling all of them.
+        # Drawing in proportion to the remaining actions equals shuffling all of them.
         rng.shuffle(turns)
         return turns
 

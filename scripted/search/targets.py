@@ -19,18 +19,19 @@ from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
 from scripted.search.strategies import Drawn
 
-# Only a file that makes schedules is executed to find one.
+# A file is executed to find a schedule only if it makes schedules.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
-# A nondeterministic machine, or a digest that misses a field, shows in many targets: one generated target in this many
+# A nondeterministic machine, or a digest that misses a field, shows in many targets: one in this many generated targets
 # runs twice without additions and is judged by its records.
 _THOROUGH_EVERY: Final = 21
-# One target in this many is restored from a checkpoint, which costs a tenth.
+# One in this many targets is restored from a checkpoint, which costs a tenth.
 _RESTORED_EVERY: Final = 5
 
 
 class Target(Protocol):
-    """``base`` says what may be added; ``rejoined`` counts the runs that ended early because they had become the target
-    itself again.
+    """A schedule or script that runs with additions, as ``base`` permits.
+
+    ``rejoined`` counts the runs that ended early because they had become the target itself again.
     """
 
     base: Schedule
@@ -38,7 +39,7 @@ class Target(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """Return the end of the target without additions."""
+        """Return the outcome of the target without additions."""
         ...
 
     @property
@@ -61,7 +62,7 @@ class HasScriptTargets(Protocol):
 def target_named(target: str, of: str = DEFAULT_ADAPTER, *, is_copied: bool = True) -> Target:
     """Return the target that a text names: a workload, ``generated:NUMBER``, a schedule, or ``FILE::NAME``.
 
-    ``of`` is the searched adapter; with ``is_copied`` many runs will start from copies of it. Raises
+    ``of`` is the searched adapter; with ``is_copied``, many runs will start from copies of the target. Raises
     ScriptDefinitionError for anything else.
     """
     schedule, number = schedule_of(target, of), number_of(target)
@@ -106,7 +107,7 @@ def workload_named(name: str, of: str = DEFAULT_ADAPTER) -> Schedule:
 
 
 def is_one_word(target: str, of: str = DEFAULT_ADAPTER) -> bool:
-    """Return whether a target is a name and not a schedule. Raises ScriptDefinitionError for a missing file."""
+    """Return whether a target is a name rather than a schedule. Raises ScriptDefinitionError for a missing file."""
     if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
         return False
     if target not in adapter_named(of).workloads and (Path(target).suffix or "/" in target):
@@ -115,7 +116,7 @@ def is_one_word(target: str, of: str = DEFAULT_ADAPTER) -> bool:
 
 
 def _schedule_in(target: str) -> Schedule | None:
-    """Return the Schedule of this name in a file, if it is one."""
+    """Return the Schedule with this name in a file, if there is one."""
     file, _, name = target.partition("::")
     if not Path(file).is_file() or not _SCENARIO.search(Path(file).read_text(encoding="utf-8")):
         return None

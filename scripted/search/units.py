@@ -23,7 +23,7 @@ from scripted.search.targets import Target, schedule_of, target_named
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # With the names of events beside it, a table is at most 100 columns wide.
 _STATES_WIDTH_COLUMNS = 70
-# The failures that one unit returns: a few of each promise, with different events added.
+# How many failures one unit returns: a few of each promise, with different events added.
 _FAILURES_LIMIT: Final = 64
 _FAILURES_OF_A_PROMISE: Final = 8
 
@@ -68,9 +68,9 @@ class Coverage:
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A search of ``targets`` of ``adapter``, as ``target_named`` reads them.
 
-    ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them from the
-    number ``generated_from`` on, endlessly. ``events`` is the number that the exhaustive strategy adds at a time.
-    ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes.
+    ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them
+    endlessly, starting with number ``generated_from``. ``events`` is how many events the exhaustive strategy adds at a
+    time. ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes.
     """
 
     targets: tuple[str, ...] = ()
@@ -99,16 +99,16 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def schedule(self) -> Schedule | None:
-        """Return target and additions as one schedule; None for a script."""
+        """Return the target with its additions as one schedule; None for a script."""
         base = schedule_of(self.target, self.adapter)
         return None if base is None else base.with_placed(self.extra)
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
+    """Every ``parts``-th run of a target from number ``first`` on, at most ``count`` runs and none after ``until``.
 
-    ``until`` is in seconds of the wall clock, which all processes share. Without parts the unit is the target without
-    additions; with ``alone_first`` that is the first of its runs.
+    ``until`` is in seconds of the wall clock, which all processes share. Without parts, the unit is the target without
+    additions; with ``alone_first``, that is its first run.
     """
 
     target: str
@@ -139,13 +139,13 @@ def strategy_of(plan: SearchPlan) -> Strategy:
     return strategy_named(plan.strategy, plan.seed, plan.events)
 
 
-# A prepared target serves all units of its campaign in a process. It holds about a megabyte.
+# A prepared target serves all of a campaign's units in one process. It holds about a megabyte.
 _PREPARED_LIMIT: Final = 512
 _prepared: dict[tuple[str, str, str | None], Target] = {}
 
 
 def forget_targets() -> None:
-    """Forget the prepared targets: the file of a target may have changed since the last campaign."""
+    """Forget the prepared targets: a target's file may have changed since the last campaign."""
     _prepared.clear()
 
 
@@ -159,7 +159,7 @@ def _prepared_target(name: str, plan: SearchPlan, *, is_copied: bool) -> Target:
 
 
 class _Failures:
-    """Collects failures of a unit: a few of each promise, with different events added."""
+    """Collects a unit's failures: a few of each promise, with different events added."""
 
     def __init__(self, unit: Unit, plan: SearchPlan) -> None:
         self._unit = unit
@@ -181,7 +181,7 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     """Run one unit of a campaign in this process, with the plan's mutant switched on."""
     started, counted = time.process_time(), Coverage()
     strategy = strategy_of(plan)
-    # For a single run a copy costs more than it saves.
+    # For a single run, a copy costs more than it saves.
     target = _prepared_target(unit.target, plan, is_copied=unit.count != 1)
     rejoined = target.rejoined
     failures = _Failures(unit, plan)

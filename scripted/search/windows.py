@@ -95,7 +95,7 @@ def _requests(schedule: Schedule) -> list[str]:
 
 
 def _later(schedule: Schedule, rids: Collection[str]) -> Schedule:
-    """Return the schedule without these requests, moved to its first step."""
+    """Return the schedule without these requests, shifted to its new first step."""
     placed = [one for one in schedule.placed if rid_of(one.action) not in rids]
     first = min([one.step for one in placed if rid_of(one.action) is not None], default=1)
     moved = [Placed(max(1, one.step - first + 1), one.action) for one in placed]

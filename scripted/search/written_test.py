@@ -1,4 +1,4 @@
-"""Writes a schedule as a pytest file, and runs it before it is kept: red with the bug, green without it.
+"""Writes a schedule as a pytest file, and runs the file before keeping it: red with the bug, green without it.
 
 A test that is not both is replaced by a longer form, by a test of the schedule as it was found, or by the reason why
 there is none. The adapter formats and runs its tests.
@@ -34,7 +34,7 @@ from scripted.script.options import ScriptOptions
 from scripted.script.wait import DEFAULT_BUDGET_STEPS
 from scripted.search.execution import Failure, Outcome, execute
 
-# A script of a schedule takes milliseconds; a longer one hangs.
+# A script of a schedule takes milliseconds; one that takes longer hangs.
 _LIMIT_S: Final = 20.0
 _WIDTH: Final = 116
 _SHOWN_LINES: Final = 20
@@ -49,13 +49,13 @@ class WritesTests(WritesScripts[ConfigIn], Protocol[ConfigIn]):
     """An adapter whose schedules can be written as scripts."""
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> Sequence[Placed]:
-        """Return the actions that settled the run of a schedule, and those that a script needs after a broken run."""
+        """Return the actions that settled a schedule's run, and the ones that a script needs after a broken run."""
         ...
 
 
 @runtime_checkable
 class WritesStandaloneTests(Protocol):
-    """An adapter that writes tests of the scheduler's own classes, without this project."""
+    """An adapter that writes tests of the scheduler's own classes that do not need this project."""
 
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
         """Return a test of the first of these schedules that can be written as one."""
@@ -84,7 +84,8 @@ class Line(msgspec.Struct, frozen=True):
 class Draft(msgspec.Struct, frozen=True):
     """A test to be written: actions at their steps. Its docstring has ``schedule`` and ``failure``.
 
-    The schedule ran for ``steps``. A ``settled`` test runs as many and then flushes; with ``waits`` it runs until idle.
+    The schedule ran for ``steps`` steps. A ``settled`` test runs as many and then flushes; with ``waits`` it runs until
+    idle.
     """
 
     schedule: Schedule
@@ -99,7 +100,7 @@ class Draft(msgspec.Struct, frozen=True):
 def write_test(
     schedules: Iterable[Schedule], *, name: str, mutant: str | None = None, standalone: bool = False
 ) -> WrittenTest:
-    """Write a test of the first of these schedules for which a correct one exists.
+    """Write a test of the first of these schedules that has a correct one.
 
     A schedule that fails, under ``mutant`` or on the unchanged scheduler, becomes a test that fails there and passes
     without the mutant. A schedule that does not fail becomes a test that passes. No mutant may be on. A ``standalone``
@@ -129,7 +130,7 @@ def write_test(
 
 
 def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft]]:
-    """Yield the forms of a test lazily, the shortest first: each replaces the previous one."""
+    """Yield the forms of a test lazily, shortest first: each replaces the previous one."""
     with switched_on(schedule.adapter, mutant):
         failing = execute(schedule)
     shown = mutant if failing.failure is not None else None
@@ -151,7 +152,7 @@ def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft
 
 
 def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
-    """Perform a schedule and its settling actions as a script; control comes first in each step, as in the search.
+    """Perform a schedule and its settling actions as a script; as in the search, control comes first in each step.
 
     Actions after the step in which the scheduler breaks count as possible.
     """
@@ -208,7 +209,7 @@ def _with_handle(verb: Verb, argument: object, handles: Mapping[str, BaseRequest
 
 
 def script_text(draft: Draft, *, name: str) -> str:
-    """Format the draft as a file of one test, without the actions that no script can do.
+    """Format the draft as a file with one test, without actions that no script can do.
 
     Raises ScriptDefinitionError for a configuration that the adapter's tests cannot express.
     """
@@ -243,7 +244,7 @@ def _docstring(draft: Draft) -> str:
 
 
 def _body(draft: Draft) -> Iterator[str]:
-    """Yield one line a verb, and the steps between them."""
+    """Yield one line per verb, and the steps between them."""
     yield f"{_INDENT}t.smoke()  # every promise is judged in each step; nothing else is asserted here"
     at = 1
     for line in draft.lines:
@@ -292,7 +293,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
         return f"it passes {where}"
     seen = with_bug.report.headline
     is_alike = with_bug.report.error.startswith(f"{failure.type}: {failure.text}".removesuffix(": "))
-    # An adapter without audits raises the same in a script as in a schedule.
+    # Without audits, an adapter raises the same in a script as in a schedule.
     if not is_alike and not violations_of(draft.schedule.adapter):
         return f"it fails {where} with another text than the schedule: {seen}"
     if draft.mutant is not None:

@@ -119,7 +119,7 @@ def test_a_damaged_line_is_set_aside_and_nothing_else_is_lost(tmp_path: Path, li
     database = FailureDatabase(file)
     assert [one.signature for one in database.read()] == ["s", "other"]
     (said,) = database.set_damaged_aside()
-    assert said.startswith(f"line 2 of {file} is no saved failure (")
+    assert said.startswith(f"line 2 of {file} is not a saved failure (")
     assert [one.signature for one in database.read()] == ["s", "other"]
     assert (tmp_path / "failures.jsonl.damaged").read_bytes() == line + b"\n"
     assert database.set_damaged_aside() == []
