@@ -1,4 +1,4 @@
-"""Adapters for schedulers of the usual shape: everything but the machine is ready-made.
+"""Adapters for schedulers of the usual shape: everything but the machine comes ready-made.
 
 Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` for it; see
 docs/your_scheduler.md.

@@ -1,4 +1,4 @@
-"""Bases of the actions that every engine has: a request, an administrative call, a pause and its end, a failed batch.
+"""Base classes of the actions that every engine has: requests, administrative calls, pauses, failed batches.
 
 An adapter derives its own actions from them and adds fields, routes and verbs.
 """
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 EXTRA_RID: Final = "extra"
 PRESSURE_RID: Final = "pressure"
 TURN_RID: Final = "turn"
-# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
+# Other prompts of a workload have small seeds, so a prompt that fills the pool shares no prefix with them.
 PRESSURE_SEED: Final = 97
 
 
 class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     """A request with a prompt of ``prompt`` tokens; equal ``seed`` values give equal prefixes.
 
-    ``new`` is its ``max_new_tokens`` and ``stop`` a token that ends it. ``shared`` tokens of the prompt come from
-    ``seed`` and the rest from ``tail``; with 0 all come from ``seed``. The pieces of ``parts`` come before these, each
-    SEED:TOKENS or SEED:FIRST:TOKENS: prompts with equal blocks behind different beginnings.
+    ``new`` is its ``max_new_tokens``, ``stop`` a token that ends it. ``shared`` tokens of the prompt come from ``seed``
+    and the rest from ``tail``; with 0 all come from ``seed``. The pieces of ``parts`` come first, each as SEED:TOKENS
+    or SEED:FIRST:TOKENS: they make prompts with equal blocks behind different prefixes.
 
-    With ``after`` it is a further turn: its prompt begins with the prompt of the request ``after`` and the first
-    ``cut`` tokens of its output, by default all tokens that exist when this request begins. An unknown or refused
-    request has none.
+    With ``after`` the request is a further turn: its prompt begins with the prompt of the request ``after`` and the
+    first ``cut`` tokens of its output, by default all that exist when this request begins. An unknown or refused
+    request contributes nothing.
     """
 
     rid: str
@@ -66,7 +66,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prompt_code(self) -> Code:
-        """The tokens of ``prompt_ids`` as an argument of a script."""
+        """The tokens of ``prompt_ids`` as an argument in a script."""
         return Code(code_of(self.pieces), self.prompt_ids)
 
     def spoken_before(self, run: RunLike) -> Spoken | None:
@@ -131,7 +131,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
             )
 
     def _fewer_pieces(self) -> Iterator[list[Piece]]:
-        """Yield the pieces in the simplest form, then without one of them, then with one from its seed's beginning."""
+        """Yield the pieces in their simplest form, then without one of them, then with one from its seed's start."""
         pieces = self.pieces
         yield pieces
         for place, piece in enumerate(pieces):
@@ -145,12 +145,12 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def priority_above(starts: Iterable[RequestStart]) -> int:
-    """The lowest priority above the priorities of all requests."""
+    """Return the lowest priority above those of all requests."""
     return max((start.priority for start in starts), default=0) + 1
 
 
 class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """A call of an operator: POST to ``route``, which becomes one event and gets one answer."""
+    """A call by an operator: POST to ``route``, which becomes one event and gets one answer."""
 
     event: ClassVar[Any]
     route: ClassVar[str]
@@ -165,7 +165,7 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
         return self.route
 
     def message(self, call_id: str) -> Any:
-        """The call's event, with the values of the fields that have the same names."""
+        """The call's event, with the values of the fields of the same names."""
         names = set(self.__struct_fields__) & set(self.event.__struct_fields__)
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if name in names}
         if "timeout_s" in values:
@@ -181,12 +181,12 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def as_seconds(timeout_s: float | None) -> float | None:
-    """Return a timeout as the float that JSON would give; a script may give a whole number."""
+    """Return a timeout as the float that JSON would give; a script may pass a whole number."""
     return None if timeout_s is None else float(timeout_s)
 
 
 class PauseCall(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True):
-    """Pauses generation; a concrete one has a ``mode``."""
+    """Pauses generation; a concrete class has a ``mode``."""
 
     route: ClassVar = "/pause_generation"
     needs_open: ClassVar[bool] = True
@@ -230,7 +230,7 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
 def check_one_prompt(given: Mapping[str, object], *, continues: bool = False) -> str | None:
     """Return the name of the argument that gives the prompt. Raises BadCall unless there is exactly one.
 
-    A request that ``continues`` another needs none, and takes no text: its tokens would depend on the ones before it.
+    A request that ``continues`` another needs none, and takes no text: its tokens would depend on the preceding ones.
     """
     if continues and given.get("text") is not None:
         raise BadCall("start_req() takes after= with prompt_len or prompt_ids, got text; give its tokens as prompt_ids")
@@ -245,9 +245,9 @@ def check_one_prompt(given: Mapping[str, object], *, continues: bool = False) ->
 
 
 def earlier_turns(t: BaseContext, after: Any, cut: int | None) -> tuple[int, ...]:
-    """Return the prompt of an earlier request and its output so far, or the first ``cut`` tokens of it.
+    """Return the prompt of an earlier request with its output so far, or with the first ``cut`` tokens of the output.
 
-    Raises BadCall for anything but a handle of this script, and for a cut without one.
+    Raises BadCall for anything but a handle of this script, and for a cut without a handle.
     """
     if after is None:
         if cut is not None:

@@ -39,7 +39,7 @@ from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Re
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# Fields of a request with the same name in schedules and scripts, and with 0 as the value that asks for nothing.
+# Fields of a request that have the same name in schedules and scripts and ask for nothing if they are 0.
 _NUMBERS: Final = ("priority", "lora", "grammar", "session", "images")
 _GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that matter only to an engine with a model, each with the value that asks for nothing.
@@ -56,15 +56,16 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "return_logprob": False,
     "top_logprobs_num": 0,
 }
-# The simulated device has no end of sequence, and every answer is a stream.
+# The simulated device has no end-of-sequence token, and every answer is a stream.
 _WITHOUT_EFFECT: Final = ("ignore_eos", "stream", "seed")
 
 
 class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """A client sends a request.
 
-    ``lora`` is the number of the LoRA that computes it, 0 for none. ``grammar`` 1 masks its tokens, -1 does not
-    compile. With ``session`` 1 it keeps its KV for more input. Its ``images`` are numbered from ``seed`` plus ``tail``.
+    ``lora`` is the number of the LoRA that computes it, 0 for none. ``grammar`` 1 masks its tokens, -1 fails to
+    compile. With ``session`` 1 the request keeps its KV for more input. Its ``images`` are numbered from ``seed`` plus
+    ``tail``.
     """
 
     lora: int = 0
@@ -108,10 +109,10 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. With ``shared_len`` only
         that many come from ``prompt_seed``, and the rest from ``tail_seed``. ``after`` is the handle of a request that
         this one continues: its prompt begins with that request's prompt and its output so far, or the first ``cut``
-        tokens of it, and needs no tokens of its own. ``lora`` is the number of the LoRA that computes the request;
-        ``grammar=1`` masks its tokens, and a grammar of -1 does not compile. Its prompt has ``images`` images, numbered
-        from ``prompt_seed`` plus ``tail_seed``. A rid is free again when its request has ended. Every other argument of
-        ``start_req`` is accepted at the value that changes nothing.
+        tokens of the output, and needs no tokens of its own. ``lora`` is the number of the LoRA that computes the
+        request; ``grammar=1`` masks its tokens, and a grammar of -1 fails to compile. Its prompt has ``images`` images,
+        numbered from ``prompt_seed`` plus ``tail_seed``. A rid is free again once its request has ended. Any other
+        argument of ``start_req`` is accepted only at the value that changes nothing.
         """
         _check_neutral(t, others)
         asked = {"priority": priority, "lora": lora, "grammar": grammar, "session": session, "images": images}
@@ -129,7 +130,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         return t.run.start(message_of(t.run, name, prompt, max_new_tokens, **more))
 
     def apply(self, run: RunLike) -> None:
-        """Give the request to the next step, unless one of this rid is alive."""
+        """Give the request to the next step, unless a live request has its rid."""
         if not run.is_live(self.rid):
             prompt = self.whole_prompt(run)
             more: dict[str, Any] = {"stop_token_ids": self.stop_token_ids}
@@ -142,7 +143,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     def _all_images(self, run: RunLike, prompt: int) -> tuple[Image, ...]:
         """Return the images of this request and of its earlier turn; the whole prompt has ``prompt`` tokens."""
-        # A script that gives tokens gives no seeds.
+        # A script that passes tokens passes no seeds.
         first = 0 if self.parts else self.seed + self.tail
         own = images_in(self.prompt, self.images, first, behind=max(0, prompt - self.prompt))
         before = run.spoken(self.after) if self.after else None
@@ -162,9 +163,9 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Yield a twin of each request, with a higher priority if there are any, and a prompt of half of the blocks.
+        """Yield a twin of each request, a prompt of half the blocks, and a further turn of the first request.
 
-        And a further turn of the first request.
+        If there are priorities, the twins have a higher one.
         """
         limits, can = base.limits
         starts = cls.among(base.starts)
@@ -204,13 +205,13 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
 
 def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more: Any) -> Add:
-    """Make the message of a request, the only live one with its rid."""
+    """Make the message of a request whose rid no other live request has."""
     prompt = with_images(prompt, more.get("images", ()))
     return Add(rid=rid, prompt_ids=prompt, max_new_tokens=new, arrival=run.oracle.arrive(rid), **more)
 
 
 def _content_of(start: SubmitRequest) -> Mapping[str, Any]:
-    """The fields that a twin of this request has too."""
+    """The fields that a twin of this request shares."""
     # A further turn may add no tokens; a prompt has at least one.
     fields = {**msgspec.structs.asdict(start), "prompt": max(1, start.prompt)}
     return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
@@ -368,7 +369,7 @@ class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True,
         can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
         if not can.sleep_modes:
             raise BadCall(
-                f"wake() needs a device that sleeps, which {t.run.adapter.name} has not in this configuration"
+                f"wake() needs a device that sleeps, which {t.run.adapter.name} does not have in this configuration"
             )
         if part and part not in can.wake_parts:
             raise BadCall(f"wake() takes {_one_of(('', *can.wake_parts))} as part, got {part!r}")
@@ -380,7 +381,7 @@ class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Yield a wake of all and of each part, also without a sleep before it."""
+        """Yield a wake of everything and of each part, also without a preceding sleep."""
         can: Capabilities = base.limits[1]
         return [cls(part=part) for part in ("", *can.wake_parts)] if can.sleep_modes else ()
 
@@ -409,7 +410,7 @@ class FailBatch(BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag
         run.device.fail_next_batch()
 
 
-# All actions that an adapter of the SDK may declare.
+# All actions that an SDK adapter may declare.
 ACTIONS: Final = (
     FlushPrefixes,
     PauseAll,

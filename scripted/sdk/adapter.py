@@ -115,21 +115,21 @@ class SchedulerAdapter(
 ):
     """Implements the adapter protocol for a machine of the usual shape.
 
-    ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
+    ``machine`` makes a new machine for a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
     fields all have defaults. ``limits`` and ``can`` return the limits and capabilities of a configuration. ``copier``
-    copies a machine between two steps; with None every schedule starts at its beginning. ``may_grow`` are parts of the
-    paths of containers that need not be empty at the end. ``workloads`` are further base schedules by name,
-    ``settings`` further values of settings for generated targets. ``actions`` are further actions, each with the
-    settings, and their values, without which it has nothing to act on; ``undoing`` are actions that undo them.
-    ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or no
-    difference without, or requests with priorities, LoRAs, grammars, sessions or images. With ``crowded`` settings,
-    with which requests meet, some generated targets have such requests and little else; ``scenes`` are further ones by
-    name, each with the features that it needs and their levels. ``packages`` are the scheduler's: an exception that
-    their code raises is a finding, also where the machine was only looked at.
+    copies a machine between two steps; with None every schedule starts at its beginning. ``may_grow`` lists parts of
+    container paths that need not be empty at the end. ``workloads`` are further base schedules by name, ``settings``
+    further values of settings for generated targets. ``actions`` are further actions, each with the settings and values
+    without which it has nothing to act on; ``undoing`` are actions that undo them. ``needed`` lists such settings for
+    others that need them: a setting that otherwise makes no machine or no difference, or requests with priorities,
+    LoRAs, grammars, sessions or images. ``crowded`` are settings under which requests meet: with them, some generated
+    targets consist of such requests and little else; ``scenes`` are further ones by name, each with the features that
+    it needs and their levels. ``packages`` are the scheduler's: an exception raised by their code is a finding, even if
+    the harness only looked at the machine.
     ``windows`` are situations that a search should reach, by name, besides the common ones (``WINDOWS``).
-    ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
-    server tier of scripts, ``server`` how a configuration relates to the settings of a server. ``api`` is the version
-    of this interface that the adapter is written for.
+    ``standalone`` describes how to write a finding without the adapter, ``live`` how to start a real server for the
+    server tier of scripts, ``server`` how a configuration relates to a server's settings. ``api`` is the version of
+    this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -138,7 +138,7 @@ class SchedulerAdapter(
         Results: ("_has_kept", "_ineffective_holds"),
         SdkOracle: ("_can", "_fresh", "_limits"),
     })  # fmt: skip
-    # A live server of another engine takes minutes to start.
+    # Another engine's live server takes minutes to start.
     starts_quickly = False
 
     def __init__(
@@ -210,7 +210,7 @@ class SchedulerAdapter(
         self.space = SchedulerSpace(
             self, config, settings or {}, actions or {}, needed or {}, crowded or {}, scenes or {}
         )
-        # All capabilities of some configuration are part of the language of schedules.
+        # The language of schedules has every capability that some configuration has.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
         self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None
         self.undoing: tuple[Action, ...] = (
@@ -223,7 +223,7 @@ class SchedulerAdapter(
     # -- configurations --
 
     def read_config(self, words: Mapping[str, str]) -> _SettingsT:
-        """Raises ScriptDefinitionError that names the field."""
+        """Parse a configuration. Raises ScriptDefinitionError that names the field."""
         known = self._config.__struct_fields__
         for name in words:
             if name not in known:
@@ -237,7 +237,7 @@ class SchedulerAdapter(
         return config
 
     def config_words(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
-        """The values that are not at their defaults."""
+        """Return the values that are not at their defaults."""
         default = msgspec.structs.asdict(self._config())
         return {name: value for name, value in msgspec.structs.asdict(config).items() if value != default[name]}
 
@@ -259,7 +259,7 @@ class SchedulerAdapter(
         return made
 
     def has_settings_of(self, text: str) -> bool:
-        """Whether the settings of a schedule go with the defaults."""
+        """Whether the settings of a schedule agree with the defaults."""
         try:
             self.read_config(settings_in(text))
         except (ValueError, ScriptDefinitionError):
@@ -280,7 +280,7 @@ class SchedulerAdapter(
         return self._limits(config), self._can(config)
 
     def first_commands(self, config: _SettingsT) -> Sequence[str]:
-        """Start a prompt of two batches, or of one where prompts are not cut, and step until a batch is in flight."""
+        """Start a prompt of two batches, or of one if prompts are not cut, and step until a batch is in flight."""
         limits, can = self.limits_of(config)
         tokens = min(limits.batch_tokens + can.chunked, limits.context_tokens - 2, limits.pool_tokens - 2)
         return f"start prompt_len={max(1, tokens)} max_new_tokens=2", "until state.in_flight", "step"
@@ -324,7 +324,7 @@ class SchedulerAdapter(
         return Step(events, now)
 
     def take_step(self, run: SdkRunLike[_SettingsT, _MachineT], step: Step) -> Stepped:
-        """Do in one step what ``drive`` does in each."""
+        """Do a single iteration of ``drive``."""
         try:
             stepped = run.machine.step(step.events, step.now)
         except SystemExit as exc:
@@ -338,7 +338,7 @@ class SchedulerAdapter(
         return stepped
 
     def where(self, run: SdkRunLike[_SettingsT, _MachineT], rid: str | None) -> tuple[str, str]:
-        """Read it off the account of replies and computed positions."""
+        """Read the coverage cell off the account of replies and computed positions."""
         live = run.oracle.account.live
         if rid is None:
             state = "+".join(sorted({life.state for life in live.values()})) or "no request"
@@ -349,11 +349,11 @@ class SchedulerAdapter(
         return state, full if batches else "empty"
 
     def obstacle(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Action | None:
-        """Return the wake that open requests need; an adapter with other obstacles asks this one too."""
+        """Return the wake that open requests need; an adapter with other obstacles calls this as well."""
         return WakeAll() if run.oracle.asleep and not run.is_settled else None
 
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
-        """Abort requests that are not alive, which changes nothing; then wake the device, and flush where declared."""
+        """Abort requests that are not alive, which changes nothing; then wake the device, and flush if declared."""
         if turn == 0:
             ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
@@ -413,7 +413,7 @@ class SchedulerAdapter(
     # -- mutants --
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
-        """Write a table of its own; an existing page keeps the text above its first table."""
+        """Write a table for this adapter; an existing page keeps the text above its first table."""
         from lockstep.output_files import write_output  # a search imports nothing of the engine
 
         above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
@@ -435,13 +435,13 @@ class SchedulerAdapter(
         options: ScriptOptions,
         mutant: str | None,
     ) -> ScriptEnded:
-        """Run a generator function of ``t``. Raises ScriptFailed or ScriptTimeout."""
+        """Run a generator function that takes ``t``. Raises ScriptFailed or ScriptTimeout."""
         from scripted.sdk.script.runner import run_script
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
     def check_script(self, config: object, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
-        """Allow the server tier only with a live server, and only all checks."""
+        """Allow the server tier only with a live server, and insist on all checks."""
         del config
         if not oracle:
             raise ScriptDefinitionError(
@@ -486,7 +486,7 @@ class SchedulerAdapter(
         return list(outcome.implied)
 
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
-        """Write the calls of its machine. Raises ScriptDefinitionError without the description that they need."""
+        """Write the calls of its machine. Raises ScriptDefinitionError if the adapter has no ``standalone``."""
         if self.standalone is None:
             raise ScriptDefinitionError(
                 f"the adapter {self.name} writes no standalone tests, for it has no standalone=; leave --standalone out"
@@ -494,7 +494,7 @@ class SchedulerAdapter(
         return write_standalone(self.standalone, schedules, name=name)
 
     def test_head(self, config: _SettingsT, body: str) -> TestHead:
-        """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot express."""
+        """Return the head of a test. Raises ScriptDefinitionError if ``@scripted`` cannot express the configuration."""
         words = self.config_words(config)
         taken = sorted(_OPTIONS.intersection(words))
         if taken:

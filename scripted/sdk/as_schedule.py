@@ -1,4 +1,4 @@
-"""A recording of an SDK machine as a schedule: the same events at the same steps, with new prompts and names."""
+"""Translates a recording of an SDK machine into a schedule: the same events and steps, new prompts and names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def schedule_of(adapter: Any, config: object, records: Sequence[Record]) -> Tran
 
 
 def plan_of(record: Record, names: Mapping[str, str]) -> object:
-    """Return the plan of a step, with these names for the requests."""
+    """Return the plan of a step, with these names for its requests."""
     batch = None if record.stepped is None else record.stepped.microbatch
     if batch is None:
         return None

@@ -1,4 +1,4 @@
-"""The declarations of a scheduler: its limits, and the features that not every scheduler has."""
+"""What a scheduler declares: its limits, and the features that not every scheduler has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that every plan must obey; base workloads are made from them.
 
     ``blocks`` is the number of blocks that all requests together can own. ``batch_tokens`` and ``batch_requests`` bound
-    one batch, ``context_tokens`` bounds prompt and output of a request. ``depth`` batches may be in flight.
+    a batch, ``context_tokens`` bounds a request's prompt and output. ``depth`` batches may be in flight.
     """
 
     block_size: int
@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens that fit into all blocks."""
+        """The tokens that fit into all blocks."""
         return self.block_size * self.blocks
 
 
@@ -47,22 +47,23 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: the ways
     to pause generation. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several
-    batches. ``continuous``: a request may begin while others run (continuous batching); without it, in static batching,
+    batches. ``continuous``: a request may begin while others run (continuous batching); without it (static batching)
     all requests of a batch end before others begin. ``preemption``: a request may lose its blocks and compute again.
-    ``priority``: a higher one goes first. ``speculative_tokens``: the number of guesses that one share verifies.
-    ``answers_aborts``: the abort of a live request is answered by a last reply with ``abort``; without it the request
-    has ended for its client at the abort. ``grammars``: the tokens of a request may be masked. ``loras``: the number of
-    known LoRAs, of which one batch has ``loras_together`` at most. ``sessions``: a request may keep its KV for the
-    next. ``images``: prompts may have images, and this many tokens of encoder output are kept. ``pauses_in_turn``: a
-    pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own answer; requests that
-    arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an aborted
-    request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block for two
-    requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its tokens so
-    far; without it a request that cannot grow may give up its blocks and begin again at once. ``ended_take_seats``:
-    requests that are launched after their abort count among those of a batch. ``kept_logits``: the first token of a
-    prompt that is cached as a whole may come from logits that an equal prompt left, without a launch. ``sleep_modes``:
-    the device can release its memory; each is the name of the pause in which requests stop meanwhile, or "" for none.
-    ``wake_parts``: the parts that it may take back alone. ``wakes_resume``: a device that is wholly awake ends a pause.
+    ``priority``: a request with a higher priority goes first. ``speculative_tokens``: how many guesses one share
+    verifies. ``answers_aborts``: a last reply with ``abort`` answers the abort of a live request; without it the
+    request has ended for its client at the abort. ``grammars``: the tokens of a request may be masked. ``loras``: the
+    number of known LoRAs, of which one batch has at most ``loras_together``. ``sessions``: a request may keep its KV
+    for the next. ``images``: prompts may have images, and the device keeps this many tokens of encoder output.
+    ``pauses_in_turn``: a pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own
+    answer; requests that arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an
+    aborted request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block
+    for two requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its
+    tokens so far; without it, a request that cannot grow may give up its blocks and begin again at once.
+    ``ended_take_seats``: requests launched after their abort count among the requests of a batch. ``kept_logits``: the
+    first token of a fully cached prompt may come from logits that an equal prompt left, without a launch.
+    ``sleep_modes``: the device can release its memory; each entry names the pause in which requests stop meanwhile, or
+    is "" for none. ``wake_parts``: the parts that the device may take back alone. ``wakes_resume``: a device that is
+    fully awake ends a pause.
     """
 
     flush: bool = True

@@ -10,15 +10,15 @@ from scripted.sdk.messages import Batch
 
 
 class SimulatedEncoder:
-    """Computed images; the cache has ``room`` for this many tokens, 0 for a model without images."""
+    """Computed images; the cache has room for ``room`` tokens, 0 for a model without images."""
 
     def __init__(self, room: int) -> None:
         self.room = room
-        # The number of tokens of each computed image, by the image's number.
+        # How many tokens each computed image has, by the image's number.
         self._encoded: dict[int, int] = {}
 
     def encode(self, batch: Batch, images_of: Callable[[str], Sequence[Image]]) -> None:
-        """Compute a batch's images, and check that it reads computed images only. Raises Violation."""
+        """Compute a batch's images, and check that the batch reads only computed images. Raises Violation."""
         for number in batch.dropped:
             self._encoded.pop(number, None)
         for rid, place in batch.encoded:
@@ -42,5 +42,5 @@ class SimulatedEncoder:
 
 
 def output_of(images: Sequence[Image]) -> list[int]:
-    """Return the encoder's output for images outside of a prompt, a fingerprint for each token."""
+    """Return the encoder's output for images outside of a prompt: a fingerprint for each token."""
     return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]

@@ -1,4 +1,4 @@
-"""The counts and sizes of a new machine, which a machine must have again at the end of a run."""
+"""The counts and sizes of a new machine, which every machine must return to by the end of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scripted.sdk.messages import SdkMachine
 class Fresh:
     """Taken from a new machine of one configuration.
 
-    ``may_grow`` are parts of the paths of containers that need not be empty again, such as statistics. Objects of the
-    classes ``leaves`` never change and are not looked into.
+    ``may_grow`` are parts of container paths that need not be empty again, such as statistics. Objects of the classes
+    ``leaves`` never change and are not inspected.
     """
 
     def __init__(self, machine: SdkMachine, may_grow: Collection[str], leaves: Collection[type]) -> None:
@@ -22,7 +22,7 @@ class Fresh:
         self._sizes = sizes_of(*self._leaves, machine=machine)
 
     def grown(self, machine: SdkMachine) -> str | None:
-        """Describe how a machine at its end differs from a new one; None if it does not."""
+        """Describe how a machine differs from a new one at its end; None if it does not."""
         counts = machine.counts()
         other = [
             f"{name} is {count} instead of {self._counts[name]}"

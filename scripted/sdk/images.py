@@ -1,4 +1,4 @@
-"""Images in prompts, which stand for any input of an encoder: their positions and their tokens."""
+"""Images in prompts, which stand for any encoder input: their positions and their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from scripted.core.prompts import prompt_of
 
-# The number of tokens of an image, by its number. Equal numbers are equal images.
+# The number of tokens in an image, by the image's number. Equal numbers are equal images.
 _SIZES: Final = (3, 6, 5)
 _SEED: Final = 1_000
 _AGAIN: Final = 2
@@ -17,7 +17,7 @@ LARGEST_IMAGE: Final = max(_SIZES)
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image at ``count`` positions of a prompt, from ``start`` on."""
+    """An image at ``count`` positions of a prompt, starting at ``start``."""
 
     start: int
     count: int
@@ -25,9 +25,9 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def images_in(prompt: int, count: int, first: int, *, behind: int = 0) -> tuple[Image, ...]:
-    """Place up to ``count`` images in this many tokens, each in a part of its own.
+    """Place up to ``count`` images in this many tokens, each in its own part.
 
-    They are numbered from ``first`` on; the first two repeat, as in the turns of a conversation. The tokens follow the
+    They are numbered from ``first``; the first two repeat, as in the turns of a conversation. The tokens follow the
     first ``behind`` tokens of a prompt.
     """
     part = prompt // count if count else 0
@@ -44,7 +44,7 @@ def images_in(prompt: int, count: int, first: int, *, behind: int = 0) -> tuple[
 
 
 def with_images(prompt_ids: Sequence[int], images: Sequence[Image]) -> tuple[int, ...]:
-    """Return the prompt with its images' tokens in it: they stand for the encoder's output."""
+    """Return the prompt with its images' tokens, which stand for the encoder's output."""
     ids = list(prompt_ids)
     for image in images:
         ids[image.start : image.start + image.count] = prompt_of(image.count, _SEED + image.number)

@@ -1,6 +1,6 @@
 """The messages of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
 
-Plain values that can be serialized. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
+Plain serializable values. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scripted.sdk.images import Image
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
+    """A request arrives. ``arrival`` counts the run's requests; a higher ``priority`` goes first, where declared.
 
     It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
-    is the number of the LoRA that computes it; 0 is none. With ``grammar`` 1 its tokens are masked; a grammar of -1
-    does not compile, and the request ends with an error. ``session`` is the number of new tokens at the end of a
-    session's prompt: the tokens before them are prompt and output of the session's previous request, without its last
-    output token, and their KV is kept in between. The request may arrive while the previous one is alive, and then
+    is the number of the LoRA that computes it, 0 for none. With ``grammar`` 1 its tokens are masked; a grammar of -1
+    fails to compile, and the request ends with an error. ``session`` is the number of new tokens at the end of a
+    session's prompt: the tokens before them are the prompt and output of the session's previous request, without its
+    last output token, and their KV is kept in between. The request may arrive while the previous one is alive; it then
     begins with the output that the previous one will have. ``images`` are in order; the tokens of ``prompt_ids`` at
     their positions are their content.
     """
@@ -41,7 +41,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is more input of a session that has begun."""
+        """Whether it is further input for a session that has begun."""
         return 0 < self.session < len(self.prompt_ids)
 
     def alone(self, most: int) -> tuple[int, ...]:
@@ -50,13 +50,13 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """A client aborts a request. An unknown or ended one changes nothing."""
+    """A client aborts a request. Aborting an unknown or ended one changes nothing."""
 
     rid: str
 
 
 class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
-    """Empty the prefix cache; the answer tells whether it was emptied.
+    """Empty the prefix cache; the answer says whether it was emptied.
 
     With ``force``, if the adapter declares it, running requests are preempted first.
     """
@@ -89,14 +89,14 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
-    """The device takes back all of its memory, or this ``part``. The answer is ok if all of it is there."""
+    """The device takes back all of its memory, or this ``part``. The answer is ok if all of that is there."""
 
     call_id: str
     part: str = ""
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
-    """The result of a batch: the sampled tokens of each of its shares, in their order.
+    """The result of a batch: the sampled tokens of each of its shares, in order.
 
     A share that does not reach the end of its request has none. ``draft_ids`` are guesses at the next tokens, if the
     adapter declares ``speculative_tokens``.
@@ -115,7 +115,7 @@ class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
-    """An event of one kind of machine, such as a transfer that will fail. It promises nothing to clients."""
+    """An event that only one kind of machine has, such as a transfer that will fail. It promises nothing to clients."""
 
     name: str
     value: int = 0
@@ -131,8 +131,8 @@ Event = Add | Abort | FlushCache | Pause | Resume | Sleep | Wake | BatchResult |
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that attend only to the last ``tokens`` positions, their own included.
 
-    With ``is_chunk`` they attend to the positions in the same chunk of ``tokens`` positions; in both cases never to
-    positions before ``first``. Blocks wholly before the window are arbitrary.
+    With ``is_chunk`` they attend to the positions in the same chunk of ``tokens`` positions; in either case never to
+    positions before ``first``. The contents of blocks wholly before the window do not matter.
     """
 
     block_ids: tuple[int, ...]
@@ -147,10 +147,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The block table of layers that keep one state of all tokens before, such as Mamba's.
+    """The block table of layers that keep a single state for all preceding tokens, such as Mamba's.
 
-    The state after position ``p`` is in ``block_ids[p // tokens]``. A share begins with the state before its first
-    position and stores the state after its last position there, and none in between. A share with guesses stores a
+    The state after position ``p`` is in ``block_ids[p // tokens]``. A share starts from the state before its first
+    position and stores there the state after its last position, and none in between. A share with guesses stores a
     state after each guess, in the blocks after that place; once it is known how many guesses hold, the device copies a
     state at the end of a block to that block's own place. ``kept`` is a number of tokens of the share and a place for
     the state after these tokens; with 0 tokens there is none.
@@ -162,9 +162,9 @@ class StateTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True):
-    """The block of layers that need only the earlier positions of the same group of ``tokens`` positions.
+    """The block of layers that need only the earlier positions in the same group of ``tokens`` positions.
 
-    Position ``p`` is in the slot ``p % block_size``.
+    Position ``p`` is in slot ``p % block_size``.
     """
 
     block_id: int
@@ -179,17 +179,17 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part of a batch: the positions ``start`` to ``start + count - 1``.
 
     ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
-    positions are guesses to verify; -1 stands for the guess of the request's last result, also of one in flight.
-    ``start`` is -1 if a scheduler with ``speculative_tokens`` cannot know it, because results that decide on guesses
-    are in flight: the share then begins where the previous one ended. ``known_tokens`` is the number of the request's
-    tokens, tokens in flight included, if the scheduler knows better than its results, because it dropped some of them.
-    ``token_ids`` are the tokens of these positions if the plan states them, -1 for an unknown one.
+    positions are guesses to verify; -1 stands for the guess of the request's last result, even one in flight. ``start``
+    is -1 if a scheduler with ``speculative_tokens`` cannot know it, because results in flight decide on guesses: the
+    share then begins where the previous one ended. ``known_tokens`` is the number of the request's tokens, those in
+    flight included, if the scheduler knows it better than its results, because it dropped some of them. ``token_ids``
+    are the tokens at these positions if the plan states them, -1 for an unknown one.
 
     If groups of layers attend to different positions, ``windows`` and ``states`` are the tables of the other groups, in
     blocks of the same pool and size. Layers of a decoder read the encoder's output for the request's first image from
     the blocks ``crossed``, which its first share writes; None without such layers. No layer of the first group reads
-    positions from ``gap[0]`` to before ``gap[1]``, whose blocks are arbitrary. Positions before ``rebuilt`` are
-    computed only for the windows: the first group has them already.
+    positions from ``gap[0]`` to before ``gap[1]``, so their blocks do not matter. Positions before ``rebuilt`` are
+    computed only for the windows: the first group already has them.
     """
 
     rid: str
@@ -207,7 +207,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     rebuilt: int = 0
 
     def own_blocks(self, size: int) -> tuple[int, ...]:
-        """Return the blocks of ``block_ids``, of this size, that are not wholly in the gap."""
+        """Return the blocks in ``block_ids``, of this size, that are not wholly in the gap."""
         first, end = -(-self.gap[0] // size), self.gap[1] // size
         return self.block_ids if end <= first else (*self.block_ids[:first], *self.block_ids[end:])
 
@@ -224,7 +224,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """``count`` slots of a block from ``first`` on, which are copied to the same slots of another block."""
+    """``count`` slots of a block, starting at ``first``, that are copied to the same slots of another block."""
 
     source: int
     target: int
@@ -236,11 +236,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch. All its shares are written before any of them reads.
 
     Before that, ``copies`` are made in order, each from its first block to its second: for requests that are swapped
-    out and in, and for prefixes that two requests continue. Host memory has block numbers of its own. ``mirrored`` rows
+    out and in, and for prefixes that two requests continue. Host memory has its own block numbers. ``mirrored`` rows
     are copied after the batch has written them.
 
-    The device keeps the encoder's output for images, by their numbers, until it is told to drop it: it first drops the
-    images in ``dropped``, then computes the images in ``encoded``, each given as a request and the image's index in it.
+    The device keeps the encoder's output for images, by number, until it is told to drop it: it first drops the images
+    in ``dropped``, then computes the images in ``encoded``, each given as a request and the image's index in it.
     """
 
     id: int
@@ -254,12 +254,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """KV that arrives from outside, before the batch of the same step is computed.
 
-    It covers the positions from ``start`` to the end of ``token_ids``, the tokens of the request ``rid`` from the first
+    It covers the positions from ``start`` to the end of ``token_ids``, the tokens of the request ``rid`` from its first
     on; ``block_ids`` is its block table. Nothing arrived in the blocks ``missing``: results computed from them are
-    worthless, and the scheduler, which will be told, must not pass them on. If nothing is missing, ``windows``,
+    worthless, and the scheduler, which will learn of it, must not pass them on. If nothing is missing, ``windows``,
     ``states`` and ``rings`` of other groups get what the next position needs. ``said`` was sampled at the source: the
     request continues from it. A ``late`` load belongs to a request that has ended: it is written, and begins no newer
-    request of that rid.
+    request with that rid.
     """
 
     rid: str
@@ -307,11 +307,11 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
     ``preempted`` requests lost their blocks and will compute again from the beginning. ``loads`` came from outside.
-    ``copies`` are made before the batch is computed, like those of a batch; blocks with negative numbers are outside,
-    so that a flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, if
-    that was not known at its launch. ``again``: a step without any event may do more. ``deadline``: the time at which a
-    step is due even without an event; with ``is_timer`` open requests wait for that time, as for the end of a batching
-    delay or the next poll, and without it the deadline only ends requests.
+    ``copies`` are made before the batch is computed, like a batch's own; blocks with negative numbers are outside, so a
+    flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, if that was
+    unknown at its launch. ``again``: a step without any event may do more. ``deadline``: the time at which a step is
+    due even without an event; with ``is_timer`` open requests wait for that time, as for the end of a batching delay or
+    the next poll, and without it the deadline only ends requests.
     """
 
     microbatch: Batch | None = None

@@ -1,7 +1,7 @@
-"""The oracle of a machine of the SDK: the promises of all schedulers, and the checks of its blocks and counts.
+"""The oracle of an SDK machine: the promises of all schedulers, and the checks of its blocks and counts.
 
-Every request reads its own KV (``pipeline.py``) and gets the tokens that it gets alone; at the end nothing is left
-behind.
+Every request reads its own KV (``pipeline.py``) and gets the tokens that it gets when run alone; at the end nothing is
+left behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from scripted.sdk.pipeline import SimulatedRunner
 
 
 class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
-    """Checks a machine that is as good as new. With ``fresh`` it must end as it began."""
+    """Checks a machine from its first step. With ``fresh`` it must end as it began."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh | None) -> None:
         super().__init__(
@@ -58,16 +58,17 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._can = can
         self._fresh = fresh
         self._arrivals = 0
-        # The number of block tables of a request, one for each group of layers.
+        # The number of a request's block tables, one per group of layers.
         self._tables = 1
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
-        # If pauses wait for their turn: the unanswered pause, and the calls behind it.
+        # If pauses wait for their turn: the unanswered pause, and the calls queued behind it.
         self._ending: str | None = None
         self._behind: dict[str, Pause | Resume] = {}
         # The call whose answer put the device to sleep; empty if it is awake.
         self.asleep = ""
-        # The unanswered sleeps; and the unanswered wakes, each with whether it ends the pause: not one that came later.
+        # The unanswered sleeps; and the unanswered wakes, each with whether it ends the pause, which a later pause
+        # prevents.
         self._sleeps: set[str] = set()
         self._wakes: dict[str, bool] = {}
         # The requests that a pause holds back; no pause aborts them.
@@ -76,7 +77,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._resting: Mapping[str, int] | None = None
 
     def arrive(self, rid: str) -> int:
-        """Note a request for the next step. Returns how many came before it."""
+        """Note a request for the next step; return how many came before it."""
         self._arriving.add(rid)
         self._arrivals += 1
         return self._arrivals - 1
@@ -88,7 +89,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     @property
     def fit_together(self) -> bool:
-        """Whether all open requests fit in the blocks, in one batch, and with their images; unused cache makes room."""
+        """Whether all open requests fit into the blocks, one batch and the image cache; unused cache makes room."""
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
@@ -151,10 +152,10 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 if self._can.pauses_in_turn and self.paused is not None:
                     self._held_back.add(self.account.lives[-1])
                 if event.goes_on:
-                    # Its session has begun already.
+                    # Its session has already begun.
                     self.account.lives[-1].launched = True
                 if event.grammar < 0:
-                    # Its grammar fails before it is computed.
+                    # Its grammar fails before the request is computed.
                     self.account.fail([event.rid])
             case Signal():
                 # Another request may have lost its blocks because of this one.
@@ -182,7 +183,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
 
     def _take_turn(self, event: Pause | Resume) -> None:
-        """Make a pause or resume take effect."""
+        """Put a pause or a resume into effect."""
         if isinstance(event, Resume):
             self.resume()
             self._held_back.clear()
@@ -253,7 +254,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self._end_turn(reply.call_id)
 
     def _begin_from_logits(self, reply: Tokens, pipeline: SimulatedRunner) -> None:
-        """Begin a request that is told a token before its first launch. Raises Violation if no logits are kept."""
+        """Begin a request that gets a token before its first launch. Raises Violation if no logits are kept."""
         life = self.account.live.get(reply.rid)
         if life is None or life.launched or not reply.token_ids:
             return
@@ -289,7 +290,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             raise Violation(
                 f"batch {batch.id} has requests of {len(loras)} LoRAs, of at most {self._can.loras_together}"
             )
-        # Blocks behind a window are not counted: other requests own them by now.
+        # Blocks behind a window are not counted: other requests may own them by now.
         size = self._limits.block_size
         blocks = {block for share in batch.shares for block in share.own_blocks(size)}
         if len(blocks) > self._limits.blocks:
@@ -341,7 +342,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         raise Violation(f"batch {batch_id} writes block {block} for {both[0].rid} and for {both[1].rid}{hint}")
 
     def _is_equal(self, block: int, both: tuple[Share, Share], pipeline: SimulatedRunner) -> bool:
-        """Whether two shares write equal content to a block."""
+        """Whether two shares write the same content to a block."""
         size = self._limits.block_size
         for share in both:
             if block not in share.block_ids:

@@ -1,7 +1,7 @@
-"""Recordings of SDK machines, one line of JSON a step, and their replay.
+"""Recordings of SDK machines, one line of JSON per step, and their replay.
 
 A machine is deterministic, so its inputs and their times are enough. Tokens may come from a real model. Lockstep's
-engine writes another format, ``engine.core.recording``, because it imports nothing of the harness and keeps check sums
+engine writes another format, ``engine.core.recording``, because it imports nothing of the harness and keeps checksums
 and checkpoints instead of whole outputs.
 """
 
@@ -28,7 +28,7 @@ _LONGEST_HEADER_BYTES: Final = 1 << 20
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: the adapter, and the words of its configuration."""
+    """The first line: the adapter and the words of its configuration."""
 
     format: str
     adapter: str
@@ -36,7 +36,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording read back, without a last line that was cut off."""
+    """A recording that was read, without a truncated last line."""
 
     header: Header
     records: tuple[Record, ...]
@@ -45,8 +45,8 @@ class Recording(msgspec.Struct, frozen=True):
 class Recorder:
     """Wraps a machine and records its input and output.
 
-    Replay finds the adapter by the name ``adapter``; ``config`` are the words of its configuration. Raises OSError like
-    any file.
+    Replay finds the adapter by the name ``adapter``; ``config`` are the words of its configuration. Raises OSError, as
+    any file does.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Recorder:
     ) -> None:
         self.machine = machine
         self.depth: int = machine.depth
-        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - it is open as long as the machine runs
+        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - open as long as the machine runs
         words = {name: str(value) for name, value in (config or {}).items()}
         self._write(Header(FORMAT, adapter, words))
 
@@ -85,7 +85,7 @@ class Recorder:
 
 
 def recorded_adapter(path: str | Path) -> str | None:
-    """Return the name of the adapter whose steps a file has; None for a file that is no recording of steps."""
+    """Return the name of the adapter whose steps a file holds; None if the file is not a recording of steps."""
     if is_flight(path):
         return read_header(path).adapter
     with Path(path).open("rb") as file:
@@ -106,7 +106,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read a recording. Raises ScriptDefinitionError that names file and line for anything else."""
     first, *lines = Path(path).read_bytes().split(b"\n")
     header, records = _header(path, first), []
-    # A last line that was cut off has no end of line.
+    # A truncated last line has no line end.
     for number, line in enumerate(lines[:-1], 2):
         try:
             records.append(msgspec.json.decode(line, type=Record))
@@ -118,7 +118,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None) -> tuple[Rerun, list[Record]]:
-    """Give a new machine of the adapter the same steps, and compare its output."""
+    """Feed the same steps to a new machine of the adapter, and compare its output."""
     config = adapter.read_config(recording.header.config)
     machine = adapter.new_parts(config, record=True)[0]
     done: list[Record] = []
@@ -141,7 +141,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
 
 
 def _difference(number: int, then: Record, now: Record) -> str | None:
-    """Name the first field in which two steps differ, with both values."""
+    """Describe the first field in which two steps differ, with both values."""
     if then.stepped is None or now.stepped is None:
         return f"step {number}: the recorded machine died of {then.error}, this one did not"
     replayed_fields = msgspec.structs.asdict(now.stepped)

@@ -12,8 +12,8 @@ from scripted.sdk.messages import Add
 class RequestTokens:
     """A request's tokens, sampled ones included, and the fingerprint after each.
 
-    ``computed`` is the next position, ``guessed`` are the guesses after its last share, and ``held`` counts the guesses
-    of that share that held. ``ends`` is the position behind its last share, ``ahead`` the distance in blocks from that
+    ``computed`` is the next position, ``guessed`` the guesses after its last share, and ``held`` counts the guesses of
+    that share that held. ``ends`` is the position after its last share, ``ahead`` the distance in blocks from that
     share's place to its state.
     """
 

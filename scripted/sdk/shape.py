@@ -1,4 +1,4 @@
-"""Checks the form of a machine and of its output: each check describes the first fault, or returns None.
+"""Checks the form of a machine and its output: each check describes the first fault, or returns None.
 
 A fault here is a defect of the adapter, not of its scheduler. This module checks no promise of a scheduler.
 """
@@ -84,14 +84,14 @@ def _has(machine: object, part: str) -> bool:
         return True
     try:
         return hasattr(machine, part)
-    except Exception:  # noqa: BLE001 - an adapter of the user's
+    except Exception:  # noqa: BLE001 - the user's adapter may raise anything
         return True
 
 
 def _wrong_in_call(part: str, call: Callable[[], object]) -> str | None:
     try:
         call()
-    except Exception as exc:  # noqa: BLE001 - an adapter of the user's
+    except Exception as exc:  # noqa: BLE001 - the user's adapter may raise anything
         takes = "; it takes the events and the time: step(events, now)" if part == "step" else ""
         return f"has {part} that cannot be asked: {type(exc).__name__}: {text_of(exc)}{takes}"
     return None

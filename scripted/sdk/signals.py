@@ -1,4 +1,4 @@
-"""The base of actions of one kind of machine: each becomes a ``Signal``."""
+"""The base of actions that only one kind of machine has: each becomes a ``Signal``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """The signal has the tag of the action, its ``rid`` if it has one, and its ``value``.
+    """The signal has the action's tag, its ``rid`` if it has one, and its ``value``.
 
     ``needs`` is the property of a configuration that the signal acts on; the error without it says ``needed``.
     ``least`` is the smallest ``value``.
@@ -28,7 +28,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def value(self) -> Any:
-        """The value of the signal: the first field, unless that is the rid."""
+        """The value of the signal: the first field that is not the rid."""
         first = next(iter(self.__struct_fields__), "rid")
         return 0 if first == "rid" else msgspec.structs.asdict(self)[first]
 
@@ -36,7 +36,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         run.give(Signal(name=self.kind, value=self.value, rid=rid_of(self) or ""))
 
     def tell(self, t: BaseContext) -> None:
-        """Send the signal. Raises BadCall for a wrong value, and if there is nothing to act on."""
+        """Send the signal. Raises BadCall for a wrong value, or if there is nothing to act on."""
         (verb,) = verbs_of(type(self))
         if not self.is_known(t.run.config):
             raise BadCall(f"{verb}() needs {self.needed}")

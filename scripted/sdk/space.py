@@ -1,4 +1,4 @@
-"""The space of generated targets of a scheduler of the usual shape: its settings, limits and capabilities."""
+"""The space of generated targets for a scheduler of the usual shape: its settings, limits and capabilities."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class SchedulerSpace(Generic[_SettingsT]):
 
     @functools.cached_property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """The scenes of each kind of request, by the kind's name, and the adapter's own."""
+        """The scenes for each kind of request, by the kind's name, and the adapter's own."""
         declared = self._declared().items() if self._is_crowded else ()
         scenes = {name: {name: levels} for name, levels in declared}
         # Requests that continue equal outputs of others.
@@ -148,7 +148,7 @@ class SchedulerSpace(Generic[_SettingsT]):
         return _TRIPLES
 
     def _declared(self) -> dict[str, tuple[str, ...]]:
-        """The kinds of requests that the default settings allow, or the settings that the kinds need."""
+        """The kinds of requests that the default settings allow, or the settings that those kinds need."""
         can = [self._can_of({})]
         can += [self._can_of(self._first_of(one)) for one in _OWN]
         declared = {
@@ -180,12 +180,12 @@ class SchedulerSpace(Generic[_SettingsT]):
             yield from (known for known in event_kinds(alone) if known == kind)
 
     def allows(self, row: Row) -> bool:
-        """Whether some combination of these settings' values makes a machine; of many combinations a few are tried."""
+        """Whether some combination of these settings' values makes a machine; only a few of many are tried."""
         rng = random.Random(0)  # noqa: S311 - the same each time
         return any(self._is_possible(self._with(self._values(row, rng))) for _ in range(_TRIES))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Raises ScriptDefinitionError for settings that exclude each other."""
+        """Draw a schedule. Raises ScriptDefinitionError for settings that exclude each other."""
         config = self._with(self._values(row, rng))
         if config is None or not self._is_possible(config):
             raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
@@ -225,12 +225,12 @@ class SchedulerSpace(Generic[_SettingsT]):
             for name, values in self._needed.get(feature, {}).items():
                 if drawn.get(name) not in values:
                     drawn[name] = rng.choice(values)
-                    # It may need others itself.
+                    # It may itself need others.
                     needing += [name] if drawn[name] != self._defaults[name] else []
         return drawn
 
     def _first_of(self, feature: str) -> dict[str, object]:
-        """Return the first values of the settings that it needs, and of the settings that these need."""
+        """Return the first values of the settings that it needs, and of the settings that those need."""
         first = {name: values[0] for name, values in self._needed.get(feature, {}).items()}
         for name in [name for name, value in first.items() if value != self._defaults[name]]:
             first = {**self._first_of(name), **first}
@@ -278,7 +278,7 @@ def _drawn_kinds(
 
 
 def _others(hint: object, default: object) -> tuple[object, ...]:
-    """Other values of a setting of this type."""
+    """Return other values for a setting of this type."""
     if isinstance(default, bool):
         return (not default,)
     if typing.get_origin(hint) is Literal:

@@ -1,7 +1,7 @@
 """Writes a finding as one pytest file of the scheduler's own classes: its machine's calls, and the fault.
 
-The file imports nothing of this project. An adapter describes its engine (``Standalone``); the calls are recorded while
-the schedule runs, and the file is run by itself before it is kept.
+The file imports nothing from this project. An adapter describes its engine (``Standalone``); the calls are recorded
+while the schedule runs, and the file is run by itself before it is kept.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
     # Statements before the imports of a file, and before its trial run (for imports that the run never uses).
     first: Sequence[str] = ()
     prepare = ""
-    # The command that writes schedules that this form cannot express.
+    # The command that writes schedules which this form cannot express.
     instead: Standalone | None = None
 
     @property
@@ -85,7 +85,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
 
     @abstractmethod
     def opening(self, config: _SettingsT) -> Sequence[str]:
-        """Return the statements that make the engine of ``settings``."""
+        """Return the statements that make the engine from ``settings``."""
 
     @abstractmethod
     def watched(self, machine: _MachineT) -> Mapping[str, tuple[object, Sequence[str]]]:
@@ -96,7 +96,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
         """Return an argument as an expression; None for one with a literal form. Rids are noted in ``calls``."""
 
     def must_hold(self, machine: _MachineT, calls: Calls, said: str) -> str:
-        """Return an assertion of the file that fails after these calls; empty if the fault has none.
+        """Return an assertion for the file that fails after these calls; empty if the fault has none.
 
         ``said`` is the text of the fault.
         """
@@ -104,7 +104,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
         return ""
 
     def written(self, called: str, given: Sequence[str]) -> str:
-        """Return a call as the file has it."""
+        """Return a call in the form it takes in the file."""
         return _call(called, given)
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
 
 
 class Calls:
-    """Records the calls of an engine's methods by its machine, as statements; nested calls are the engine's own.
+    """Records the calls that a machine makes to its engine's methods, as statements; nested calls are the engine's own.
 
     ``names`` are the engine's names of requests by rid.
     """
@@ -190,7 +190,7 @@ class Calls:
         raise NotImplementedError(f"a call has an argument that cannot be written down: {type(value).__name__}")
 
     def launch_again(self, machine: SdkMachine) -> None:
-        """Launch a few more times with no call between: a waiting request may begin in any of these launches."""
+        """Launch a few more times with no call in between: a waiting request may begin in any of these launches."""
         launch = self._standalone.launch
         target = next(one for one, methods in self._standalone.watched(machine).values() if launch in methods)
         with self.noted(machine):
@@ -242,7 +242,7 @@ def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str
         return None, str(exc)
     except Overdue as exc:
         return None, f"it {words_of(exc)}, so the test would not end either"
-    except Exception as exc:  # noqa: BLE001 - what it is decides what the file asserts
+    except Exception as exc:  # noqa: BLE001 - its type decides what the file asserts
         try:
             asserted = _asserted(standalone, run, exc, calls)
         except NotImplementedError as wrong:
@@ -383,7 +383,7 @@ def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Im
 
 
 def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str]:
-    """Return the imports outside the adapter that this text needs, each module once."""
+    """Return the imports from outside the adapter that this text needs, each module once."""
     found: dict[str, set[str]] = {"collections": {"namedtuple"}}
     plain = set()
     for node in imports:
@@ -399,7 +399,7 @@ def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str
 
 
 def _call(called: str, given: Sequence[str]) -> str:
-    """Return a call with its arguments, over several lines if it is long."""
+    """Format a call with its arguments, over several lines if it is long."""
     line = f"{called}({', '.join(given)})"
     if len(line) <= _WIDTH - 20:
         return line
@@ -420,11 +420,11 @@ def what_is_wrong(text: str, expected: str | None, python: str = sys.executable,
 
 
 def run_alone(path: Path, python: str, *, prepare: str = "") -> tuple[int, str]:
-    """Run the tests of a file without this project. Returns the exit status and the output."""
+    """Run the tests of a file without this project; return the exit status and the output."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "pytest.ini"
         settings.write_text("[pytest]\n", encoding="utf-8")
-        ended = subprocess.run(  # noqa: S603 - a file of ours
+        ended = subprocess.run(  # noqa: S603 - a file that we wrote
             [python, "-c", f"{prepare}\n{_ALONE}", str(path), str(settings), folder],
             cwd=folder,
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

@@ -1,7 +1,7 @@
-"""Records of a scheduler as the steps that reports show: one short phrase for each event, launch and reply.
+"""Turns a scheduler's records into the steps that reports show: one short phrase for each event, launch and reply.
 
-``StepWords`` is the base for every adapter, ``log_of`` reads the records of a machine of the SDK. Text from clients is
-made printable here.
+``StepWords`` is the base for every adapter; ``log_of`` reads the records of an SDK machine. Text from clients is made
+printable here.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from scripted.sdk.messages import (
     Tokens,
 )
 
-# Blocks and tokens shown of a request; the others are counted.
+# How many of a request's blocks and tokens are shown; the others are counted.
 _SHOWN: Final = 12
 
 
 class StepWords:
     """Describes events and replies in short phrases; ``actions`` name their events.
 
-    ``calls`` are the names of administrative calls by id, so that an answer can say what it answers.
+    ``calls`` has the names of administrative calls by id, so that an answer can say which call it answers.
     """
 
     # Events that a report highlights.
@@ -57,7 +57,7 @@ class StepWords:
     # -- events --
 
     def note_call(self, event: Any) -> None:
-        """Remember the name of a call for the words of its answer."""
+        """Remember the name of a call for the description of its answer."""
         call_id = getattr(event, "call_id", None)
         if call_id is not None:
             self.calls[call_id] = name_in_answers(event, self._actions) or self.other_words(event)
@@ -85,7 +85,7 @@ class StepWords:
     # -- replies --
 
     def tokens(self, reply: Any, token_ids: str, error: str | None = None) -> Said:
-        """Show tokens of a request or its end, in a reply with ``rid`` and ``finish_reason``."""
+        """Show a request's tokens or its end, from a reply with ``rid`` and ``finish_reason``."""
         kind = "bad" if reply.finish_reason in self.failed_ends else "token"
         text = f"{short_rid(reply.rid)} -> {self.output_text(token_ids, reply.finish_reason, error)}"
         return Said(text=text, kind=kind, rid=reply.rid, content=content_of(reply))
@@ -124,9 +124,9 @@ class _Reader(StepWords):
     def __init__(self, actions: Iterable[type[Action]]) -> None:
         super().__init__(actions)
         self._tokens: dict[str, list[int]] = {}
-        # The positions that a request computes before it decodes: its prompt, and after a preemption its output too.
+        # How many positions a request computes before it decodes: its prompt, and after a preemption its output too.
         self._prompts: dict[str, int] = {}
-        # The first position that no launch of a request has computed.
+        # The first position of a request that no launch has computed.
         self._computed: dict[str, int] = {}
         self._begun: dict[str, bool] = {}
         self._numbers: dict[int, int] = {}
@@ -163,7 +163,7 @@ class _Reader(StepWords):
         )
 
     def _is_chunked(self, rid: str) -> bool:
-        """Whether a request has begun and some of its prompt has not been launched."""
+        """Whether a request has begun and part of its prompt has not been launched."""
         return self._begun[rid] and self._computed[rid] < self._prompts[rid]
 
     def _event(self, event: Event) -> Said:

@@ -1,5 +1,7 @@
-"""Base workloads for any scheduler of the usual shape, sized by its limits: each has one situation that is easy to get
-wrong. Workloads for a scheduler's special features are given to its ``SchedulerAdapter``.
+"""Base workloads for any scheduler of the usual shape, sized by its limits.
+
+Each has one situation that is easy to get wrong. Workloads for a scheduler's special features go to its
+``SchedulerAdapter``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _SHARED: Final = re.compile(r"[A-Z][A-Z0-9-]*")
 
 
 def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """Read the schedules of a file; names in capitals are settings or clauses that several schedules share."""
+    """Read the schedules in a file; names in capitals are settings or clauses that several schedules share."""
     texts: dict[str, str] = {}
     shared: dict[str, str] = {}
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
@@ -29,7 +31,7 @@ def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[s
 
 
 def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
-    """Make the workloads by name, as text of the default configuration."""
+    """Make the workloads by name, as text for the default configuration."""
     size, pool, budget = limits.block_size, limits.pool_tokens, limits.batch_tokens
     most = min(pool, limits.context_tokens) - 3
     long = max(1, min(most, 2 * budget + size // 2 + 1 if can.chunked else budget))
@@ -49,7 +51,7 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
             "8 release count=1",
             "10 release",
         ),
-        # Each name is a prefix of the next one: an action on one request must not hit another.
+        # Each name is a prefix of the next: an action on one request must not hit another.
         "prefixed-names": (
             _start("a", size + 1, new=6),
             _start("ab", size + 1, seed=1, new=6),
@@ -68,7 +70,7 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
 def _prefixes(size: int) -> dict[str, Iterable[str]]:
     """Prompts that share cached tokens: all of them, full blocks, parts of a block."""
     return {
-        # Equal prompts of full blocks: a prompt that is fully cached must still compute one token.
+        # Equal prompts of full blocks: a fully cached prompt must still compute one token.
         "twins": (_start("a", 2 * size), _start("b", 2 * size, step=2), _start("c", 2 * size, new=3, step=8)),
         "warm-prefix": (_start("warm", 2 * size + 1, new=1), _start("a", 3 * size + 1, step=12)),
         "branches": (
@@ -81,7 +83,7 @@ def _prefixes(size: int) -> dict[str, Iterable[str]]:
 
 
 def _aborts(size: int, long: int) -> dict[str, Iterable[str]]:
-    """Requests that meet the remains of an aborted one: blocks that are written again, its prompt again."""
+    """Requests that meet the remains of an aborted one: its blocks written again, its prompt sent again."""
     return {
         "aborted": (
             _start("a", long, new=3),

@@ -1,6 +1,6 @@
-"""Engines with threads, event loops and collectives as machines: one thread or task runs at a time, in a fixed order.
+"""Turns engines with threads, event loops and collectives into machines: one thread or task at a time, in fixed order.
 
-An adapter makes ``Threads`` or an ``EventLoop`` in its machine; ``Collectives`` are the meeting points of ranks.
+An adapter makes ``Threads`` or an ``EventLoop`` in its machine; in ``Collectives`` ranks meet.
 """
 
 from scripted.sdk.cooperative.collectives import Collectives

@@ -1,7 +1,7 @@
-"""The baton: only its holder among a machine's threads runs, and hands the baton on when it has to wait.
+"""The baton: of a machine's threads only the holder runs, and it hands the baton on when it has to wait.
 
-Workers are real threads, so an engine's blocking code needs no change. They run in the order of their start, so equal
-events give equal runs.
+Workers are real threads, so an engine's blocking code needs no change. They run in the order in which they started, so
+equal events give equal runs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from scripted.core.refusals import HarnessError
 from scripted.core.violation import Violation
 
-# Turns of workers in one step. Healthy engines take a few dozen.
+# Limit on the workers' turns in one step. Healthy engines take a few dozen.
 TURNS_LIMIT: Final = 10_000
-# The seconds that the threads of a machine get to end when it is closed.
+# How many seconds a machine's threads get to end when it is closed.
 CLOSING_S: Final = 5.0
 
 
 class Closed(BaseException):
-    """Ends a worker at the point where it waits, because its machine is closed. No engine's code should catch it."""
+    """Ends a worker at the point where it waits, because its machine closes. No engine code should catch it."""
 
 
 class Worker:
@@ -30,9 +30,9 @@ class Worker:
         self.name = name
         self.waits_for = ""
         self.is_ready: Callable[[], bool] = _always
-        # The time at which its wait ends without success; None for a wait without a limit.
+        # When its wait ends without success; None for a wait without a limit.
         self.deadline: float | None = None
-        # Its timeout is so short that it ends with the next step.
+        # The timeout is so short that the wait ends with the next step.
         self.is_polling = False
         self.has_ended = False
         self.error: BaseException | None = None
@@ -70,12 +70,12 @@ class Baton:
         self._back.acquire()
         self._steps = 0
         self._last = -1
-        # The number of waits that the workers reach in this step before they stall; None for no limit.
+        # How many waits the workers reach in this step before they stall; None for no limit.
         self._left: int | None = None
         self._stalled: list[Worker] = []
 
     def start(self, name: str, function: Callable[[], object]) -> Worker:
-        """Start a thread, which runs when it gets the baton."""
+        """Start a thread, which runs once it gets the baton."""
         worker = Worker(name, function)
         self.workers.append(worker)
         threading.Thread(target=worker.body, args=(self._back,), name=name, daemon=True).start()
@@ -84,7 +84,7 @@ class Baton:
     # -- steps --
 
     def run(self, now: float) -> None:
-        """Let every worker run until it waits. Raises the exception that ended one."""
+        """Let every worker run until it waits. Raises the exception that ended a worker."""
         self.now = max(self.now, now)
         self._steps += 1
         self._stalled = []
@@ -92,9 +92,9 @@ class Baton:
         self._left = None
 
     def stall(self, after: int = 0) -> None:
-        """Stop workers in the next ``run`` once they have begun ``after`` waits, until the ``run`` after it.
+        """In the next ``run``, stop workers once they have begun ``after`` waits, until the following ``run``.
 
-        Calls from outside meanwhile meet them between two of their own actions.
+        Calls from outside then meet them between two of their own actions.
         """
         self._left = after
 
@@ -116,7 +116,7 @@ class Baton:
 
     @property
     def waits(self) -> dict[str, str]:
-        """The wait of each worker, by its name."""
+        """The wait of each worker, by the worker's name."""
         return {worker.name: worker.waits_for for worker in self.workers if not worker.has_ended}
 
     def _run_workers(self) -> None:
@@ -171,7 +171,7 @@ class Baton:
         return is_ready()
 
     def _wait_outside(self, what: str, is_ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Let workers run until it is ready: a caller from outside takes no part in turns."""
+        """Let workers run until the condition holds: a caller from outside takes no turns."""
         for _ in range(TURNS_LIMIT):
             if is_ready():
                 return True
@@ -187,7 +187,7 @@ class Baton:
         raise Violation(f"a call from outside waits for {what} forever; the threads: {self._words()}")
 
     def _stand_still(self, worker: Worker, what: str) -> None:
-        """Wait for the next step if the workers are told to stall here."""
+        """Wait for the next step if the workers have to stall here."""
         if self.is_closed:
             raise Closed
         if self._left is None:

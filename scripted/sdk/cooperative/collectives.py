@@ -1,7 +1,7 @@
 """Collectives of ranks as rendezvous: each waits until all ranks have entered the same one.
 
-Ranks are threads of one ``Threads``. A rank that enters another collective than the others, or none, is a deadlock; its
-report lists the last collectives of every rank.
+Ranks are threads of one ``Threads``. A rank that enters another collective than the others, or none, is a deadlock,
+whose report lists the last collectives of every rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from scripted.core.violation import Violation
 from scripted.sdk.cooperative.baton import Baton
 
-# Collectives of each rank in the report of a deadlock.
+# How many collectives of each rank the report of a deadlock shows.
 _SHOWN: Final = 6
 
 
@@ -77,7 +77,7 @@ class Collectives:
             )
 
     def _drawing(self) -> str:
-        """Draw the last collectives of every rank, one rank a line."""
+        """Draw the last collectives of every rank, one rank per line."""
         waits = self._threads.waits
         lines = []
         for rank, names in enumerate(self._entered):

@@ -1,4 +1,4 @@
-"""An asyncio loop that a machine steps: it runs until every task waits, on the machine's clock, and polls no file."""
+"""An asyncio loop that a machine steps: it runs until every task waits, on the machine's clock, and polls no files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from scripted.core.violation import Violation
 
 _T = TypeVar("_T")
 _Arguments = TypeVarTuple("_Arguments")
-# The advance of the loop's time in a step that only a poll asked for.
+# How far the loop's time advances in a step that only a poll asked for.
 _TICK_S: Final = 1e-6
-# Rounds of ready callbacks in one step. Healthy engines take a few dozen.
+# Limit on the rounds of ready callbacks in one step. Healthy engines take a few dozen.
 ROUNDS_LIMIT: Final = 10_000
 
 
@@ -46,7 +46,7 @@ class _NoSelector(selectors.BaseSelector):
 class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
     """The event loop of one machine. Callbacks run in the order in which they became ready.
 
-    ``start`` begins the engine's main tasks, ``call`` runs a function of it inside the loop. Time is the machine's;
+    ``start`` begins the engine's main tasks; ``call`` runs one of its functions inside the loop. Time is the machine's;
     ``deadline`` is when the next timer is due. An executor computes at once. An exception that ends any task is raised
     from ``run``, unless its type is ``allowed``: a task that died unnoticed is the usual cause of a hanging engine. A
     timer of at most ``poll_s`` seconds is a poll and ends with the next step.
@@ -60,7 +60,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         self._rounds = 0
         self._allowed = allowed
         self._poll_s = poll_s
-        # A poll is under way, so that the loop runs in the next step in any case.
+        # A poll is pending, so the loop runs in the next step in any case.
         self.is_polling = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._errors: list[BaseException] = []
@@ -110,7 +110,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001 - its awaiter gets it
+        except Exception as exc:  # noqa: BLE001 - the awaiter gets it
             future.set_exception(exc)
         return future
 
@@ -148,7 +148,7 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
             self._errors.append(error)
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Keep the exception of a callback; tasks report their own."""
+        """Keep a callback's exception; tasks report their own."""
         error = context.get("exception")
         if isinstance(error, BaseException) and "handle" in context:
             self._errors.append(error)

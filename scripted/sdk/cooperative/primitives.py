@@ -1,4 +1,4 @@
-"""Stand-ins for the parts of ``threading``, ``queue`` and ``time`` that wait: each waits by handing the baton on.
+"""Stand-ins for the waiting parts of ``threading``, ``queue`` and ``time``: each waits by handing the baton on.
 
 They belong to the ``Threads`` that is entered when they are made. Time is the machine's clock.
 """
@@ -18,13 +18,13 @@ from typing import Any, Final, NoReturn, Self
 from scripted.core.refusals import HarnessError
 from scripted.sdk.cooperative.baton import Baton, Worker
 
-# The batons of the machines that are entered, the innermost last.
+# The batons of the entered machines, innermost last.
 _entered: Final[list[Baton]] = []
 
 
 @contextmanager
 def entered(baton: Baton) -> Iterator[None]:
-    """Assign the primitives made meanwhile to this baton."""
+    """Assign the primitives made in this context to this baton."""
     _entered.append(baton)
     try:
         yield
@@ -43,7 +43,7 @@ class CooperativeThread:
 
     def __init__(
         self,
-        group: None = None,  # noqa: ARG002 - reserved there too
+        group: None = None,  # noqa: ARG002 - reserved in threading.Thread too
         target: Callable[..., object] | None = None,
         name: str | None = None,
         args: tuple[Any, ...] = (),
@@ -134,7 +134,7 @@ class CooperativeCondition:
     def __init__(self, lock: CooperativeLock | None = None) -> None:
         self._baton = _baton()
         self._lock = CooperativeRLock() if lock is None else lock
-        # A list for each waiter, empty until it is notified.
+        # A list for each waiter, empty until the waiter is notified.
         self._waiters: deque[list[bool]] = deque()
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
@@ -291,7 +291,7 @@ class CooperativePriorityQueue(CooperativeQueue):
 
 
 def _sleep(seconds: float) -> None:
-    """``time.sleep``. A sleep of 0 waits for the next step, because it would spin."""
+    """``time.sleep``. A sleep of 0 waits for the next step, because otherwise it would spin."""
     _baton().wait("a time", lambda: False, max(seconds, 1e-9))
 
 
@@ -327,7 +327,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 def _limit(blocking: bool, timeout: float) -> float | None:
-    """Return the timeout of a call in the terms of ``Baton.wait``."""
+    """Convert a call's timeout to the terms of ``Baton.wait``."""
     if not blocking:
         return 0.0
     return None if timeout < 0 else timeout
@@ -360,14 +360,14 @@ _TIME: Final[Mapping[str, object]] = {
 
 
 def _module(real: ModuleType, parts: Mapping[str, object]) -> ModuleType:
-    """Make a module with the other parts of the real one."""
+    """Make a module with all other parts of the real one."""
     made = ModuleType(real.__name__, real.__doc__)
     vars(made).update({**vars(real), **parts})
     return made
 
 
 def _stand_ins() -> dict[int, object]:
-    """Map the identities of each real module and of its waiting parts to their stand-ins."""
+    """Map the identities of each real module and its waiting parts to their stand-ins."""
     found: dict[int, object] = {}
     for real, parts in ((threading, _THREADING), (queue, _QUEUE), (time, _TIME)):
         found[id(real)] = _module(real, parts)

@@ -1,4 +1,4 @@
-"""The action that stops the threads of a machine between two of their own actions."""
+"""The action that stops a machine's threads between two of their own actions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from scripted.sdk.signals import SignalAction
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# The numbers of waits after which a search stalls them.
+# The numbers of waits after which a search stalls the threads.
 _DEPTHS: Final = 4
 
 
 class Stall(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
     """The threads stall in this step after ``after`` waits, locks included, and continue in the next step.
 
-    Its machine gives the value of the signal ``stall`` to ``Threads.stall``. Only this shows a wake-up that is lost
-    between a check and a wait.
+    The machine passes the value of the signal ``stall`` to ``Threads.stall``. Only this action shows a wake-up that is
+    lost between a check and a wait.
     """
 
     after: int = 0

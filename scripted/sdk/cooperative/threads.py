@@ -1,4 +1,4 @@
-"""The threads of one machine: its engine's modules get the stand-ins while its code runs, and only then."""
+"""The threads of one machine: its engine's modules see the stand-ins while its code runs, and only then."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scripted.sdk.cooperative.primitives import STAND_INS, CooperativeQueue, ent
 class Threads(Baton, HasToBeClosed):
     """Runs the threads of an engine one at a time, in an order that depends on events alone.
 
-    ``modules`` are the engine's: while ``with threads:`` is open, what they import from ``threading``, ``queue`` and
-    ``time`` are stand-ins. Enter it wherever the engine's code runs: around its constructor, and in each step around
-    the calls of clients and ``run``. ``queue()`` makes a queue between the machine and the engine, for results.
+    ``modules`` are the engine's: while ``with threads:`` is open, the names they import from ``threading``, ``queue``
+    and ``time`` are stand-ins. Enter it wherever the engine's code runs: around its constructor, and in each step
+    around the calls of clients and ``run``. ``queue()`` makes a queue between the machine and the engine, for results.
     """
 
     def __init__(self, *modules: ModuleType, poll_s: float = 0.1) -> None:

@@ -1,6 +1,7 @@
 """The frames of a flight: a scheduler's inputs, in the order in which they took effect, and a digest of each plan.
 
-A request has a number, which other frames name; so has a plan, counted from 1. Frames never contain text of prompts.
+A request has a number, by which other frames refer to it; so has a plan, counted from 1. Frames never contain prompt
+text.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Final, TypeAlias
 import msgspec
 
 FORMAT: Final = "lockstep-flight-1"
-# The value of a setting, or of a field of a request that only its engine knows.
+# The value of a setting, or of a request's field that only its engine knows.
 Scalar: TypeAlias = bool | int | float | str | None
-# A request's number, and a count of its tokens.
+# A request's number and a count of its tokens.
 Count: TypeAlias = tuple[int, int]
-# Drafts by the request's number.
+# Drafts by request number.
 Drafts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class FlightFrame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of a flight. Frames refer to no other frames, so the garbage collector need not follow them."""
+    """One line of a flight. Frames refer to no other frames, so the garbage collector need not track them."""
 
 
 class FlightHeader(FlightFrame, frozen=True, kw_only=True, omit_defaults=False, tag="flight"):
-    """The first line: which adapter's scheduler, in which release and with which settings.
+    """The first line: the adapter whose scheduler was recorded, its release and its settings.
 
-    ``notes`` name settings and features that the recording does not carry. ``began`` is in seconds since 1970.
+    ``notes`` names settings and features that the recording does not carry. ``began`` is in seconds since 1970.
     """
 
     format: str = FORMAT
@@ -43,10 +44,10 @@ class FlightHeader(FlightFrame, frozen=True, kw_only=True, omit_defaults=False, 
 
 
 class Arrived(FlightFrame, frozen=True, kw_only=True, tag="arrived"):
-    """A request, as it was handed to the scheduler.
+    """A request as it reached the scheduler.
 
-    ``priority`` is the engine's own number, ``at`` its arrival time. ``images`` are start, length and name. ``engine``
-    has the fields that only its engine reads.
+    ``priority`` is the engine's own number, ``at`` the arrival time. ``images`` gives start, length and name of each.
+    ``engine`` has the fields that only the engine reads.
     """
 
     id: int
@@ -79,7 +80,7 @@ class Called(FlightFrame, frozen=True, kw_only=True, tag="called"):
 
 
 class Offered(FlightFrame, frozen=True, kw_only=True, tag="offered"):
-    """A KV connector's answer for a request: the number of further tokens outside; None if it is not known yet."""
+    """A KV connector's answer for a request: how many more tokens it has; None if it does not know yet."""
 
     id: int
     tokens: int | None
@@ -87,7 +88,7 @@ class Offered(FlightFrame, frozen=True, kw_only=True, tag="offered"):
 
 
 class Kept(FlightFrame, frozen=True, kw_only=True, tag="kept"):
-    """A KV connector's answer at a request's end: its blocks are kept until they are sent."""
+    """A KV connector's answer at a request's end: it keeps the blocks until they are sent."""
 
     id: int
 
@@ -100,16 +101,16 @@ class Ready(FlightFrame, frozen=True, kw_only=True, tag="ready"):
 
 
 class Drafted(FlightFrame, frozen=True, kw_only=True, tag="drafted"):
-    """Guesses that were handed to the scheduler: for the next plan, or into the ``plan`` that was made already."""
+    """Guesses handed to the scheduler: for the next plan, or into the already made ``plan``."""
 
     drafts: Drafts
     plan: int = 0
 
 
 class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
-    """The result of a plan: the sampled tokens of each share in the plan's order; none of a share that samples nothing.
+    """The result of a plan: the sampled tokens of each share in the plan's order; none if a share samples nothing.
 
-    ``sent`` and ``received`` are requests whose transfers are over, ``failed`` those whose loads failed, ``lost`` are
+    ``sent`` and ``received`` are requests whose transfers are over, ``failed`` requests whose loads failed, ``lost``
     blocks that did not arrive.
     """
 
@@ -125,10 +126,10 @@ class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
 
 
 class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
-    """A plan: which requests compute how many tokens, and two check sums.
+    """A plan: which requests compute how many tokens, and two checksums.
 
-    ``shape`` covers requests, positions, guesses and preemptions; ``blocks`` the block tables. ``now`` is in seconds
-    since the recording began. An empty plan stands for this many consecutive ones (``times``).
+    ``shape`` covers requests, positions, guesses and preemptions; ``blocks`` covers the block tables. ``now`` is in
+    seconds since the recording began. An empty plan stands for ``times`` consecutive ones.
     """
 
     plan: int
@@ -150,7 +151,7 @@ class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
 class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A live request: its arrival, its output, its place, and the scheduler's counters for it.
 
-    ``place`` is the scheduler's own word for its state.
+    ``place`` is the scheduler's own word for the request's state.
     """
 
     request: Arrived
@@ -172,7 +173,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
     """The scheduler before the first kept frame, as far as events can express it; ``lost`` names the rest.
 
-    ``held`` are the running requests, then the waiting ones, both in the scheduler's order.
+    ``held`` has the running requests, then the waiting ones, each in the scheduler's order.
     """
 
     plan: int
@@ -184,7 +185,7 @@ class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
 
 
 class End(FlightFrame, frozen=True, kw_only=True, tag="end"):
-    """Why it was written: ``crash``, ``stall``, ``signal``, ``call`` or ``exit``; ``error`` is the fatal error."""
+    """The reason for writing: ``crash``, ``stall``, ``signal``, ``call`` or ``exit``; ``error`` is the fatal error."""
 
     why: str
     now: float
@@ -203,10 +204,10 @@ def line_of(frame: AnyFrame) -> bytes:
 
 
 def shape_of(shares: Sequence[tuple[int, int, int, int]], preempted: Iterable[int]) -> int:
-    """Return the check sum of a plan: the number, first position, tokens and guesses of each share."""
+    """Return the checksum of a plan: the number, first position, tokens and guesses of each share."""
     return zlib.crc32(_digest((shares, sorted(preempted)))) if shares or preempted else 0
 
 
 def blocks_of(tables: object) -> int:
-    """Return the check sum of the block tables of a plan, in the plan's order."""
+    """Return the checksum of a plan's block tables, in the plan's order."""
     return zlib.crc32(_digest(tables))

@@ -1,6 +1,6 @@
 """The base of an engine's hooks: wraps the calls of its scheduler and reports each to a recorder.
 
-An error of a hook ends the recording and never the engine.
+An error in a hook ends the recording, never the engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hooks(ABC):
         self._plans = 0
 
     def attach(self, header: FlightHeader) -> FlightRecorder | None:
-        """Record the scheduler as the environment asks; None if it asks for none or its options are wrong."""
+        """Record the scheduler as the environment asks; None if it asks for nothing or its options are wrong."""
         recorder = recorder_of(os.environ, header, self.snapshot)
         if recorder is not None:
             self.recorder = recorder
@@ -37,11 +37,11 @@ class Hooks(ABC):
 
     @abstractmethod
     def wrap_calls(self) -> None:
-        """Replace the calls of the scheduler by wrapped ones."""
+        """Replace the scheduler's calls with wrapped ones."""
 
     @abstractmethod
     def snapshot(self) -> Start:
-        """Describe the scheduler's present state, for a ring that has lost earlier frames."""
+        """Describe the scheduler's current state, for a ring that has lost earlier frames."""
 
     def wrapped(
         self,
@@ -66,12 +66,12 @@ class Hooks(ABC):
         return call
 
     def note(self, note: Callable[..., None] | None, *args: object, **kwargs: object) -> None:
-        """Report a call to the recorder; an error here ends the recording and not the engine."""
+        """Report a call to the recorder; an error here ends the recording, not the engine."""
         if note is None or not self.recorder.is_on:
             return
         try:
             note(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - the engine goes on after any error
+        except Exception as exc:  # noqa: BLE001 - the engine survives any error here
             self.recorder.fail(exc)
 
     def leave_crash(self, exc: Exception) -> None:

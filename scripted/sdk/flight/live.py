@@ -1,4 +1,4 @@
-"""Asks the recorder of a running server for its ring: by a signal, within a bounded time."""
+"""Asks the recorder of a running server for its ring, by a signal and within a bounded time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from scripted.sdk.flight.recorder import (
 
 _LOOK_S: Final = 0.05
 _LONGEST_S: Final = 20.0
-# A file's time and a process's have different clocks.
+# A file's time and a process's come from different clocks.
 _CLOCKS_DIFFER_S: Final = 2.0
 
 
 def flight_of(place: Path) -> Path:
     """Return the file itself, or for a recorder's folder the ring of the server that records there.
 
-    Without a running server it is the newest file of the folder, also if the server dies before it answers: its crash
-    is there. Raises ScriptDefinitionError if there is none.
+    Without a running server, this is the folder's newest file; also if the server dies before it answers, because its
+    crash is there. Raises ScriptDefinitionError if there is none.
     """
     if not place.is_dir():
         return place
@@ -60,7 +60,7 @@ def _by_age(paths: Iterable[Path]) -> list[Path]:
 def _pid_of(path: Path) -> int | None:
     """Return the process of a file that a recorder keeps while it runs; None if that process is gone.
 
-    The signal would end a stranger. The number may be one of another container, so the process must have begun when the
+    The signal would end a stranger. The pid may belong to another container, so the process must have started when the
     file says.
     """
     try:
@@ -81,7 +81,7 @@ def _words_of(live: Path) -> list[str]:
 
 
 def _runs(pid: int, written: float, started: float | None = None) -> bool:
-    """Whether the process that announced itself at this time can still answer: no zombie, no other of its number."""
+    """Whether the process that announced itself at this time can still answer: not a zombie, not a reused pid."""
     try:
         process = psutil.Process(pid)
         begun: float = process.create_time()
@@ -123,7 +123,7 @@ def _asked(folder: Path, pid: int) -> Path | None:
 
 
 def _refusal(folder: Path, pid: int) -> str | None:
-    """Return why a process would leave a signal unanswered, or end of it; None if a recorder of it answers."""
+    """Return why a signal to the process would go unanswered or end it; None if its recorder answers."""
     announced = list(folder.glob(f"*-{pid}{LIVE_SUFFIX}"))
     if announced and all(DEAF in _words_of(path) for path in announced):
         return (

@@ -44,8 +44,8 @@ from scripted.sdk.messages import Event as SdkEvent
 class RecordedMachine:
     """Wraps a machine and records its steps.
 
-    ``recorder`` makes the recorder from a function that describes the current state. Requests are followed by their
-    replies, so the ring cannot begin in the middle of one: a machine does not report its internal state.
+    ``recorder`` makes the recorder from a function that describes the current state. Replies tell what requests do, so
+    the ring cannot begin in the middle of one: a machine does not report its internal state.
     """
 
     def __init__(self, machine: SdkMachine, recorder: Callable[[Callable[[], Start]], FlightRecorder]) -> None:
@@ -55,7 +55,7 @@ class RecordedMachine:
         self._live: dict[str, Arrived] = {}
         self._requests = 0
         self._plans = 0
-        # The plan's number of each batch in flight, by the machine's number of the batch.
+        # The plan number of each batch in flight, by the machine's batch id.
         self._batches: dict[int, int] = {}
 
     @property
@@ -110,7 +110,7 @@ class RecordedMachine:
 
 
 class MachineOfFlight:
-    """A new SDK machine that replays the frames of a flight; each plan is a step."""
+    """A new SDK machine that replays a flight's frames; each plan is a step."""
 
     knows_contents = True
 
@@ -126,7 +126,7 @@ class MachineOfFlight:
         self._calls = 0
 
     def begin(self, start: Start) -> None:
-        """Raises ScriptDefinitionError if a request was live."""
+        """Start at a ring's beginning. Raises ScriptDefinitionError if a request was live."""
         if start.held or start.in_flight or start.plan > 1:
             raise ScriptDefinitionError(
                 "a machine of the SDK is replayed from its first step on; record it with all=1, which keeps every step"
@@ -195,7 +195,7 @@ class MachineOfFlight:
 
 
 def _numbered(stepped: Stepped, plan: int) -> Stepped:
-    """Return the step with its batch under the number of its plan."""
+    """Return the step with its batch numbered by its plan."""
     if stepped.microbatch is None:
         return stepped
     return msgspec.structs.replace(stepped, microbatch=msgspec.structs.replace(stepped.microbatch, id=plan))

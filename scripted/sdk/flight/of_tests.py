@@ -1,7 +1,7 @@
-"""Records the engines that tests of other projects start, keeps the flights of failures, and reports if they replay.
+"""Records the engines that other projects' tests start, keeps the flights of failures, and reports whether they replay.
 
-A failure that replays without a model is a race of the scheduler; any other comes from a time-out, numerics, the
-environment or the test. Engines of this process and of its children record, each into a file of its own.
+A failure that replays without a model is a race in the scheduler; any other comes from a time-out, numerics, the
+environment or the test. Engines in this process and its children record, each into its own file.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class RecordedTests:
         os.environ.update(self._variables)
 
     def begin(self) -> None:
-        """A test begins."""
+        """Begin a test."""
         self._sizes = dict(self._files())
 
     def end(self) -> None:
-        """A test has ended: forget the flights of engines that ended in it."""
+        """End a test: forget the flights of engines that ended in it."""
         for path, _ in self._files():
             if path not in self._sizes and not _is_open(path):
                 path.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ class RecordedTests:
             kept = self._kept / f"{name}{f'-{number}' if number > 1 else ''}{SUFFIX}"
             with open_private(kept) as file:
                 file.write(path.read_bytes())
-            with contextlib.suppress(ScriptDefinitionError):  # the replay says so
+            with contextlib.suppress(ScriptDefinitionError):  # the replay reports it
                 _close(kept)
             yield kept, verdict_of(kept)
 
@@ -87,12 +87,12 @@ class RecordedTests:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether the engine of a file of all steps may still write to it."""
+    """Whether the engine that writes a file of all steps may still write to it."""
     return path.with_name(path.name.removesuffix(f"-{ALL}{SUFFIX}") + LIVE_SUFFIX).exists()
 
 
 def _close(path: Path) -> None:
-    """End the copy of a flight whose engine still runs, so that a replay checks whether its requests make progress."""
+    """End the copy of a running engine's flight, so that a replay checks whether its requests make progress."""
     flight = read_flight(path)
     if flight.end is None and not flight.damage and flight.frames:
         with path.open("ab") as file:
@@ -100,7 +100,7 @@ def _close(path: Path) -> None:
 
 
 def verdict_of(path: Path) -> ReplayVerdict:
-    """Replay a flight in a child, which inherits the test's changes of its engine's classes."""
+    """Replay a flight in a child, which inherits the test's changes to its engine's classes."""
     try:
         said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S)
         return msgspec.json.decode(said, type=ReplayVerdict)

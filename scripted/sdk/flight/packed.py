@@ -1,6 +1,6 @@
-"""Frames as a running engine keeps them: bytes made by one call of an encoder, and unpacked by a writer.
+"""Frames as a running engine keeps them: bytes from one call of an encoder, which a writer unpacks later.
 
-The garbage collector does not track bytes, and their size is known. The writer adds check sums and redaction. Plans and
+The garbage collector does not track bytes, and their size is known. The writer adds checksums and redaction. Plans and
 results are arrays, because their fields come from an engine's own lists; other frames are maps.
 """
 
@@ -15,7 +15,7 @@ from scripted.sdk.flight.frames import AnyFrame, Planned, Result, blocks_of, sha
 
 _PLAN: Final = "plan"
 _RESULT: Final = "result"
-# The digits of a time in seconds.
+# Decimal places of a time in seconds.
 MICROSECONDS: Final = 6
 # The first byte of an array in MessagePack.
 _ARRAYS: Final = (*range(0x90, 0xA0), 0xDC, 0xDD)
@@ -42,7 +42,7 @@ class _PackedResult(msgspec.Struct, frozen=True, array_like=True, tag=_RESULT, g
 
 @runtime_checkable
 class _Array(Protocol):
-    """An array or a number of numpy or torch."""
+    """A numpy or torch array or number."""
 
     def tolist(self) -> object: ...
 
@@ -62,7 +62,7 @@ _decode_map: Final[Callable[[bytes], AnyFrame]] = msgspec.msgpack.Decoder(AnyFra
 
 
 def packed(frame: AnyFrame) -> bytes:
-    """Raises TypeError for a field that cannot be encoded."""
+    """Encode a frame. Raises TypeError for a field that cannot be encoded."""
     return _encode(frame)
 
 
@@ -82,12 +82,12 @@ def packed_plan(
 
 
 def packed_result(plan: int, rows: Sequence[int | None], sampled: object) -> bytes:
-    """Pack the rows of sampled tokens, in the engine's own order; ``rows`` has the index of each share's row."""
+    """Pack the rows of sampled tokens in the engine's own order; ``rows`` has the index of each share's row."""
     return _encode((_RESULT, plan, rows, () if sampled is None else sampled))
 
 
 def unpacked(data: bytes) -> AnyFrame:
-    """Return the frame. Raises msgspec.MsgspecError for bytes that this module did not make."""
+    """Decode a frame. Raises msgspec.MsgspecError for bytes that this module did not make."""
     if data[0] not in _ARRAYS:
         return _decode_map(data)
     frame = _decode_array(data)
@@ -95,7 +95,7 @@ def unpacked(data: bytes) -> AnyFrame:
 
 
 def planned_from(data: bytes) -> Planned:
-    """Return the frame of a packed plan."""
+    """Decode a packed plan."""
     frame = _decode_array(data)
     assert isinstance(frame, _PackedPlan), "a result is no plan"
     return _planned(frame)

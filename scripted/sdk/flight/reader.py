@@ -1,4 +1,4 @@
-"""Reads a flight frame by frame, with bounds, up to the first line that is cut off or wrong."""
+"""Reads a flight frame by frame, with bounds, up to the first line that is truncated or wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(AnyFrame).decode
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A flight read back. ``damage`` says where reading ended before the end of the file; empty for a whole one."""
+    """A flight that was read. ``damage`` says where reading stopped short of the end; empty for a whole file."""
 
     header: FlightHeader
     start: Start | None
@@ -52,19 +52,19 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 def is_flight(path: str | Path) -> bool:
-    """Whether a file begins as a flight does."""
+    """Whether a file starts like a flight."""
     with Path(path).open("rb") as file:
         return FORMAT.encode() in file.read(_FORMAT_WITHIN_BYTES)
 
 
 def read_header(path: str | Path) -> FlightHeader:
-    """Read the first line alone. Raises ScriptDefinitionError."""
+    """Read only the first line. Raises ScriptDefinitionError."""
     with Path(path).open("rb") as file:
         return _header(Path(path), file)
 
 
 def read_flight(path: str | Path) -> Flight:
-    """Read a flight up to the first line that is cut off or wrong. Raises ScriptDefinitionError without a header."""
+    """Read a flight up to the first truncated or wrong line. Raises ScriptDefinitionError without a header."""
     path = Path(path)
     if path.stat().st_size > _LARGEST_FILE_BYTES:
         raise ScriptDefinitionError(f"{path} is larger than {_LARGEST_FILE_BYTES >> 20} MiB; record fewer steps")
@@ -94,7 +94,7 @@ def _header(path: Path, file: BinaryIO) -> FlightHeader:
         header = msgspec.json.decode(line, type=FlightHeader)
     except (ValueError, RecursionError) as exc:
         raise ScriptDefinitionError(
-            f"{path} is no flight: its first line must be the header of {FORMAT!r}: {exc}; give a file that a "
+            f"{path} is not a flight: its first line must be the header of {FORMAT!r}: {exc}; give a file that a "
             "recorder wrote"
         ) from exc
     if header.format != FORMAT:
@@ -113,7 +113,7 @@ def _frames(file: BinaryIO) -> Iterator[AnyFrame]:
 
 
 class _Known:
-    """The names in earlier frames, to which later frames may refer."""
+    """The names in earlier frames that later frames may refer to."""
 
     def __init__(self) -> None:
         self.line = 1
@@ -125,7 +125,7 @@ class _Known:
         self._ended = False
 
     def check(self, frame: AnyFrame) -> None:
-        """Raise ValueError for a frame that cannot follow those before it."""
+        """Raise ValueError for a frame that cannot follow the previous ones."""
         match frame:
             case _ if self._ended:
                 raise ValueError("a frame behind the end")

@@ -1,6 +1,6 @@
 """Records a flight inside an engine's process: a ring of the last steps, written when something goes wrong.
 
-The engine's loop only appends packed frames: check sums, redaction and files are the work of other threads, or of a
+The engine's loop only appends packed frames; checksums, redaction and files are the work of other threads, or of a
 process that is about to die. A failure in the recorder ends the recording, never the engine.
 """
 
@@ -36,9 +36,9 @@ SIGNAL: Final = signal.SIGUSR2
 SUFFIX: Final = ".flight"
 LIVE_SUFFIX: Final = ".live"
 ALL: Final = "all"
-# A full ring drops its oldest part; each part begins with what a replay needs.
+# A full ring drops its oldest part; each part starts with the state that a replay needs.
 _PARTS: Final = 4
-# Of one process, the one of its end included.
+# Flights per process, including the one written at its end.
 MOST_FILES: Final = 16
 # The second word of a live file, between the process and the time of its start.
 HEARS: Final = "hears"
@@ -46,13 +46,13 @@ DEAF: Final = "deaf"
 _ENDS: Final = ("crash", "exit")
 # Overhead of a frame: the header of a bytes object and its slot in the list.
 _ENTRY_BYTES: Final = 48
-# A token in a part's beginning is an int object and its slot in a tuple.
+# A token in a part's start is an int object and its slot in a tuple.
 _TOKEN_BYTES: Final = 40
 _MIB: Final = 1 << 20
 _LOOK_S: Final = 0.5
-# Frames that a file of all steps may lag behind: about a minute of a busy engine.
+# How many frames a file of all steps may lag behind: about a minute of a busy engine.
 _MOST_BEHIND: Final = 50_000
-# For a disk that hangs: an engine that ends or dies waits no longer than this.
+# In case the disk hangs: an engine that ends or dies waits no longer than this.
 _LONGEST_WRITE_S: Final = 10.0
 
 
@@ -64,9 +64,9 @@ _numbers: Final = itertools.count(1)
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings in ``LOCKSTEP_RECORD_OPTIONS``, such as ``steps=4096 stall_s=60``.
 
-    The ring holds the last ``steps`` plans, in at most ``mib``. After ``stall_s`` seconds without a plan although
-    requests are there, it is written; 0 for never. With ``all`` every step is written to a file at once, and no ring is
-    kept. With ``redact`` token ids are replaced.
+    The ring holds the last ``steps`` plans, in at most ``mib``. It is written after ``stall_s`` seconds without a plan
+    despite open requests; 0 turns that off. With ``all``, every step goes to a file at once, and no ring is kept. With
+    ``redact``, token ids are replaced.
     """
 
     steps: int = 4096
@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(text: str) -> Options:
-    """Raises ValueError that names the wrong word."""
+    """Parse the options. Raises ValueError that names the wrong word."""
     words = dict([word.partition("=")[::2] for word in text.split()])
     return msgspec.convert(words, Options, strict=False)
 
@@ -104,9 +104,9 @@ class _Part:
 
 
 class FlightRecorder:
-    """The recorder of one scheduler. ``snapshot`` returns what a replay needs to begin with the next frame.
+    """The recorder of one scheduler. ``snapshot`` returns the state that a replay needs to start with the next frame.
 
-    The methods ``event`` and ``planned`` belong to the engine's loop; ``leave`` may be called by any thread.
+    ``event`` and ``planned`` belong to the engine's loop; any thread may call ``leave``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class FlightRecorder:
         self._empty: Planned | None = None
         self._empty_times = 0
         self._has_stalled = False
-        # The file of the engine's end, until the engine does something after all.
+        # The file written at the engine's end, until the engine does something after all.
         self._ended: Path | None = None
         self._asked = threading.Event()
         self._closed = False
@@ -209,7 +209,7 @@ class FlightRecorder:
         self._empty_times += 1
 
     def fail(self, exc: Exception) -> None:
-        """End the recording: the engine goes on."""
+        """End the recording; the engine continues."""
         if not self.failure:
             self.failure = f"{type(exc).__name__}: {exc}"
             self._parts.clear()
@@ -236,7 +236,7 @@ class FlightRecorder:
     def _begin_part(self) -> None:
         try:
             part = _Part(self._snapshot())
-        except Exception as exc:  # noqa: BLE001 - an engine's requests, which are not as expected
+        except Exception as exc:  # noqa: BLE001 - the engine's requests are not as expected
             self.fail(exc)
             return
         self._parts.append(part)
@@ -250,8 +250,8 @@ class FlightRecorder:
     def leave(self, why: str, error: str = "") -> Path | None:
         """Write the ring and return the file; None if the recording has ended or nothing was written.
 
-        The file of an engine's end stays its last one, because no later file would have the exception: it becomes the
-        newest instead.
+        The file of an engine's end stays its last one, because no later file would have the exception: it is renewed as
+        the newest instead.
         """
         if not self.is_on:
             return None
@@ -284,7 +284,7 @@ class FlightRecorder:
                 self._stream.put(packed(end))
             return self._stream.path
         try:
-            # A process may have the number of an earlier one, which left files too.
+            # A pid may have belonged to an earlier process that left files too.
             number = 1 + max(map(self._number_of, flights_of(self._folder, self._process)), default=0)
             path = self._name(f"{number}-{end.why}")
             write_frames(path, self._frames(end), Redactor() if self.options.redact else None)
@@ -324,7 +324,7 @@ class FlightRecorder:
     def watch(self) -> None:
         """Start the watching thread, handle the signal if it has no other handler, and announce this engine.
 
-        Python handles signals for the main thread alone. Without its handler the signal would end the engine, so the
+        Python handles signals only in the main thread. Without its handler the signal would end the engine, so the
         announcement says whether to send it.
         """
         watching = (weakref.ref(self), self._asked)
@@ -367,12 +367,12 @@ class FlightRecorder:
 
 
 def flights_of(folder: Path, process: str) -> list[Path]:
-    """Return the flights in a folder that a process has left; ``process`` begins their names and its live file's."""
+    """Return the flights that a process left in a folder; their names and its live file's start with ``process``."""
     return [path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(f"{process}-")]
 
 
 def is_full(folder: Path, process: str, why: str = "") -> bool:
-    """Whether a process has left as many flights as it may; the last place is for its end."""
+    """Whether a process has left as many flights as it may; the last place is reserved for its end."""
     return len(flights_of(folder, process)) >= MOST_FILES - (why not in _ENDS)
 
 
@@ -400,12 +400,12 @@ def write_out() -> None:
 
 
 class _Stream:
-    """A file of all steps, written by a thread of its own; the loop never waits for it."""
+    """A file of all steps, written by its own thread; the loop never waits for it."""
 
     def __init__(self, path: Path, header: FlightHeader, redactor: Redactor | None) -> None:
         self.path = path
         self._redactor = redactor
-        # None is the end; an event is set when all before it is in the file.
+        # None marks the end; an event is set once everything before it is in the file.
         self._frames: deque[bytes | threading.Event | None] = deque([packed(header)])
         self._there = threading.Event()
         self._failed = False

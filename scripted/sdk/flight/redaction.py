@@ -1,7 +1,7 @@
-"""Redaction of a flight: token ids as substitutes that keep prefixes, lengths and the equality of block hashes.
+"""Redacts a flight: substitutes for token ids preserve prefixes, lengths and the equality of block hashes.
 
 A substitute is a keyed hash of all tokens up to its own, so two texts share a prefix exactly as far as the originals
-do, and token frequencies are hidden. The key is drawn for each recording and never written. Tokens that end a request
+do, and token frequencies are hidden. Each recording draws its own key and never writes it. Tokens that end a request
 stay.
 """
 
@@ -35,11 +35,11 @@ _FIRST: Final = 1 << 32
 
 
 class Redactor:
-    """Follows the text of every live request of one flight, whose frames it is given in order."""
+    """Follows the text of every live request of one flight, whose frames must come in order."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = os.urandom(_KEY_BYTES) if key is None else key
-        # The state of the hash after each request's text, and the tokens that end it.
+        # The hash state after each request's text, and the tokens that end the request.
         self._texts: dict[int, tuple[bytes, frozenset[int]]] = {}
         self._shares: dict[int, Sequence[int]] = {}
 
@@ -98,7 +98,7 @@ class Redactor:
         return said
 
     def _text(self, state: bytes, tokens: Iterable[int], kept: frozenset[int]) -> tuple[bytes, tuple[int, ...]]:
-        """Continue a text: the state after these tokens, and their substitutes."""
+        """Continue a text: return the state after these tokens, and their substitutes."""
         substitutes = []
         for token in tokens:
             data = state + token.to_bytes(8, "little", signed=True)
@@ -109,5 +109,5 @@ class Redactor:
 
 
 def _blank(drafts: Drafts) -> Drafts:
-    """No scheduler reads the values of guesses."""
+    """Blank the guesses, whose values no scheduler reads."""
     return tuple([(request, (0,) * len(tokens)) for request, tokens in drafts])

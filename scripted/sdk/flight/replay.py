@@ -1,6 +1,6 @@
-"""Replays a flight on a scheduler of this process: every plan is compared, every promise checked, without a model.
+"""Replays a flight on a scheduler in this process: compares every plan and checks every promise, without a model.
 
-After the first plan that differs, requests still sample the recorded tokens, one after the other, so that a changed
+After the first plan that differs, requests still sample the recorded tokens, one after another, so that a changed
 scheduler can be judged by its promises.
 """
 
@@ -50,11 +50,11 @@ from scripted.sdk.messages import Event as SdkEvent
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 
-# A token that no recording has: sampled after a request's recorded output ends.
+# A token that no recording has, sampled once a request's recorded output ends.
 _FILLER: Final = 1 << 31
-# This many empty plans represent any number of empty plans.
+# This many empty plans stand for any number of empty plans.
 _EMPTY_TWICE: Final = 3
-# Plans after the end of a recording, until every request has moved.
+# How many plans may follow a recording's end until every request has moved.
 _MORE_PLANS: Final = 2000
 _STANDS_AFTER: Final = 16
 _STALL: Final = "stall"
@@ -62,7 +62,7 @@ _SHOWN_DIFFERENCES: Final = 4
 
 
 class FlightMachine(Protocol):
-    """A scheduler driven by the frames of a flight. Requests have numbers in frames, and names in ``stepped``.
+    """A scheduler driven by the frames of a flight. Requests are numbers in frames and names in ``stepped``.
 
     ``limits`` and ``can`` belong to its configuration. ``knows_contents``: plans computed everything that blocks hold,
     so reads can be checked.
@@ -73,7 +73,7 @@ class FlightMachine(Protocol):
     knows_contents: bool
 
     def begin(self, start: Start) -> None:
-        """Bring a new scheduler into the state of a ring's beginning."""
+        """Bring a new scheduler into the state at a ring's beginning."""
         ...
 
     def take(self, event: Event) -> None:
@@ -81,11 +81,11 @@ class FlightMachine(Protocol):
         ...
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Take the result of a plan with these tokens of its requests."""
+        """Take the result of a plan, with these tokens for its requests."""
         ...
 
     def plan(self, plan: int, now: float) -> Planned:
-        """Plan once."""
+        """Make one plan."""
         ...
 
     def stepped(self) -> Stepped:
@@ -95,7 +95,7 @@ class FlightMachine(Protocol):
     def counts(self) -> Mapping[str, int]: ...
 
     def hints(self) -> Mapping[str, Hint]:
-        """Return by request the resources that only the scheduler knows it waits for."""
+        """Return, by request, the resources that only the scheduler knows the request waits for."""
         ...
 
 
@@ -123,8 +123,8 @@ class PlanDifference(NamedTuple):
 class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A replay: its steps, its first difference, the first broken promise, and the scheduler's fatal error.
 
-    ``stands`` are the requests stuck at the recording's end; ``hangs`` are the requests that never resume, if that was
-    tried. ``opening`` are the requests of a ring's beginning, with their earlier output as part of their prompts.
+    ``stands`` are the requests stuck at the recording's end; ``hangs`` the requests that never resume, if that was
+    tried. ``opening`` are the requests at a ring's beginning, with their earlier output as part of their prompts.
     """
 
     opening: tuple[Add, ...]
@@ -191,7 +191,7 @@ class _Said:
 class _Runner(SimulatedRunner):
     """The simulated runner with recorded tokens: it checks every read and samples the recorded tokens.
 
-    Without a recording's beginning the content of blocks is unknown, and no read is checked.
+    Without a recording's beginning the content of blocks is unknown, and it checks no read.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class _Runner(SimulatedRunner):
         super().launch(microbatch)
 
     def tokens_given(self, rid: str) -> tuple[int, ...]:
-        """The recorded tokens of a share, and after the first difference the next one of its request."""
+        """The recorded tokens of a share; after the first difference, the next one of its request."""
         request = self._numbers[rid]
         recorded = self._said.of_plan.get(self._plan, {}).get(request, ()) if self.is_as_recorded else ()
         if recorded:
@@ -234,7 +234,7 @@ class _Oracle(SdkOracle):
 
 
 class _NoMachine:
-    """Answers the oracle's questions at the end of a run in place of the machine of a flight."""
+    """Stands in for a flight's machine when the oracle asks questions at the end of a run."""
 
     depth = 1
     is_idle = False
@@ -262,10 +262,10 @@ class _Run:
         self._said = _Said(flight)
         is_whole = flight.start is None and machine.knows_contents
         self._runner = _Runner(machine.limits, machine.can, self._said, self._numbers, is_whole)
-        # None once a promise is broken: the oracle's account is useless after that.
+        # None once a promise is broken: from then on the oracle's account is useless.
         self._oracle: _Oracle | None = _Oracle(machine.limits, machine.can)
         if flight.start is not None and machine.can.speculative_tokens:
-            # No frame says how many guesses in flight at the beginning were accepted.
+            # No frame says how many of the guesses in flight at the beginning were accepted.
             self._oracle = None
         self._watch = Watch(machine.limits)
         self._records: list[Record] = []
@@ -321,7 +321,7 @@ class _Run:
                 return
             self._take(frame)
         if end is not None and end.error and until is None:
-            # It died before its last plan was recorded.
+            # The scheduler died before its last plan was recorded.
             self._make_plan(Planned(plan=self._plan + 1, now=end.now, shape=0), is_recorded=False)
 
     def _stand(self) -> tuple[Stand, ...]:
@@ -491,7 +491,7 @@ class _Run:
             self._broken, self._oracle = f"step {self._plan}: {exc}", None
 
     def _note_death(self, exc: Exception) -> None:
-        """Raises ScriptDefinitionError for an error of the adapter: it is not written for this scheduler."""
+        """Note the scheduler's death. Raises ScriptDefinitionError if the adapter does not fit this scheduler."""
         raised_in = traceback.extract_tb(exc.__traceback__)[-1]
         if is_in_harness(raised_in.filename):
             raise ScriptDefinitionError(
@@ -525,7 +525,7 @@ class _Run:
 
 
 def name_of(request: Arrived) -> str:
-    """Return the name of a request in a replay; vLLM's adapter has another meaning for the sign that is replaced."""
+    """Return a request's name in a replay; for vLLM's adapter, the replaced sign has another meaning."""
     return request.rid.replace("@", "_")
 
 

@@ -1,4 +1,4 @@
-"""A replayed flight as the user sees it: its steps in words, its verdict, and the steps that become a schedule."""
+"""Presents a replayed flight: its steps in words, its verdict, and the steps that become a schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripted.sdk.messages import Record, Step
 
 
 def steps_of(outcome: FlightOutcome) -> Sequence[Record]:
-    """Return the replayed steps. The requests of a ring's beginning arrive in the first, with their earlier output."""
+    """Return the replayed steps. Requests at a ring's beginning arrive in the first, with their earlier output."""
     if not outcome.opening or not outcome.records:
         return outcome.records
     first, *rest = outcome.records
@@ -48,7 +48,7 @@ def rerun_of(adapter: Any, flight: Flight, outcome: FlightOutcome) -> Rerun:
 
 
 def _notes(flight: Flight) -> tuple[str, ...]:
-    """Return notes on the file for the reader of a replay."""
+    """Return notes about the file for the reader of a replay."""
     notes = list(flight.header.notes)
     if flight.start is not None:
         notes += [f"the ring begins with step {flight.start.plan}; it has lost {one}" for one in flight.start.lost]

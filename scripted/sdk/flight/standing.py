@@ -1,7 +1,7 @@
-"""Reports which requests are stuck, since when, what each waits for, who holds it, and where the chain ends.
+"""Reports which requests are stuck, since when, what each waits for, who holds that, and where the chain ends.
 
 The words are the same for every engine. ``Watch`` follows the steps of one scheduler from outside; a hint names a cause
-that only the scheduler knows, such as a grammar that is not compiled.
+that only the scheduler knows, such as a grammar that has not compiled.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import Add, Event, Pause, Resume, Stepped, Tokens
 
 Kind: TypeAlias = Literal["blocks", "budget", "load", "grammar", "seat", "result", "peer", "pause", "turn", "nothing"]
-# Resources from outside the scheduler, for which it is not to blame.
+# Resources from outside the scheduler, which it is not to blame for.
 OUTSIDE: Final[frozenset[Kind]] = frozenset({"load", "grammar", "result", "peer", "pause"})
 _SHOWN: Final = 4
 _LONGEST_CHAIN: Final = 16
 
 
 class Hint(NamedTuple):
-    """The resource that a request waits for, in its scheduler's words; ``holders`` are the requests that have it."""
+    """The resource that a request waits for, in its scheduler's words; ``holders`` are the requests that hold it."""
 
     kind: Kind
     text: str
@@ -53,12 +53,12 @@ class TellsWhoStands(Protocol):
     """An adapter that reads recordings of its scheduler and reports the requests stuck at their end."""
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
-        """Raises the reader's error for a bad file."""
+        """Read the recording and return its stuck requests. Raises the reader's error for a bad file."""
         ...
 
 
 class _Life:
-    """``computed`` is the next position, None before its beginning; ``since`` is the step of its last progress."""
+    """``computed`` is the next position, None before the request begins; ``since`` is the step of its last progress."""
 
     __slots__ = ("blocks", "computed", "flights", "launched", "most", "prompt", "said", "since")
 
@@ -153,7 +153,7 @@ class Watch:
     # -- stuck requests --
 
     def stands(self, step: int, after: int, hints: Mapping[str, Hint], free: int | None = None) -> tuple[Stand, ...]:
-        """Return the requests that have not moved for this many steps, the longest first; ``free`` counts blocks."""
+        """Return the requests that have not moved for this many steps, longest first; ``free`` counts blocks."""
         waits = {rid: hints.get(rid) or self._wait_of(rid, free) for rid in self.lives}
         still = [rid for rid, life in self.lives.items() if step - life.since >= after]
         still.sort(key=lambda rid: self.lives[rid].since)
@@ -182,7 +182,7 @@ class Watch:
         )
 
     def _chain(self, rid: str, waits: Mapping[str, Hint]) -> Iterator[str]:
-        """Yield the chain of holders; of several holders, the one stuck for longest."""
+        """Yield the chain of holders; among several holders, the one stuck longest."""
         seen = {rid}
         while len(seen) < _LONGEST_CHAIN:
             holders = [one for one in waits[rid].holders if one in self.lives and one not in seen]

@@ -17,10 +17,10 @@ _DATA: Final = b"data: "
 
 
 class HttpCall:
-    """A POST. ``status`` is None until it arrives; ``closed`` becomes true when nothing more can arrive.
+    """A POST. ``status`` is None until it arrives; ``closed`` turns true once nothing more can arrive.
 
-    ``token_ids`` are the received tokens of a streamed completion, which ``read`` finds in a chunk; ``text`` is the
-    body of any other answer.
+    ``token_ids`` are the received tokens of a streamed completion, which ``read`` extracts from a chunk; ``text`` is
+    the body of any other answer.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class HttpCall:
         threading.Thread(target=self._listen, name="scripted-client", daemon=True).start()
 
     def hang_up(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # Its end was read already.
+        with contextlib.suppress(OSError, AttributeError):  # its end has already been read
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def ok(self) -> bool:
-        """Whether it was answered with success."""
+        """Whether the answer was a success."""
         return self.status == _OK
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # The client has hung up.
+        with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # the client has hung up
             answer = self._http.getresponse()
             self.status = answer.status
             if not self.ok or "event-stream" not in answer.headers.get("Content-Type", ""):

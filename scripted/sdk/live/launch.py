@@ -1,7 +1,7 @@
 """Starts a live server of an adapter's engine: its own command on loopback, with our hook as a plugin.
 
-An engine that loads plugins by the metadata of installed packages finds ours on the path of its processes, in the
-private folder of the server; nothing of the engine is edited.
+An engine that loads plugins from the metadata of installed packages finds ours on its processes' path, in the server's
+private folder; nothing in the engine is edited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scripted.script.wire import HookReady, ScriptFailedReply
 
 MODEL: Final = "model"
 SOCKET: Final = "gate"
-# The hook's environment: the folder of the socket, and the process that it lives for.
+# The hook's environment: the folder of the socket, and the process whose end it follows.
 FOLDER_VARIABLE: Final = "SCRIPTED_LIVE_FOLDER"
 OWNER_VARIABLE: Final = "SCRIPTED_LIVE_OWNER"
 # The address of the front end, and the adapter's settings.
@@ -57,7 +57,7 @@ def server_command(
     command: Sequence[str],
     environment: Mapping[str, str],
 ) -> ServerCommand:
-    """Return a ``command`` of Python, with tiny models in the folder ``MODEL`` and the hook on its path."""
+    """Return a Python ``command``, with tiny models in the folder ``MODEL`` and the hook on its path."""
     _write_plugin(folder, plugin)
     common = {
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
@@ -78,7 +78,7 @@ def check_simulated(settings: msgspec.Struct, simulated: Sequence[str], runs: st
 
 
 def option_words(values: Mapping[str, object]) -> list[str]:
-    """Return the words of a command for options by their names in Python."""
+    """Return a command's words for options given by their Python names."""
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 

@@ -1,4 +1,4 @@
-"""A live engine as a machine of the SDK: events go in over HTTP, and the gate shows what its loop does."""
+"""A live engine as an SDK machine: events go in over HTTP, and the gate shows what the engine's loop does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ABORT: Final = "abort"
 _ALONE: Final = "alone"
 _GOES_ON: Final = "goes-on"
 _MOST_STEPS: Final = 4000
-# A loop plans again after an empty plan, forever. After this many consecutive empty plans the rest are empty too.
+# A loop plans again after an empty plan, forever. After this many consecutive empty plans, all later ones are empty.
 _EMPTY_PLANS: Final = 3
 
 
@@ -43,14 +43,14 @@ class LiveEngine(ABC):
     """One script's view of a running engine. A subclass defines how to talk to its engine and read its plans."""
 
     depth = 1
-    # The pause that keeps running requests where they are.
+    # The pause that keeps running requests in place.
     keeping: str
 
     def __init__(self, stops: LoopStops, port: int) -> None:
         self._stops = stops
         self._gate = stops.gate
         self._port = port
-        # The connection of each live request, and the tokens that it was told.
+        # The connection of each live request, and the tokens it has been sent.
         self._clients: dict[str, HttpCall] = {}
         self._told: dict[str, list[int]] = {}
         self._posts: dict[str, HttpCall] = {}
@@ -59,7 +59,7 @@ class LiveEngine(ABC):
         self._gone: set[str] = set()
         self._empty = 0
         self._first = stops.batches
-        # The weights that were loaded last, and the call that loads others.
+        # The weights loaded last, and the call that loads others.
         self._weights = VERSIONS[0]
         self._loading: HttpCall | None = None
         # A script begins with an empty cache.
@@ -87,7 +87,7 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def load(self, folder: str) -> HttpCall:
-        """Begin to load the weights of a folder, and keep all computed KV."""
+        """Start loading the weights in a folder, keeping all computed KV."""
 
     @abstractmethod
     def start(self, event: Add) -> None:
@@ -95,7 +95,7 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def abort(self, rid: str, client: HttpCall) -> None:
-        """Abort a request whose client waits."""
+        """Abort a request whose client is waiting."""
 
     @abstractmethod
     def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
@@ -129,7 +129,7 @@ class LiveEngine(ABC):
         return Stepped(microbatch=batch, replies=tuple(self._replies), preempted=preempted, again=again)
 
     def say_alone(self, message: Add, history: History = ((0, VERSIONS[0]),)) -> tuple[int, ...]:
-        """Run a request alone on the engine, with an empty cache and these changes of weights. Returns its tokens."""
+        """Run a request alone on the engine, with an empty cache and these changes of weights; return its tokens."""
         (_, version), *changes = history
         self._change_weights(version)
         self._alone([FlushCache(call_id=_ALONE)])
@@ -156,7 +156,7 @@ class LiveEngine(ABC):
             client.hang_up()
 
     def _alone(self, events: list[Event], changes: Mapping[int, int] | None = None) -> tuple[int, ...]:
-        """Run these events alone until their end. ``changes`` are versions of weights by position."""
+        """Run these events alone until they end. ``changes`` are versions of weights by position."""
         said: list[int] = []
         for _ in range(_MOST_STEPS):
             stepped = self.step(events, 0.0)
@@ -192,12 +192,12 @@ class LiveEngine(ABC):
                 self.call(event)
 
     def post(self, call_id: str, path: str, body: Mapping[str, object] | None = None) -> HttpCall:
-        """Begin an administrative call."""
+        """Start an administrative call."""
         call = self._posts[call_id] = HttpCall(self._gate, self._port, path, body or {})
         return call
 
     def arrived(self, what: str, call: HttpCall | None, is_it: Callable[[Any], bool] = bool) -> list[Any]:
-        """Release the message of a call, unless the engine answers it without a message."""
+        """Release the message of a call, unless the engine answers without a message."""
         inbox = self._stops.inbox
         self._gate.wait(
             lambda: any(map(is_it, inbox.held)) or (call is not None and call.closed), f"{what} at the engine"
@@ -212,7 +212,7 @@ class LiveEngine(ABC):
         self._replies.append(Tokens(rid=rid, token_ids=tuple(token_ids), finish_reason=reason))
 
     def answer(self, call_id: str, *, ok: bool | None = None, text: str = "") -> None:
-        """Note the engine's answer to a call, and take the front end's for its success if the engine names none."""
+        """Note the engine's answer to a call; if the engine does not report success, take the front end's status."""
         post = self._posts.pop(call_id)
         self._gate.wait(lambda: post.closed, f"the answer to {call_id}")
         self._replies.append(Answer(call_id=call_id, ok=post.ok if ok is None else ok, text=text))

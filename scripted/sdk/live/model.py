@@ -1,4 +1,4 @@
-"""``python -m scripted.sdk.live.model FOLDER SERVER ...`` writes a tiny model there, and runs the module SERVER."""
+"""``python -m scripted.sdk.live.model FOLDER SERVER ...`` writes a tiny model there and runs the module SERVER."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _VOCABULARY: Final = 256
 
 
 def write_models(folder: Path) -> None:
-    """Write a model in a folder for each version of the weights."""
+    """Write a model into a folder for each version of the weights."""
     for seed in VERSIONS:
         write_model(folder / str(seed), seed)
 
 
 def write_model(folder: Path, seed: int, vocabulary: int = _VOCABULARY, context: int = 4096) -> None:
-    """Write a Llama of two layers with random weights of the seed, and a tokenizer with a word for each id."""
-    # The end of sequence: its logit is 0, so another one is always greater, and it is never chosen.
+    """Write a two-layer Llama with random weights from the seed, and a tokenizer with one word per id."""
+    # The end of sequence: its logit is 0, so another is always greater and it is never chosen.
     end = vocabulary - 1
     # Imported here because only a live server needs them; transformers makes names on demand.
     torch: Any = importlib.import_module("torch")

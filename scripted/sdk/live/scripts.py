@@ -54,8 +54,8 @@ def hook_loop(
 ) -> None:
     """Stop the ``loop`` of an engine's class at the gate in a live server. Hooking twice is harmless.
 
-    ``stops`` are made from the engine; a machine for each script from the engine, its stops and the port of its front
-    end. Scripts run in a thread of their own.
+    ``stops`` are made from the engine; each script's machine from the engine, its stops and the port of its front end.
+    Scripts run in their own thread.
     """
     own_loop = getattr(kind, loop)
     if own_loop.__module__ == __name__ or PORT_VARIABLE not in os.environ:
@@ -77,7 +77,7 @@ def _start(target: Callable[[], None]) -> None:
 
 
 def _end_with_owner() -> None:
-    """End this process with the test process that started it."""
+    """End this process together with the test process that started it."""
     owner = int(os.environ[OWNER_VARIABLE])
     while True:
         time.sleep(_OWNER_INTERVAL_S)

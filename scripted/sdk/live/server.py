@@ -1,4 +1,4 @@
-"""A live server, from the test's process: starts it, gives it scripts, and leaves nothing behind."""
+"""A live server, as the test's process sees it: starts it, gives it scripts, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripted.script.source import ScriptFunction
 from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
 from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Launcher, Passed, Reply
 
-# An engine with all its imports, on two cores that others use as well.
+# For an engine with all its imports, on two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0
 _END_TIMEOUT_S: Final = 5.0
 # Longer than the gate's own timeouts, whose errors say more. Requests are computed alone after the script's time.
@@ -36,7 +36,7 @@ _LOG_TAIL: Final = 3000
 
 
 class LiveServer(ScriptedServer[object, ScriptOutcome]):
-    """One server of one configuration. ``usable`` until a script fails on it or it ends."""
+    """One server of one configuration; ``usable`` until a script fails on it or it ends."""
 
     def __init__(self, launcher: Launcher, config: object, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
@@ -46,7 +46,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             launch = launcher(config, folder, _free_port())
             self._log = folder / "server.log"
-            # Sockets and other files without a place of their own are removed with the folder.
+            # Sockets and other files without their own place are removed with the folder.
             own = {FOLDER_VARIABLE: str(folder), OWNER_VARIABLE: str(os.getpid()), "TMPDIR": str(folder)}
             environment = own | dict(launch.environment)
             with self._log.open("wb") as log:
@@ -70,7 +70,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
     def _run(
         self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptOutcome:
-        """Raises ScriptFailed, ScriptTimeout, or HarnessError with the output of the engine's process."""
+        """Run a script. Raises ScriptFailed, ScriptTimeout, or HarnessError with the output of the engine's process."""
         if not self.usable:
             raise HarnessError("this live server is shut down or not usable any more; start another one")
         command = command_to_run(script, args, kwargs, options, self.mutant)
@@ -87,7 +87,7 @@ class LiveServer(ScriptedServer[object, ScriptOutcome]):
 
     @property
     def pid(self) -> int:
-        """The started process; the engine's processes descend from it."""
+        """The started process, from which all of the engine's processes descend."""
         return self._process.pid
 
     @property
@@ -131,7 +131,7 @@ class LiveServers:
     def lend(
         self, config: object, *, mutant: str | None = None, placement: str = "local", device: str | None = None
     ) -> Iterator[LiveServer]:
-        """Lend a server of this configuration. Its command determines the device, so no other can be asked for."""
+        """Lend a server of this configuration. Its command determines the device, so nobody can ask for another."""
         del placement, device
         if self._server is None or not self._server.usable or self._server.config != config:
             self.close()

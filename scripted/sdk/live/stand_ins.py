@@ -70,11 +70,11 @@ class LiveDevice:
 
 
 class LiveOracle(SdkOracle):
-    """Checks all promises that need no simulated runner; compares tokens with the tokens of the request alone."""
+    """Checks all promises that need no simulated runner; compares tokens with those of the request run alone."""
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         super().__init__(limits, can, None)
-        # The model's tokens are not known before the end.
+        # The model's tokens are unknown until the end.
         self.account = Account(None, can.late_launches)
         self._weights = WeightsOfRequests(self.account)
 
@@ -87,7 +87,7 @@ class LiveOracle(SdkOracle):
         self._weights.follow(event)
 
     def at_end(self, machine: Any) -> None:
-        """Check the end of a run after a flush: the pool is whole, and tokens are as they are alone."""
+        """Check the end of a run after a flush: the pool is whole, and tokens equal those of each request run alone."""
         super().at_end(machine)
         free = machine.counts()["blocks_free"]
         if free != self._limits.blocks:

@@ -1,6 +1,6 @@
 """The stops of an engine's loop: where it waits for messages or a result, or would plan twice in one step.
 
-A gate stands between the loop and a script, which are two threads; one runs at a time.
+A gate stands between the loop and a script, two threads of which one runs at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S: Final = 30.0
 class LoopGate:
     """``where`` names what the loop waits for, and is empty while it runs. Events from outside notify ``news``.
 
-    An open gate stops no thread: the engine starts, or its process ends.
+    An open gate stops no thread: the engine is starting, or its process is ending.
     """
 
     def __init__(self, answer_timeout_s: float) -> None:
@@ -71,9 +71,9 @@ _MessageT = TypeVar("_MessageT", default=Any)
 
 
 class HeldQueue(queue.Queue[_MessageT]):
-    """The queue of a loop's messages. Messages are ``held`` until they are let in.
+    """The queue of a loop's messages, ``held`` until they are let in.
 
-    ``ends`` says whether a message ends the process: then it opens the gate.
+    ``ends`` says whether a message ends the process; such a message opens the gate.
     """
 
     def __init__(self, gate: LoopGate, ends: Callable[[_MessageT], bool]) -> None:
@@ -92,7 +92,7 @@ class HeldQueue(queue.Queue[_MessageT]):
             self._gate.news.notify_all()
 
     def get(self, block: bool = True, timeout: float | None = None) -> _MessageT:
-        """Return the oldest message that was let in; the loop stops here while there is none."""
+        """Return the oldest message that was let in; while there is none, the loop stops here."""
         while block and self.empty() and not self._gate.is_open:
             self._gate.stop_at("messages")
         return super().get(block, timeout)
@@ -102,7 +102,7 @@ class HeldQueue(queue.Queue[_MessageT]):
         super().put(item)
 
     def let_in(self) -> list[_MessageT]:
-        """Let in all held messages, and return them."""
+        """Let in all held messages and return them."""
         with self._gate.news:
             items, self.held = self.held, []
         for item in items:
@@ -113,8 +113,8 @@ class HeldQueue(queue.Queue[_MessageT]):
 class LoopStops:
     """The stops that an adapter's hook puts into its engine's loop, with the last step's observations.
 
-    ``batches`` were launched so far, of which ``launched`` in this step; the results of the first ``released`` are let
-    through. Messages wait in the ``inbox``; ``ends`` says which one ends the process.
+    ``batches`` counts the launches so far, of which ``launched`` were made in this step; the results of the first
+    ``released`` are let through. Messages wait in the ``inbox``; ``ends`` says which one ends the process.
     """
 
     def __init__(self, ends: Callable[[Any], bool]) -> None:
@@ -125,7 +125,7 @@ class LoopStops:
         self._waited_for = 0
 
     def close(self) -> None:
-        """Stop the loop from now on: the front end serves."""
+        """Stop the loop from now on: the front end is serving."""
         self.gate.is_open = False
         self.wake()
         self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
@@ -138,11 +138,11 @@ class LoopStops:
 
     @property
     def waits_for_result(self) -> bool:
-        """Whether the loop waits for a result that is not let through."""
+        """Whether the loop waits for a result that has not been let through."""
         return self.gate.where == "result" and self.released < self._waited_for
 
     def await_release(self, batch_id: int) -> None:
-        """Wait in the loop's thread until the result of this batch is let through."""
+        """Wait in the loop's thread until this batch's result is let through."""
         self._waited_for = batch_id
         while not (self.is_released(batch_id) or self.gate.is_open):
             self.gate.stop_at("result")

@@ -1,4 +1,4 @@
-"""Other weights for a live engine: the action of a script, and the weights that computed each position."""
+"""Other weights for a live engine: a script's action, and the weights that computed each position."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True,
     def update_weights(t: BaseContext, version: int) -> None:
         """Load other weights, of version 0 or 1. Each script begins with version 0.
 
-        The cache is kept: flush it, or old KV is used with the new weights.
+        The cache is kept: flush it, or the new weights use old KV.
         """
         if version not in VERSIONS:
             raise BadCall(f"update_weights() takes a version of {VERSIONS}, got {version!r}")
         UpdateWeights(version=version).tell(t)
 
 
-# The weights of a request's positions, by the first position.
+# The weights of a request's positions, by first position.
 History = tuple[tuple[int, int], ...]
 
 
@@ -52,7 +52,7 @@ class WeightsOfRequests:
         self._account = account
         self._version = VERSIONS[0]
         self._histories: dict[Life, list[tuple[int, int]]] = {}
-        # By request: the length of its output after which it cannot be compared with a run alone.
+        # By request: the output length beyond which the output cannot be compared with a run alone.
         self._comparable: dict[Life, int] = {}
 
     def follow(self, event: Event) -> None:
@@ -64,13 +64,13 @@ class WeightsOfRequests:
                 self._version = event.value
                 for life in self._account.live.values():
                     position = life.computed or 0
-                    # A request alone computes its output position by position, but not its prompt.
+                    # Run alone, a request computes its output position by position, but not its prompt.
                     if (life.said and not position) or 0 < position < len(life.message.prompt_ids):
                         self._comparable.setdefault(life, len(life.said))
                     self._histories[life].append((position, event.value))
 
     def lose_blocks(self, rids: Sequence[str]) -> None:
-        """Note requests that compute again, with the present weights."""
+        """Note requests that compute again, with the current weights."""
         for rid in rids:
             life = self._account.live.get(rid)
             if life is not None and len({version for _, version in self._histories[life]}) > 1:
@@ -81,5 +81,5 @@ class WeightsOfRequests:
         return tuple(dict(self._histories[life]).items())
 
     def comparable(self, life: Life) -> int | None:
-        """Return how many of its tokens a run alone must repeat; None for all."""
+        """Return how many of the request's tokens a run alone must repeat; None for all."""
         return self._comparable.get(life)

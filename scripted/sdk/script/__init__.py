@@ -1,1 +1,1 @@
-"""Scripts on adapters of the SDK: the run that they drive, with its handles and its report."""
+"""Scripts on SDK adapters: the run that they drive, with its handles and its report."""

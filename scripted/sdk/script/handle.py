@@ -1,4 +1,4 @@
-"""A script's handle of a request of an adapter of the SDK: the oracle's account of its plans and replies."""
+"""A script's handle for a request on an SDK adapter: the oracle's account of its plans and replies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class SdkRequest(BaseRequest):
 
     def __init__(self, message: Add, client: ClientView, account: Account, index: int) -> None:
         super().__init__(message.rid, message.prompt_ids, message.max_new_tokens, client)
-        # The images of its prompt, for a request that continues it.
+        # The images of its prompt, for a request that continues this one.
         self.images = message.images
         self._account = account
-        # Requests arrive in the order in which the script has started them.
+        # Requests arrive in the order in which the script started them.
         self._index = index
         self._shares: list[Share] = []
         self._parts = 0
@@ -26,7 +26,7 @@ class SdkRequest(BaseRequest):
     # -- filled in by the run --
 
     def note_share(self, share: Share) -> None:
-        """Note the share of a batch."""
+        """Note the request's share of a batch."""
         first = not self._shares
         self._shares.append(share)
         is_part = share.start < len(self.prompt_ids)

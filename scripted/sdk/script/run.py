@@ -1,4 +1,4 @@
-"""The run of scripts on an adapter of the SDK: a machine as good as new, the script, the end of every schedule."""
+"""The run of scripts on an SDK adapter: a machine as good as new, the script, and the end of every schedule."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
 
 
 class SdkContext(BaseContext):
-    """``t`` on an adapter of the SDK."""
+    """``t`` on an SDK adapter."""
 
     @property
     def last_batch(self) -> MicrobatchInFlight | None:
-        """The microbatch that the last step launched; None when it launched nothing."""
+        """The microbatch that the last step launched; None if it launched nothing."""
         last: MicrobatchInFlight | None = self._run.batch_of_step(self._run.step)
         return last
 
@@ -58,7 +58,7 @@ def _context_of(actions: tuple[type[Action], ...]) -> type[SdkContext]:
 class SdkRun(ScriptedRun):
     """Runs one script on a new machine, and winds it up like a schedule.
 
-    ``plans`` are the batches by the step that launched them, as the device understood them.
+    ``plans`` are the batches as the device understood them, by the step that launched them.
     """
 
     fatal: ClassVar[tuple[type[Exception], ...]] = (HarnessError,)
@@ -75,7 +75,7 @@ class SdkRun(ScriptedRun):
         self._is_over = False
 
     def context_with(self, *more: type[Action]) -> type[SdkContext]:
-        """Make the class of ``t`` for the declared actions of the configuration, and more."""
+        """Make the class of ``t`` for the configuration's declared actions and these."""
         own = [action for action in self.adapter.actions if action not in ACTIONS]
         return _context_of((*actions_of(self._can), *own, *more))
 
@@ -243,12 +243,12 @@ class SdkRun(ScriptedRun):
                 handles[share.rid].note_share(share)
 
     def _told(self) -> dict[str, SdkRequest]:
-        """Return the handles that get the next replies, by rid: the oldest whose client has not been told its end."""
+        """Return the handles that get the next replies, by rid: the oldest whose client has not learned of its end."""
         return {handle.rid: handle for handle in reversed(self.handles.all) if not handle.client.closed}
 
 
 def _tell(view: ClientView, reply: Tokens | Refused) -> None:
-    """Give a client a reply."""
+    """Give a reply to a client."""
     if isinstance(reply, Refused):
         view.fail(reply.reason, _REFUSED_STATUS)
         return

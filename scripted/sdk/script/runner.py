@@ -1,7 +1,7 @@
-"""Runs one script on one adapter of the SDK, and reports how it ended.
+"""Runs one script on one SDK adapter, and reports how it ended.
 
 A script fails by its own exception, by a broken promise, or by an exception of the scheduler in a step. Any other
-exception is a defect of the adapter or of the harness, and is raised as a HarnessError.
+exception is a defect of the adapter or the harness, and is raised as a HarnessError.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def run_script(
     run_type: type[SdkRun] = SdkRun,
     parts: tuple[Any, Any, Any] | None = None,
 ) -> ScriptOutcome:
-    """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
+    """Run a generator function that takes ``t``, on ``parts`` if given.
+
+    Raises ScriptFailed, ScriptTimeout or HarnessError.
+    """
     execution = _SdkExecution(script, args, arguments, options)
     execution.config_text = config_text(adapter.config_words(config))
     source = OneScript(execution, mutant)
@@ -126,6 +129,6 @@ def _when(run: SdkRun, script: ScriptExecution, exc: BaseException) -> str:
 
 
 def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
-    """Return the traceback lines of the adapter, without the harness's."""
+    """Return the adapter's lines of the traceback, without the harness's."""
     frames = [one for one in extract_tb(exc.__traceback__) if not is_in_harness(one.filename)]
     return tuple(Frame(one.filename, one.lineno or 0, one.name, one.line or "") for one in frames)

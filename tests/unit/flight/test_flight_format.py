@@ -54,7 +54,7 @@ def test_a_file_that_is_cut_anywhere_is_read_up_to_the_cut(tmp_path: Path) -> No
 def test_a_cut_header_is_no_flight(tmp_path: Path) -> None:
     path = flown(tmp_path)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ScriptDefinitionError, match="is no flight: its first line must be the header"):
+    with pytest.raises(ScriptDefinitionError, match="is not a flight: its first line must be the header"):
         read_flight(path)
 
 

@@ -100,7 +100,7 @@ def test_an_engine_that_has_only_begun_is_no_error_of_the_report(
         assert path.name == "test_x.py-test_a-b-c.flight"
         assert path.stat().st_mode & 0o777 == 0o600
         assert verdict.replays is None
-        assert "is no flight" in verdict.text
+        assert "is not a flight" in verdict.text
     finally:
         recorded.close()
     assert FOLDER_VARIABLE not in os.environ
