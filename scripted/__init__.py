@@ -1,7 +1,7 @@
 """The scripted harness: freeze a scheduler, run step-level scripts in it, assert what happens, and search for races.
 
-``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand. The
-commands are five functions: ``explore``, ``replay``, ``shrink``, ``write_test`` and ``run_script``.
+``@scripted(config)`` turns a generator into a pytest test; ``ScriptedSim`` and ``ScriptedServer`` run one by hand. Five
+functions do what the commands do: ``explore``, ``replay``, ``shrink``, ``write_test`` and ``run_script``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "write_test",
 ]
 
-# Loaded at first use: pytest loads the plugin, and with it this file, in projects that have no script.
+# Loaded at first use: pytest loads the plugin, and with it this file, even in projects without scripts.
 _LAZY = {
     "scripted.api": ("explore", "replay", "run_script", "shrink", "write_test"),
     "scripted.core.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
@@ -59,7 +59,7 @@ _LAZY = {
     "scripted.script.options": ("ScriptOptions",),
     "scripted.script.wire": ("HookReady", "RunScript", "ScriptFailedReply", "Shutdown"),
 }
-# Types that adapters have: for annotations, and for programs that speak to a gate themselves.
+# Types of adapters: for annotations, and for programs that talk to a gate themselves.
 _OF_ADAPTERS = ("RequestHandle", "ScriptContext", "ScriptSucceeded")
 
 

@@ -7,7 +7,7 @@ from lockstep.interruption import interruptible
 
 
 def main() -> None:
-    """Run the command; its imports take a while, and may be interrupted as all else."""
+    """Run the command; its imports take a while and may be interrupted like everything else."""
     with interruptible("scripted"), naming_the_extra("scripted"):
         from scripted.cli import main as run
 

@@ -1,7 +1,7 @@
-"""The pytest plugin: an item for each tier of a script, options, workers that share servers, the report of a failure.
+"""The pytest plugin: an item per tier of a script, options, workers that share servers, and failure reports.
 
-Registered by entry point, so every project of an environment loads it. It claims only what ``@scripted`` decorated, and
-imports nothing else of the harness before a test needs it.
+Registered by entry point, so every project in an environment loads it. It claims only functions decorated with
+``@scripted``, and imports nothing else of the harness before a test needs it.
 """
 
 from __future__ import annotations
@@ -65,32 +65,32 @@ _OPTIONS: Final[dict[str, dict[str, object]]] = {
     },
 }
 _DEVICES: Final = re.compile(r"cpu|cuda(:\d+)?")
-# The property of a report that has what its script compared and left. It travels from xdist's workers.
+# The report property with the counts of a script's comparisons and leftovers. It travels from xdist's workers.
 _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
-# The process's own stderr: what pytest captures is lost when the process ends.
+# The process's own stderr: output that pytest captures is lost when the process ends.
 _stderr: Final = pytest.StashKey[int]()
 _recorded: Final = pytest.StashKey["RecordedTests"]()
-# The property of a report of a failed test that has what the replay of its flight said.
+# The report property of a failed test with the verdict of its flight's replay.
 _FLIGHT: Final = "scripted-flight"
-# What vetting says of the scripts of this session, by name, with the digest of the file.
+# The vetting verdicts on this session's scripts by name, with the digest of each file.
 _verdicts: Final = pytest.StashKey[dict[str, tuple[str, dict[str, int]]]]()
 _VETTED: Final = "scripted/vetted"
 _RAN: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-# The options whose short names are the project's own.
+# The options whose short names belong to the project.
 _without_short_name: Final = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the harness's options under names that are its own."""
-    group = parser.getgroup("scripted", "scripted races (each option has a short name too, --tier, where that is free)")
+    """Add the harness's options under its own prefix."""
+    group = parser.getgroup("scripted", "scripted races (each option also has a short name, --tier, if that is free)")
     for name, option in _OPTIONS.items():
         group.addoption(f"--scripted-{name}", dest=_destination(name), **option)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Generator[None, None, None]:
-    """Add the short names, ``--tier`` and so on, unless the project has options of that name."""
+    """Add the short names, ``--tier`` and so on, unless the project has options with these names."""
     yield
     group = parser.getgroup("scripted")
     early_config.stash[_without_short_name] = frozenset(f"--{name}" for name in _OPTIONS) & _names_of(parser)
@@ -101,7 +101,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Raise UsageError for a device that is none."""
+    """Raise UsageError for an invalid device."""
     device = _option(config, "device")
     if device is not None and not _DEVICES.fullmatch(device):
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
@@ -115,7 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Vet the scripts that passed, when nothing runs after it: a script with a bug leaves other values than without."""
+    """Vet the passed scripts after all tests have run: a script with a bug leaves other values behind than without."""
     config = session.config
     vet, mutant = _option(config, "vet"), _option(config, "mutant")
     if _session not in config.stash or vet == "off" or mutant is not None or exitstatus not in _RAN:
@@ -127,13 +127,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the verdicts of one of xdist's workers."""
+    """Take the verdicts of an xdist worker."""
     config, output = node.config, getattr(node, "workeroutput", {})
     config.stash.setdefault(_verdicts, {}).update(output.get(_VETTED, {}))
 
 
 def _known_verdicts(config: pytest.Config) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return the verdicts of earlier sessions; none from a cache that holds anything else."""
+    """Return the verdicts of earlier sessions; none from a cache with other contents."""
     import msgspec
 
     cache = getattr(config, "cache", None)
@@ -168,7 +168,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def harness(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[Harness[object, ScriptOutcome]]]:
-    """``harness(config, mutant=None)`` lends an engine of each tier in turn, for tests that run scripts by hand."""
+    """``harness(config, mutant=None)`` lends an engine in each tier in turn, for tests that run scripts by hand."""
     tier: str = request.param
     session, wanted = _session_of(request.config), _option(request.config, "tier")
 
@@ -207,13 +207,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _show_group(item: pytest.Item, group: str) -> None:
-    """Append the group to the id of an item, by which xdist schedules it.
+    """Append the group to an item's id, which xdist schedules by.
 
-    xdist 3.8 sets an attribute that pytest no longer reads since 9.2, and would spread the group over all workers.
+    xdist 3.8 sets an attribute that pytest has not read since 9.2, and would spread the group over all workers.
     """
     if "@" in item.nodeid.rpartition("]")[2]:
         return
-    # Pytest has no public way to change an id. In a version that keeps it elsewhere the tests are spread.
+    # Pytest has no public way to change an id. If a version keeps it elsewhere, the tests are spread.
     with suppress(AttributeError):
         kind = type(item._id)  # noqa: SLF001
         item._id = kind.parse(f"{item.nodeid}@{group}")  # noqa: SLF001
@@ -221,7 +221,7 @@ def _show_group(item: pytest.Item, group: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Warn of a script that pytest leaves out, because of its name or that of its class: it never runs."""
+    """Warn about a script that pytest leaves out because of its name or its class's name: it never runs."""
     if isinstance(obj, type) and not collector.classnamefilter(name):
         scripts = [f"{name}.{part}" for part, value in vars(obj).items() if _scripted_test(value) is not None]
     else:
@@ -240,7 +240,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tell the session which test runs, for its replay command, and where stacks go that pytest must not capture."""
+    """Tell the session which test runs, for its replay command, and where to write stacks past pytest's capture."""
     if _session in item.config.stash:
         item.config.stash[_session].node_id = _node_id(item)
     if (loaded := sys.modules.get(_DEADLINE)) is not None:
@@ -257,7 +257,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Skip a test whose script has called ``pytest.skip()``, in another process; and ``pytest.xfail()`` likewise."""
+    """Skip a test whose script called ``pytest.skip()`` in another process, and likewise for ``pytest.xfail()``."""
     __tracebackhide__ = True
     try:
         return (yield)
@@ -273,7 +273,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[object]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show a script's own report instead of a traceback through the harness; count what it compared and left."""
+    """Show a script's own report instead of a traceback through the harness; count its comparisons and leftovers."""
     with _finalizers_later():
         report = yield
     if report.failed and _recorded in item.config.stash:
@@ -310,17 +310,17 @@ def _tell_of_flights(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def _report_of(exc: BaseException | None) -> FailureReport | None:
-    """The report of a script that did not pass; None for every other exception. Loads nothing."""
+    """Return the report of a script that did not pass; None for any other exception. Loads nothing."""
     kind = getattr(sys.modules.get("scripted.report.failure"), "ScriptError", None)
     return exc.report if kind is not None and isinstance(exc, kind) else None
 
 
 @contextmanager
 def _finalizers_later() -> Iterator[None]:
-    """Keep the garbage collector from calling finalizers of an earlier script.
+    """Keep the garbage collector from running finalizers of an earlier script.
 
-    Where one raises, its traceback is told, and Python 3.11 parses source for that. Within the parsing of a report's
-    source this is a SystemError, which would end the session.
+    If one raises, Python 3.11 parses source to print its traceback. While the source of a report is being parsed, that
+    is a SystemError, which would end the session.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -332,14 +332,14 @@ def _finalizers_later() -> Iterator[None]:
 
 
 def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:
-    """The script's report in the place of a traceback, and its first line where pytest shows one line of a failure."""
+    """Show the script's report in place of a traceback, and its first line where pytest shows a failure in one line."""
     terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None
     at = (report.frames[-1].file, report.frames[-1].line) if report.frames else None
     return _instead(failure, report.render(terminal).splitlines(), report.headline, at)
 
 
 def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Any:
-    """Report a refusal before the script began at the test, since the harness's own lines tell nothing."""
+    """Report a refusal before the script began at the test, since the harness's own lines explain nothing."""
     path, line, _ = item.location
     text = f"{type(failure.value).__name__}: {failure.value}"
     return _instead(failure, [f"{path}: in {item.name}", f"E       {text}"], text, (path, (line or 0) + 1))
@@ -358,14 +358,14 @@ def _instead(
 
 
 def _node_id(item: pytest.Item) -> str:
-    """Return the id of a test for the folder in which pytest was called, without the group that xdist adds."""
+    """Return a test's id relative to the folder in which pytest was called, without the group that xdist adds."""
     _, _, inside = str(item.nodeid).partition("::")
     above, _, _ = inside.rpartition(item.name)
     return f"{os.path.relpath(item.path, item.config.invocation_params.dir)}::{above}{item.name}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the scripts that passed have compared and left, and which failures replay."""
+    """Report the comparisons and leftovers of the passed scripts, and which failures replay."""
     _summarize_flights(terminalreporter)
     told = [
         (report.nodeid, counts)
@@ -407,7 +407,7 @@ def _summarize_flights(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[object]) -> None:
-    """Let ``--pdb`` stop in the script. In the server tier the script has run in another process, and is gone."""
+    """Let ``--pdb`` stop in the script. In the server tier the script ran in another process, and is gone."""
     if call.excinfo is None or not node.config.getoption("usepdb", False):
         return
     error = call.excinfo.value
@@ -421,7 +421,7 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[object]) 
 
 
 def _ending_in(traceback: TracebackType | None, file: str) -> TracebackType | None:
-    """A copy of a traceback that ends with its last frame in this file, where a debugger then starts."""
+    """Copy a traceback up to its last frame in this file, where a debugger then starts."""
     frames = []
     while traceback is not None:
         frames.append(traceback)
@@ -443,20 +443,20 @@ def _option(config: pytest.Config, name: str) -> Any:
 
 
 def _names_of(parser: pytest.Parser) -> set[str]:
-    """Every option that pytest, its plugins and the project's own conftest have."""
+    """Return every option of pytest, its plugins and the project's own conftest."""
     groups = [*parser._groups, parser._anonymous]  # noqa: SLF001 - pytest has no public list of its options
     return {name for group in groups for option in group.options for name in option.names()}
 
 
 def _scripted_test(function: object) -> ScriptedTest | None:
-    """Return the test that ``@scripted`` made of a function; None for any other. Imports nothing."""
+    """Return the test that ``@scripted`` made from a function; None for any other. Imports nothing."""
     spec = getattr(function, "scripted", None)
     kind = getattr(sys.modules.get(_TEST), "ScriptedTest", None) if spec is not None else None
     return spec if kind is not None and isinstance(spec, kind) else None
 
 
 def _offered(tiers: list[str], wanted: str, adapter: str) -> list[object]:
-    """The tiers; where servers cannot be started, and nobody asked for them by name, theirs is skipped."""
+    """Return the tiers; if servers cannot be started and nobody asked for them by name, the server tier is skipped."""
     if wanted == "server" or "server" not in tiers or not (why := _why_no_servers(adapter)):
         return list(tiers)
     skip = pytest.mark.skip(reason=why)
@@ -472,7 +472,7 @@ def _why_no_servers(adapter: str) -> str:
 
 
 def _takes_our_harness(metafunc: pytest.Metafunc) -> bool:
-    """Whether ``harness`` is the fixture of this file, and not one that the project defines itself."""
+    """Whether ``harness`` is this file's fixture, and not one that the project defines itself."""
     if "harness" not in metafunc.fixturenames:
         return False
     definitions = metafunc._arg2fixturedefs.get("harness", ())  # noqa: SLF001 - pytest has no public way to ask
@@ -480,7 +480,7 @@ def _takes_our_harness(metafunc: pytest.Metafunc) -> bool:
 
 
 def _session_of(config: pytest.Config) -> ScriptedSession:
-    """The scripted tests of this pytest process; set up when the first one is collected."""
+    """Return the scripted tests of this pytest process, set up when the first one is collected."""
     if _session not in config.stash:
         from scripted.pytest_session import ScriptedSession, set_session
 
@@ -503,7 +503,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Raise UsageError for a mutant that no adapter of a collected script knows.
 
-    A worker of xdist cannot refuse to run; there the scripts fail with the same words.
+    An xdist worker cannot refuse to run; there the scripts fail with the same message.
     """
     mutant = _option(config, "mutant")
     if mutant is None:
@@ -523,7 +523,10 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _group_of(item: pytest.Item, test: ScriptedTest | None) -> str | None:
-    """Name the items that may share a server, by configuration or, where the test chooses it, by file; None in sim."""
+    """Name the group of items that may share a server, by configuration or, if the test chooses it, by file.
+
+    None in sim.
+    """
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if parameters.get("harness" if test is None else sys.modules[_DECORATOR].TIER_PARAMETER) != "server":
         return None

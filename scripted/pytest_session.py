@@ -1,6 +1,6 @@
 """The scripted tests of one pytest process: where they run, with which mutant, on which servers.
 
-Set up by the plugin; servers are started at first use, shared by equal configuration, and all gone at the end.
+The plugin sets it up. Servers start at first use, are shared by equal configurations, and are gone at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scripted.script.isolation import run_isolated
 from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 
-# How long this process computes to vet the scripts of one session, and one of them.
+# CPU seconds for vetting the scripts of one session, and for one script.
 _VETTING_S = 10.0
 _VETTING_ONE_S = 5.0
 _DEBUG_S = 1e6
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ScriptedSession:
-    """Runs decorated tests, and audits the books after each step if ``every_step``.
+    """Runs decorated tests, and audits the engine after each step if ``every_step``.
 
-    ``mutant`` is switched on in the adapters that know it; the others run as they are. Servers compute on ``device``
-    where one is given. With another ``placement`` than local every engine of several stages in the server tier has them
-    there. ``long_options`` are short names of options that mean something else in this project. ``isolates``: a script
-    in sim runs in a forked process.
+    ``mutant`` is switched on in the adapters that know it; the others run unchanged. Servers compute on ``device`` if
+    one is given. With a ``placement`` other than local, every multi-stage engine of the server tier places its stages
+    there. ``long_options`` are short option names that mean something else in this project. ``isolates``: scripts in
+    sim run in a forked process.
     """
 
     mutant: str | None = None
@@ -58,17 +58,17 @@ class ScriptedSession:
     long_options: Collection[str] = ()
     isolates: bool = True
     node_id: str = field(default="", init=False)
-    # Why no script can run in this process; None when they can.
+    # Why no script can run in this process; None if scripts can.
     refusal: str | None = field(default=None, init=False)
-    # What the script of the present test compared and left, if it passed.
+    # The comparisons and leftovers of the current test's script, if it passed.
     counts: dict[str, int] | None = field(default=None, init=False)
-    # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
+    # The scripts that passed and can run in sim, by the names that vetting uses; of a parametrized script, the first.
     _passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = field(default_factory=dict, init=False)
-    # The servers of the adapter that was used last, by its name: servers of two adapters never run at once.
+    # The servers of the last used adapter, by its name: servers of two adapters never run at once.
     _servers: dict[str, ServerPool] = field(default_factory=dict, init=False)
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
-        """Run one test in one tier; raises its ScriptError if it does not pass."""
+        """Run one test in one tier. Raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
         if self.refusal is not None:
             raise ScriptDefinitionError(self.refusal)
@@ -86,7 +86,7 @@ class ScriptedSession:
         if tier == "sim":
             return self._run_in_sim(test, options, arguments)
         with self._harness_for(test) as harness:
-            # The failure of the script before this was reported. What it left may be more than a reset can clear.
+            # The previous script's failure has been reported. Its leftovers may be more than a reset can clear.
             again = harness.has_failed
             before, harness.used_by = harness.used_by, self.node_id
             try:
@@ -104,13 +104,13 @@ class ScriptedSession:
     def _run_in_sim(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> dict[str, int]:
         __tracebackhide__ = True
         runner, mutant = script_runner(test.adapter), self._mutant_of(test.adapter)
-        if not self.isolates:  # for a debugger, whose user takes time
+        if not self.isolates:  # for a debugger, whose user needs time
             options = msgspec.structs.replace(options, timeout_s=_DEBUG_S)
 
         def run() -> ScriptEnded:
             return runner.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 
-        # A tracer measures coverage, or is a debugger: both need the script in this process.
+        # A tracer measures coverage or is a debugger; both need the script in this process.
         if self.isolates and sys.gettrace() is None:
             return run_isolated(test, options, run)
         return run().counts()
@@ -119,20 +119,20 @@ class ScriptedSession:
         return self.harness(test.config, "server", adapter=test.adapter, placement=test.placement)
 
     def take_counts(self) -> dict[str, int] | None:
-        """Take the counts of the present test's script by name; None if none has passed."""
+        """Take the counts of the current test's script by name; None if none has passed."""
         counts, self.counts = self.counts, None
         return counts
 
     def vet(self, known: Mapping[str, Any], *, is_whole: bool = False) -> dict[str, tuple[str, dict[str, int]]]:
-        """Vet the scripts that passed: return by their names the digest of the file, and counts by name.
+        """Vet the scripts that passed: return, by script name, the file's digest and counts by name.
 
-        A result that is ``known`` for the same file stands. The others are vetted, the newest files first, for a while
-        or until all are.
+        A result that is ``known`` for the same file stands. The others are vetted, newest files first, for a while or
+        until all are done.
         """
         from scripted.report.tally import NOT_VETTED
         from scripted.script.vetting import Vetting
 
-        gc.collect()  # what scripts have left ends here, and not inside an import
+        gc.collect()  # finalizes what scripts have left here, and not inside an import
         verdicts: dict[str, tuple[str, dict[str, int]]] = {}
         until = _computed_s() + (float("inf") if is_whole else _VETTING_S)
         vetting = Vetting(is_brief=True)
@@ -163,7 +163,7 @@ class ScriptedSession:
         adapter: str | None = None,
         placement: str = "local",
     ) -> Iterator[Harness[object, ScriptOutcome]]:
-        """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
+        """Lend an engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         adapter = adapter or adapter_for(config)
         mutant = mutant or self._mutant_of(adapter)
         if tier == "sim":
@@ -197,7 +197,7 @@ class ScriptedSession:
         options = {"--tier": tier}
         if (mutant := self._mutant_of(test.adapter)) is not None:
             options["--mutant"] = mutant
-        if self.every_step == (self.mutant is not None):  # not as it is without the option
+        if self.every_step == (self.mutant is not None):  # differs from the default
             options["--invariants"] = "step" if self.every_step else "end"
         if tier == "server" and self.device is not None:
             options["--device"] = self.device
@@ -210,9 +210,10 @@ class ScriptedSession:
 
 
 def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int]]:
-    """As counts of the summary.
+    """Yield the findings as counts for the summary.
 
-    None of a script that fails when it runs again, which says nothing of it, and no word on bugs where it meets none.
+    Yields nothing for a script that fails when it runs again, which says nothing about it, and nothing about bugs if it
+    meets none.
     """
     from scripted.report.tally import NEVER_FAILS, NOT_REPEATABLE, NOTICES_NOTHING, UNUSED
 
@@ -225,7 +226,7 @@ def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int
 
 
 def _computed_s() -> float:
-    """The seconds of CPU of this process and of the children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
@@ -246,7 +247,7 @@ def current_session() -> ScriptedSession:
 
 
 def set_session(session: ScriptedSession) -> None:
-    """Make this the session of this process; the one before is closed."""
+    """Make this the session of this process, and close the previous one."""
     global _session
     _session.close()
     _session = session

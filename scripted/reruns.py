@@ -1,4 +1,4 @@
-"""The same run again, here or in a fresh process with another hash seed: the determinism self-test."""
+"""Runs the same again, here or in a fresh process with another hash seed: the determinism self-test."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SHOWN_CHARACTERS = 800
 
 
 def rerun(target: str, *, until: int | None = None, mutant: str | None = None, last_steps: int | None = None) -> Rerun:
-    """Run a schedule's line, or replay a recording's file. Raises what a bad target raises.
+    """Run a schedule's line, or replay a recording's file. Raises the target's errors.
 
-    ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
+    ``last_steps`` of a recording are kept as records, which takes most of the time; None keeps all.
     """
     if is_recording(target):
         name = _adapter_of(Path(target))
@@ -43,7 +43,7 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
 
 
 def is_recording(target: str) -> bool:
-    """Whether a target is a file; a schedule's line may be longer than a file name can be."""
+    """Whether a target is a file; a schedule's line may be too long for a file name."""
     try:
         return Path(target).is_file()
     except OSError:
@@ -51,7 +51,10 @@ def is_recording(target: str) -> bool:
 
 
 def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str | None = None) -> Translated:
-    """A recording's file as a schedule, up to a step, and how far it does the same. Raises what a bad file raises."""
+    """Translate a recording's file into a schedule, up to a step, and count the steps that launch the same.
+
+    Raises the errors of a bad file.
+    """
     name = _adapter_of(path)
     reader = recording_reader(name)
     with switched_on(adapter_named(name), mutant):
@@ -64,9 +67,9 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
 
 
 def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
-    """Return a recording, its requests that stand still at its end, and the report of them.
+    """Return a recording, the requests stuck at its end, and the report about them.
 
-    For the folder of a running server that is what its recorder holds now. Raises what a bad file raises.
+    For a running server's folder, the recording is its recorder's current ring. Raises the errors of a bad file.
     """
     path = flight_of(where)
     name = _adapter_of(path)
@@ -78,12 +81,12 @@ def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
 
 
 def _adapter_of(path: Path) -> str:
-    """Whose steps they are. A file that names no adapter is one of the engine's, or none."""
+    """Return the adapter whose steps a file has; a file that names none is read as the engine's own."""
     return recorded_adapter(path) or DEFAULT_ADAPTER
 
 
 def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
-    """The same in a fresh process with another hash seed."""
+    """Run the same in a fresh process with another hash seed."""
     arguments = [target, "" if until is None else str(until), mutant or ""]
     here = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONHASHSEED": _ANOTHER_HASH_SEED, "PYTHONPATH": here}
@@ -116,7 +119,7 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
 
 
 def _answer(target: str, until: str, mutant: str) -> None:
-    """In the fresh process: every step on its standard output."""
+    """Write every step to standard output; runs in the fresh process."""
     again = rerun(target, until=int(until) if until else None, mutant=mutant or None)
     sys.stdout.buffer.write(msgspec.msgpack.encode(again))
 

@@ -1,4 +1,4 @@
-"""``scripted bound``: all orders of a few events, as a number and a claim, or as the table of a page."""
+"""``scripted bound``: all orders of a few events, as a number and a claim, or as a table on a page."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _rows_of(page: Path) -> tuple[str, list[tuple[str, str, str]]]:
     """Return the text above the table, and the first three cells of each row. Raises ScriptDefinitionError."""
     above, head, table = page.read_text(encoding="utf-8").partition(_HEAD)
     if not head:
-        raise ScriptDefinitionError(f"--page takes a page with the table {_HEAD!r}, which {page} has not")
+        raise ScriptDefinitionError(f"--page takes a page with the table {_HEAD!r}, and {page} has none")
     rows = []
     for line in table.splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]

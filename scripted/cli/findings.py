@@ -29,7 +29,7 @@ _Failures = Annotated[Path, FAILURES_OPTION]
 
 @findings_app.callback(invoke_without_command=True)
 def findings(context: typer.Context, failures: _Failures = DEFAULT_FAILURES) -> None:
-    """List the kept findings, a line each, when no command is given."""
+    """List the kept findings, one per line, if no command is given."""
     if context.invoked_subcommand is not None:
         return
     console, saved = plain_console(), FailureDatabase(failures).read()
@@ -71,7 +71,7 @@ def shrink(
         console.print(f"finding {number} no longer fails: scripted findings forget {number}", soft_wrap=True)
         return
     database.replace(msgspec.structs.replace(saved, schedule=str(shrunk.schedule)))
-    minimal = "nothing single can be left out" if shrunk.is_minimal else "the time was over; give more --seconds"
+    minimal = "no single event can be left out" if shrunk.is_minimal else "the time was over; give more --seconds"
     events = plural(len(shrunk.schedule.placed), "event")
     console.print(f"shrunk to {events} in {shrunk.seconds:.2f} s ({shrunk.runs} runs): {minimal}", soft_wrap=True)
     console.print(f"  scripted replay '{shrunk.schedule}'", soft_wrap=True)
@@ -79,7 +79,7 @@ def shrink(
 
 @findings_app.command("forget")
 def forget(number: _Number, failures: _Failures = DEFAULT_FAILURES) -> None:
-    """Drop a finding. A search that comes upon it again keeps it under a new number."""
+    """Drop a finding. A search that meets it again keeps it under a new number."""
     gone = FailureDatabase(failures).forget(number)
     plain_console().print(f"forgotten: finding {number}\n  scripted replay '{gone.schedule}'", soft_wrap=True)
 
@@ -87,7 +87,7 @@ def forget(number: _Number, failures: _Failures = DEFAULT_FAILURES) -> None:
 @findings_app.command("known")
 def known(
     number: _Number,
-    because: Annotated[str, typer.Option(metavar="TEXT", help="why the project lives with it")],
+    because: Annotated[str, typer.Option(metavar="TEXT", help="why the project tolerates it")],
     upstream: Annotated[str, typer.Option(metavar="ID", help="the issue or pull request about it")] = "",
     file: Annotated[Path, typer.Option(metavar="FILE", help="the file to commit")] = DEFAULT_KNOWN,
     failures: _Failures = DEFAULT_FAILURES,
@@ -98,7 +98,7 @@ def known(
     defect = _known(saved, upstream, because)
     add_known(file, defect)
     database.forget(number)
-    plain_console().print(f"{file} has it as {defect.id} now; commit that file", soft_wrap=True)
+    plain_console().print(f"{file} now has it as {defect.id}; commit that file", soft_wrap=True)
 
 
 def _known(saved: SavedFailure, upstream: str, because: str) -> Defect:

@@ -1,4 +1,4 @@
-"""The ``scripted`` command: run one script and keep its trace, look at traces, show the gallery and the demo.
+"""The ``scripted`` command: runs one script and keeps its trace, shows traces, the gallery and the demo.
 
 Owns the command line and the exit status: 0 for success, 1 if a script did not pass, 2 for a wrong command.
 """
@@ -94,7 +94,7 @@ def run(
         typer.Option(help="when to check invariants; default: after each step, with a mutant at the end"),
     ] = None,
 ) -> None:
-    """Run one script once. Prints how it ended, or the report of its failure."""
+    """Run one script once. Print how it ended, or the report of its failure."""
     from scripted.cli.single_run import show_run
 
     require_writable("--trace", trace)
@@ -205,7 +205,7 @@ def shell(
         _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
     known = adapter_named(adapter)
     with switched_on(known, mutant):
-        pass  # An unknown name is refused before anything runs.
+        pass  # an unknown name is refused before anything runs
     given = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
     examples = known.example_settings if isinstance(known, HasExamples) else {}
     config = known.read_config({**examples, **_settings(given, setting)})
@@ -288,7 +288,7 @@ def _gallery_of(adapter: str) -> HasGallery:
 
 
 def _settings(options: Mapping[str, int | None], pairs: Sequence[str] | None) -> dict[str, str]:
-    """The settings of ``--set``, and of options that are short for one."""
+    """Return the settings from ``--set``, and from options that abbreviate one."""
     settings = {name: str(value) for name, value in options.items() if value is not None}
     for pair in pairs or ():
         name, separator, value = pair.partition("=")

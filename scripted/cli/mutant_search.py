@@ -43,10 +43,9 @@ def find(
     fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
-    """Search the workloads for a mutant. Prints the schedule that finds it, the number of schedules and the CPU time.
+    """Search the workloads for a mutant. Print the schedule that finds it, the number of schedules and the CPU time.
 
-    With --generated only generated targets are searched, and the search can be resumed; --markdown then writes that
-    table.
+    With --generated, search only generated targets; the search can be resumed, and --markdown then writes that table.
     """
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
@@ -67,7 +66,7 @@ def find(
 
 
 def _sweep(name: str | None, of: str, markdown: Path | None) -> None:
-    """Sweep the workloads with one mutant on, or with each."""
+    """Sweep the workloads with one mutant on, or with each in turn."""
     from scripted.core.adapters import adapter_named
     from scripted.core.mutant import mutant_names_of
     from scripted.search.mutant_search import WritesGallery, find_mutant
@@ -143,5 +142,5 @@ def _searched_for(
     if name is not None:
         return (name,), None
     every = (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ()))
-    # Mutants that are searched for in a role's targets have a table of their own.
+    # Mutants that are searched for in a role's targets have their own table.
     return tuple(one for one in every if adapter_of(one, of) == of), None

@@ -1,7 +1,7 @@
 """``scripted new``: the first version of a race test, which runs and passes at once.
 
-Owns the rules for its name and place; never overwrites a file. An adapter may have a first test of its own; for the
-others it is a template beside this file.
+Owns the rules for its name and place; never overwrites a file. An adapter may have its own first test; for all others
+it is a template beside this file.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def new_test(
     settings: Mapping[str, str] | None = None,
     adapter: str = DEFAULT_ADAPTER,
 ) -> Path:
-    """Write ``test_<name>.py`` and return its path. ``settings`` are values of the adapter's configuration.
+    """Write ``test_<name>.py`` and return its path. ``settings`` are values for the adapter's configuration.
 
-    Raises ScriptDefinitionError for a name that is invalid or taken and for an adapter that has no scripts, and what
-    the adapter raises for an impossible configuration.
+    Raises ScriptDefinitionError for a name that is invalid or taken and for an adapter without scripts, and the
+    adapter's errors for an impossible configuration.
     """
     _check_name(name)
     script_runner(adapter)
@@ -50,7 +50,7 @@ def new_test(
         words = {field: repr(value) for field, value in known.config_words(config).items()}
         text = render_source(_TEMPLATE, name=name, adapter=adapter, settings=words)
     path = folder / f"test_{name}.py"
-    # Pytest imports test files by their bare name, so each name may exist only once in all folders.
+    # Pytest imports test files by their bare name, so each name may exist only once across all folders.
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")

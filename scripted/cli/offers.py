@@ -1,4 +1,4 @@
-"""Optional protocols of adapters that commands use, checked by ``isinstance``."""
+"""Optional protocols of adapters that the commands check for with ``isinstance``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HasExamples(Protocol):
     example_settings: Mapping[str, str]
 
     def first_test(self, name: str, settings: Mapping[str, str]) -> str:
-        """A file with a passing test ``test_<name>``. Raises what ``read_config`` raises."""
+        """Return a file with a passing test ``test_<name>``. Raises the errors of ``read_config``."""
         ...
 
 
@@ -25,7 +25,7 @@ class HasDemo(Protocol):
     """An adapter that can show a race."""
 
     def run_demo(self, page: Path) -> bool:
-        """Print the race and write its timeline to ``page``; True if the race showed as expected."""
+        """Print the race and write its timeline to ``page``; True if the race appeared as expected."""
         ...
 
 
@@ -36,5 +36,5 @@ class HasGallery(Protocol):
     mutants: Mapping[str, Mutant]
 
     def mutant_named(self, name: str) -> Mutant:
-        """Raises ScriptDefinitionError, with the nearest name, for an unknown one."""
+        """Return the mutant with this name. Raises ScriptDefinitionError, with the nearest name, if there is none."""
         ...

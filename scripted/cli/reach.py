@@ -1,4 +1,4 @@
-"""``scripted reach``: with which settings a schedule fails, how often random work does, and who can cause it."""
+"""``scripted reach``: the settings under which a schedule fails, how often random work fails, and who can cause it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def show_reach(console: Console, found: MeasuredReach) -> None:
 
 
 def lines_of(found: MeasuredReach) -> list[str]:
-    """Return a reach as lines of text."""
+    """Format a reach as lines of text."""
     unusual = ", ".join(f"{name}={value}" for name, value in found.unusual.items()) or "none"
     lines = [f"scripted replay '{found.schedule}'", *server_lines(found.schedule), f"unusual settings: {unusual}"]
     lines += [f"  {neighbour}" for neighbour in found.neighbours]
@@ -48,7 +48,7 @@ def lines_of(found: MeasuredReach) -> list[str]:
 
 
 def server_lines(schedule: Schedule) -> list[str]:
-    """Return the command line of a server with a schedule's settings, and the settings that are not its defaults."""
+    """Return a server's command line for a schedule's settings, and the settings that are not its defaults."""
     from scripted.search.reach import server_of
 
     command = server_of(schedule).command(schedule.config)

@@ -1,4 +1,4 @@
-"""``scripted report``: a finding as a bug report, in the form that the scheduler's project asks for."""
+"""``scripted report``: a finding as a bug report in the form that the scheduler's project asks for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def report(
 
 
 def issue_of(found: MeasuredReach) -> Issue:
-    """Make the report of a failing schedule from its reach, its steps and its standalone test."""
+    """Make the report on a failing schedule from its reach, its steps and its standalone test."""
     from scripted import api
     from scripted.report.issue import Issue, IssuePart, environment_of
 

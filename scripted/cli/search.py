@@ -1,7 +1,7 @@
 """``scripted explore``: the options of a search, and its report.
 
-The report's first three lines say what was run, what was found and what to do now. New kinds of failure are printed
-when they come; known ones are counted.
+The report's first three lines say what was run, what was found and what to do next. New kinds of failure are printed as
+they are found; known ones are counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 # Stands for all windows.
 _ALL = "all"
-# At most this many kinds are listed. All are kept, and `scripted findings` lists them.
+# The most kinds that are listed. All are kept, and `scripted findings` lists them.
 _LISTED_KINDS = 20
 _LONGEST_NAME = 30
 _SHOWN_CHARS = 100
@@ -107,17 +107,17 @@ class ChecksVersions(Protocol):
     """An adapter whose scheduler is installed separately."""
 
     def version_check(self) -> tuple[bool, str]:
-        """Whether this adapter was tested with the installed version, and a sentence that says so."""
+        """Return whether this adapter was tested with the installed version, and a sentence that says so."""
         ...
 
 
 @runtime_checkable
 class TakesClasses(Protocol):
-    """An adapter whose scheduler takes classes of the user's."""
+    """An adapter whose scheduler takes the user's own classes."""
 
     @property
     def class_settings(self) -> Mapping[str, Callable[[str], Mapping[str, str]]]:
-        """The flags, such as ``scheduler``, each with the function that turns a class's name into settings."""
+        """Return the flags, such as ``scheduler``, each with the function that turns a class's name into settings."""
         ...
 
 
@@ -207,7 +207,7 @@ def _tell(
     markdown: Path | None,
     wanted: tuple[str, ...],
 ) -> None:
-    """Print the report, and write the files that were asked for. Raises Exit for a failure or a missed window."""
+    """Print the report, and write the requested files. Raises Exit for a failure or a missed window."""
     console = shown.console
     _print_report(console, report, sorter, adapter=adapter, against=against)
     if coverage and report.coverage.counts:
@@ -235,7 +235,7 @@ def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
 
 
 def _print_windows(console: Console, report: SearchReport, adapter: str, wanted: tuple[str, ...]) -> bool:
-    """Print in how many runs each declared window was reached. Returns whether a required window never was."""
+    """Print in how many runs each declared window was open; return whether a required window never was."""
     from scripted.core.adapters import adapter_named
 
     reached = report.coverage.windows(windows_of(adapter_named(adapter)))
@@ -277,13 +277,13 @@ def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, kn
             console.print(f"{said}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
             continue
         if any(kind.defect is not None and str(kind.schedule) == replayed.saved.schedule for kind in sorter.kinds):
-            continue  # The project has accepted it in the meantime.
+            continue  # the project has accepted it in the meantime
         console.print(f"STILL FAILS: {replayed.failure}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
         sorter.add_kept(replayed.saved, replayed.failure)
 
 
 class _Shown:
-    """Prints and keeps each new kind as it comes, and writes the first kind that makes a test."""
+    """Prints and keeps each new kind as it is found, and writes the first kind that makes a test."""
 
     def __init__(
         self, console: Console, database: FailureDatabase | None, to_script: Path | None, standalone: bool
@@ -332,13 +332,13 @@ class _Shown:
             self.database.add_seen({kind.number: kind.seen - kind.is_new for kind in kinds if kind.number})
 
     def write_test(self) -> None:
-        """Write the first kind that makes a test, if one was asked for; its mutant is off by now."""
+        """Write the first kind that makes a test, if one was requested; its mutant is off by now."""
         if self._to_script is None:
             return
         for kind in self._unwritten:
             found = kind.finding.schedule
             assert kind.schedule is not None, "it was shrunk"
-            assert found is not None, "what was shrunk is of a schedule"
+            assert found is not None, "only schedules are shrunk"
             target = kind.finding.target if len(kind.finding.target) < _LONGEST_NAME else "schedule"
             name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
             mutant, schedules = kind.finding.mutant, (kind.schedule, found)
@@ -384,7 +384,7 @@ def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[S
 
 
 def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, adapter: str, against: str | None) -> None:
-    """Print what was run, what was found and what to do now, a line each; then a line for each kind."""
+    """Print what was run, what was found and what to do next, a line each; then a line for each kind."""
     console.print(f"\nran    {_summary(report, adapter)}", soft_wrap=True)
     console.print(f"found  {_found(report, sorter, against)}", soft_wrap=True)
     console.print(f"next   {_next(report, sorter)}", soft_wrap=True)
@@ -400,7 +400,7 @@ def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, ada
 
 
 def line_of(kind: Kind) -> str:
-    """Describe a kind in a line: its number, whether it is known, the broken promise, its events and settings."""
+    """Describe a kind in one line: its number, whether it is known, the broken promise, its events and settings."""
     if kind.defect is not None:
         return (
             f"known  {kind.defect.id}: {kind.defect.title or kind.failure.text[:_SHOWN_CHARS]}, seen {kind.seen} times"
@@ -481,7 +481,7 @@ def _check_version(adapter: str) -> None:
 
     of = adapter_named(adapter)
     if not isinstance(of, ChecksVersions):
-        raise ScriptDefinitionError(f"the adapter {adapter} has no versions to check: it comes along with its adapter")
+        raise ScriptDefinitionError(f"the adapter {adapter} has no versions to check: its scheduler comes with it")
     tried, said = of.version_check()
     typer.echo(said)
     if not tried:

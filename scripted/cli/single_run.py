@@ -1,6 +1,6 @@
-"""One script run by hand: found by file and name, run in one tier, shown on the terminal.
+"""Runs one script by hand: finds it by file and name, runs it in one tier, shows it on the terminal.
 
-Owns how a target on the command line is read and how an outcome is shown; pytest does both its own way.
+Owns how a target on the command line is read and how an outcome is shown; pytest does both in its own way.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ console = plain_console(PLAIN_WIDTH_COLUMNS)
 def show_run(
     spec: str, *, tier: str | None, given: Sequence[str], mutant: str | None, every_step: bool, trace: Path | None
 ) -> bool:
-    """Run a script, print how it ended, write the trace; True when it passed.
+    """Run a script, print how it ended, write the trace; True if it passed.
 
-    Raises ScriptDefinitionError or UnknownMutant for what cannot be run.
+    Raises ScriptDefinitionError or UnknownMutant if it cannot run.
     """
     test = find_test(spec)
     with switched_on(adapter_named(test.adapter), mutant):
-        pass  # An unknown name is refused before anything runs.
+        pass  # an unknown name is refused before anything runs
     arguments = read_arguments(test, given)
     words = ["scripted", "run", spec, "--tier", tier or test.tiers[0]]
     for name, value in arguments.items():
@@ -77,7 +77,7 @@ def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[st
 def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
     """Read ``NAME=VALUE`` pairs as the script's parameters; a value is JSON, or text if it isn't JSON.
 
-    Raises ScriptDefinitionError for a name that the script does not take, and for one that is missing.
+    Raises ScriptDefinitionError for a name that the script does not take, and for a missing one.
     """
     parameters = list(inspect.signature(test.script).parameters.values())[1:]
     arguments = dict(_read_pair(pair) for pair in given)
@@ -96,7 +96,7 @@ def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, object
 
 
 def show_mutant(mutant: Mutant, tier: str | None, adapter: str = DEFAULT_ADAPTER) -> bool:
-    """Run a mutant's test without it and with it; True when the first passes and the second fails as the bug did."""
+    """Run a mutant's test without and with it; True if the first passes and the second fails as the bug did."""
     file = mutant.test.partition("::")[0]
     if not Path(file).is_file():
         raise ScriptDefinitionError(
@@ -171,7 +171,7 @@ def _values_of(mark: Any) -> Iterator[tuple[str, list[object]]]:
 
 
 def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
-    """Print what each script of ``FILE`` or ``FILE::NAME`` notices; True when each of them is a test."""
+    """Print what each script of ``FILE`` or ``FILE::NAME`` notices; True if each of them is a test."""
     vetting, good = Vetting(), True
     for test in find_tests(spec):
         name = f"{Path(spec.partition('::')[0])}::{test.script.__qualname__}"
@@ -185,6 +185,6 @@ def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
 
 
 def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:
-    """Return the first value of each parameter that was given none."""
+    """Return the first value of each parameter that was not given one."""
     first = [f"{name}={msgspec.json.encode(values[0]).decode()}" for name, values in parametrized(test).items()]
     return read_arguments(test, [*first, *given])

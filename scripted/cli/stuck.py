@@ -19,8 +19,8 @@ def stuck(
 ) -> None:
     """Show which requests are stuck, and what each waits for.
 
-    Also shows since which step, who holds the resource, and the root cause. A running server is asked for its
-    ring, and goes on serving. The exit status is 1 if a request is stuck.
+    Also show since which step, who holds the resource, and the root cause. A running server is asked for its ring and
+    goes on serving. The exit status is 1 if a request is stuck.
     """
     from scripted.reruns import stands_in
 

@@ -1,1 +1,1 @@
-"""Fleets under the search: several machines of one adapter, the links between them and one clock, as one machine."""
+"""Fleets under search: several machines of one adapter, their links and one clock, presented as one machine."""

@@ -1,4 +1,4 @@
-"""The actions on a fleet: any action of one machine, at that machine, and actions on links and whole machines."""
+"""The actions on a fleet: any action of one machine, and actions on links and whole machines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _read(of: str, clause: str) -> Action:
 
 
 def clause_of(action: Action) -> str:
-    """The clause of an action without its step, which is the text of ``do``."""
+    """Return the clause of an action without its step: the text of ``do``."""
     return str(Placed(1, action)).partition(" ")[2]
 
 
 class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """Something happens, so machines that went round in circles may get further."""
+    """Base of all actions on a fleet; each may end a loop that machines are stuck in."""
 
     @property
     def culprit(self) -> Culprit:
@@ -37,14 +37,14 @@ class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @abstractmethod
     def act(self, run: RunLike) -> None:
-        """Do it."""
+        """Apply the action to the fleet."""
 
 
-# -- what happens to one machine --
+# -- actions on one machine --
 
 
 class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
-    """Does an action of one machine to the machine ``on``; ``do`` is its clause without a step."""
+    """Applies an action of one machine to the machine ``on``; ``do`` is its clause without a step."""
 
     on: str
     do: str
@@ -69,10 +69,10 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
         return self.inner.time_limits
 
     def act(self, run: RunLike) -> None:
-        """As in a run of that machine; nothing where it is dead, or drains and is to begin something."""
+        """Act as in a run of that machine; do nothing if it is dead, or drains and the action begins something."""
         engine = run.machine.engine(self.on)
         if not (engine.is_dead or (engine.is_draining and self.inner.is_start)):
-            # A conversation may continue at another machine.
+            # A conversation may continue on another machine.
             engine.run.beside = [one.run for one in run.machine.living if one is not engine]
             self.inner.apply(engine.run)
             engine.run.beside = ()
@@ -88,7 +88,7 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def inner_base(cls, base: SearchBase, name: str) -> SearchBase:
-        """Return the part of a base schedule that is one machine's."""
+        """Return the part of a base schedule that belongs to one machine."""
         adapter, config = fleet_adapter(cls.of), base.config
         starts = tuple([one.inner for one in base.starts if isinstance(one, OnEngine) and one.on == name])
         own = adapter.config_of(config, name)
@@ -96,7 +96,7 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
-    """The actions of this adapter of fleets: one begins a request, the other does anything else."""
+    """Return the actions for fleets of this adapter: one begins a request, the other does anything else."""
 
     class Begin(OnEngine, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
         """A client sends a request to this machine: ``do`` is the clause of ``start``."""
@@ -105,13 +105,13 @@ def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
         is_start: ClassVar[bool] = True
 
     class At(OnEngine, frozen=True, kw_only=True, omit_defaults=True, tag="at"):
-        """Something else happens to this machine."""
+        """Any other action on this machine."""
 
         examples: ClassVar = ('at on=d0 do="abort a"', "at on=p0 do=flush")
 
         @classmethod
         def extras(cls, base: SearchBase) -> Iterable[Action]:
-            """Yield the extras of one machine for each of them."""
+            """Yield the extras of one machine for each machine."""
             for name in base.config.names:
                 own = cls.inner_base(base, name)
                 for kind in fleet_adapter(of).inner_actions:
@@ -122,11 +122,11 @@ def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
     return Begin, At
 
 
-# -- what happens to links and machines --
+# -- actions on links and machines --
 
 
 class _OnLink(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
-    """Something happens to the link from one machine to another."""
+    """An action on the link from one machine to another."""
 
     sender: str
     receiver: str
@@ -135,7 +135,7 @@ class _OnLink(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """At every link between a prefill and a decode engine."""
+        """Yield the action for every link between a prefill and a decode engine."""
         names = base.config.names
         return [cls(sender=one, receiver=two) for one in names for two in names if {one[0], two[0]} == {"p", "d"}]
 
@@ -144,7 +144,7 @@ class _OnLink(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="hold-link"):
-    """Nothing that one machine says reaches the other; with ``pages`` no KV does."""
+    """Holds all messages on a link; with ``pages`` only the KV."""
 
     pages: bool = False
 
@@ -156,7 +156,7 @@ class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """All of it, and pages alone."""
+        """Yield holds of all messages, and of pages alone."""
         links = list(super().extras(base))
         pages = [one for one in links if isinstance(one, HoldTraffic) and one.sender[0] == "p"]
         return [*links, *[msgspec.structs.replace(one, pages=True) for one in pages]]
@@ -172,7 +172,7 @@ class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow-link"):
-    """Delays all later messages of one machine by this many steps."""
+    """Delays all later messages on a link by this many steps."""
 
     steps: int = 3
 
@@ -183,7 +183,7 @@ class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
 
 class CutTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cut-link"):
-    """Both ways are cut: what is on them is lost, and both machines learn that the connection broke."""
+    """Cuts both directions: messages in transit are lost, and both machines learn that the connection broke."""
 
     examples: ClassVar = ("cut-link sender=p0 receiver=d0",)
 
@@ -192,12 +192,12 @@ class CutTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cu
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Once for both ways."""
+        """Yield each pair once, since a cut affects both directions."""
         return [one for one in super().extras(base) if isinstance(one, CutTraffic) and one.sender[0] == "p"]
 
 
 class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="heal-link"):
-    """Both ways are there again."""
+    """Restores both directions."""
 
     examples: ClassVar = ("heal-link sender=p0 receiver=d0",)
 
@@ -206,13 +206,13 @@ class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """None: what is cut stays so, unless a workload heals it."""
+        """Yield nothing: a cut lasts unless a workload heals it."""
         del base
         return ()
 
 
 class _OnMember(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
-    """Something happens to a machine as a whole."""
+    """An action on a whole machine."""
 
     on: str
 
@@ -227,7 +227,7 @@ class _OnMember(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KillEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
-    """A machine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
+    """Kills a machine with everything it holds; with ``comes_back`` a new one replaces it in the same step."""
 
     comes_back: bool = False
 
@@ -242,13 +242,13 @@ class KillEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Each machine, for good and not."""
+        """Yield each machine's death, with and without a replacement."""
         config: FleetConfig = base.config
         return [cls(on=name, comes_back=comes_back) for name in config.names for comes_back in (False, True)]
 
 
 class DrainEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
-    """A machine takes nothing new, and leaves when it is done."""
+    """Drains a machine: it takes nothing new, and leaves once it is done."""
 
     examples: ClassVar = ("drain-engine on=p0",)
 
@@ -264,7 +264,7 @@ class DrainEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class JoinEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
-    """A machine that has left or died is there again, as a new one."""
+    """Brings back a machine that has left or died, as a new one."""
 
     examples: ClassVar = ("join-engine on=p0",)
 

@@ -1,4 +1,4 @@
-"""The base of adapters of fleets: several machines of another adapter, their links and one clock, as one machine.
+"""The base of fleet adapters: several machines of another adapter, their links and one clock, as one machine.
 
 A schedule applies the actions of one machine to any of them (``at on=d0 do="abort a"``), and has actions on links and
 whole machines. The other adapter answers every question about one machine.
@@ -41,8 +41,8 @@ class FleetAdapter(
 ):
     """Implements the adapter protocol for fleets of machines of the adapter ``of``.
 
-    ``inner_actions`` are the actions on one machine that a fleet has, ``more_actions`` further ones of this kind of
-    fleet.
+    ``inner_actions`` are the actions on one machine that a fleet has; ``more_actions`` are further ones for this kind
+    of fleet.
     """
 
     of: str
@@ -70,7 +70,7 @@ class FleetAdapter(
     def violations(self) -> tuple[type[Exception], ...]:
         return violations_of(self.inner)
 
-    # -- for a kind of fleet to define --
+    # -- defined by each kind of fleet --
 
     @abstractmethod
     def role_of(self, name: str) -> str:
@@ -82,7 +82,7 @@ class FleetAdapter(
 
     @abstractmethod
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedMember:
-        """Make a new machine of this name."""
+        """Make a new machine with this name."""
 
     # -- configurations --
 
@@ -137,7 +137,7 @@ class FleetAdapter(
         return "; ".join(sorted({f"{role}: {place}" for role, place in places})), str(len(places))
 
     def obstacle(self, run: FleetRun) -> Action | None:
-        """Return the action against a held link, or against the obstacle of one machine."""
+        """Return the action against a held link, or against one machine's obstacle."""
         held = run.machine.fleet.held_links
         if held:
             return ReleaseTraffic(sender=held[0][0], receiver=held[0][1])
@@ -199,7 +199,7 @@ class FleetAdapter(
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """No names: mutants of one machine are searched in one machine."""
+        """Return no names: a search for a machine's mutants uses single machines."""
         return ()
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Generated targets of fleets: the targets of one machine, spread over several, and events of links."""
+"""Generated targets for fleets: the targets of one machine, spread over several, and link events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scripted.search.generated import EVENT, Space, drawn_events
 from scripted.search.reach import DrawsWork
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
-# The share of targets with further turns, which may come to another machine.
+# The share of targets with further turns, which may go to another machine.
 _CONVERSATIONS: Final = 0.3
-# How often the values of a feature are drawn to see what it needs.
+# How often a feature's values are drawn to find out what it needs.
 _TRIES: Final = 20
 _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
@@ -30,9 +30,9 @@ _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-eng
 class FleetSpace(Generic[ConfigT]):
     """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
 
-    ``base`` draws the targets of one machine without the features and settings ``left_out``, and without features that
-    need one of these. ``shared`` turns its configuration into the machines' common one. ``kinds`` are further events of
-    the adapter.
+    ``base`` draws the targets of one machine, without the features and settings ``left_out`` and without features that
+    need one of these. ``shared`` turns its configuration into the machines' common one. ``kinds`` are the adapter's
+    further events.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FleetSpace(Generic[ConfigT]):
         return {"engines": ("more",), **own, **dict.fromkeys((EVENT + kind for kind in ("at", *self._kinds)), ("on",))}
 
     def _is_left_out(self, name: str, level: str) -> bool:
-        """Whether a feature of one machine is left out, or sets a setting that is."""
+        """Whether a feature of one machine is left out, or sets a setting that is left out."""
         if name.startswith(EVENT) or name in self._left_out:
             return True
         rng = random.Random(0)  # noqa: S311 - the same each time
@@ -66,19 +66,19 @@ class FleetSpace(Generic[ConfigT]):
         try:
             drawn = self._base().draw({name: level}, rng)
         except ScriptDefinitionError:
-            return False  # Not all values of settings go together.
+            return False  # some values of settings exclude each other
         return drawn.adapter.config_words(drawn.config).keys().isdisjoint(self._left_out)
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Return the triples of one machine that are left."""
+        """Return one machine's triples that are not left out."""
         return tuple(name for name in self._base().triples if name in self.features)
 
     def allows(self, row: Row) -> bool:
         return self._base().allows(_of_one(row))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
-        """Draw a schedule. Raises the errors of the space of one machine."""
+        """Draw a schedule. Raises the errors of one machine's space."""
         base = self._base().draw(_of_one(row), rng)
         if rng.random() < _CONVERSATIONS:
             base = base.with_placed(list(drawn_turns(rng, base)))
@@ -99,7 +99,7 @@ class FleetSpace(Generic[ConfigT]):
         return Schedule(config, tuple(self._spread(base, config.names, rng)), self._of)
 
     def _spread(self, base: Schedule, names: Sequence[str], rng: random.Random) -> Iterator[Placed]:
-        """Give each action of one machine to a machine of the fleet, requests to decoding ones."""
+        """Give each action of one machine to a machine of the fleet, and requests to decoding ones."""
         decoding = [name for name in names if name[0] == "d"]
         adapter = fleet_adapter(self._of)
         for one in base.placed:

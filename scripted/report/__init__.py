@@ -1,1 +1,1 @@
-"""Shows a run to people: the report of a failure, the step table, the trace and its timeline."""
+"""Presents a run to people: the failure report, the step table, the trace and its timeline."""

@@ -1,7 +1,7 @@
 """Finds the first difference between two runs: the step, the field, and the value in each.
 
-Owns the comparison, step by step from each run's own start. Step numbers, times and digests are compared only on
-request: they differ between runs that do the same, or repeat an earlier difference.
+Compares step by step from each run's own start. Step numbers, times and digests are compared only on request: they
+differ between runs that do the same, or repeat an earlier difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_ONE_RUN: Final = ("step", "now", "digest")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A difference in step ``index``, counted from the start; ``left`` and ``right`` are the values of both runs."""
+    """A difference in step ``index``, counted from the start; ``left`` and ``right`` are the two runs' values."""
 
     index: int
     field: str

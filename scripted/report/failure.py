@@ -1,6 +1,6 @@
-"""The report of a script that did not pass: all that a reader of a CI log needs, as data, text and exception.
+"""The report of a script that did not pass: everything that a reader of a CI log needs, as data, text and exception.
 
-Created in the process that ran the script, completed and rendered in pytest's process.
+Created in the process that ran the script; completed and rendered in pytest's process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scripted.report.step_log import FleetLog, Note, StepLog
 
 # Steps in the table: enough for the window of a race and the steps before it.
 SHOWN_STEPS = 16
-# The script's own line, in the stack of its process, while it is between two yields.
+# The script's current line, in the stack of its process, between two yields.
 _IN_THE_SCRIPT = re.compile(
     r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _go_on$',
     re.MULTILINE,
@@ -35,7 +35,7 @@ class FailureKind(StrEnum):
 
 
 class Activity(StrEnum):
-    """The activity of a process while its stacks were taken."""
+    """What a process was doing when its stacks were taken."""
 
     COMPUTES = "computes"
     WAITS = "waits"
@@ -44,7 +44,7 @@ class Activity(StrEnum):
 
 
 class ProcessStack(msgspec.Struct, frozen=True):
-    """The Python stacks of one process of the engine, and its activity."""
+    """The Python stacks of one engine process, and its activity."""
 
     process: str
     text: str
@@ -52,7 +52,7 @@ class ProcessStack(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """A script's end by ``pytest.skip`` or ``pytest.xfail``."""
+    """A script that ended with ``pytest.skip`` or ``pytest.xfail``."""
 
     kind: Literal["skip", "xfail"]
     reason: str
@@ -61,7 +61,7 @@ class Ending(msgspec.Struct, frozen=True):
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``log`` has its last steps; ``cause`` is a dead process's traceback or signal.
 
-    ``when`` names the step and the scheduler's phase; ``inside`` has the lines of the scheduler that raised, if any.
+    ``when`` names the step and the scheduler's phase; ``inside`` has the scheduler's lines that raised, if any.
     ``printed`` is the end of the script's output from a process whose output is not shown. ``spent``: the engine cannot
     be used again; not ``begun``: it failed in its reset, before the script. ``fleet`` has the last steps of all engines
     of a fleet. ``ending``: the script skipped its test or expected its failure.
@@ -131,7 +131,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             logs = [(f"The last steps of engine {one.name}:", one.log, one.notes) for one in fleet.engines]
         else:
             logs = [] if log is None else [("The last steps before the end:", log, self.notes)]
-        # The table needs rich, which makes the import of the harness slow.
+        # The table needs rich, which makes importing the harness slow.
         from scripted.report.table import render_text, step_table
 
         tables = [(title, step_table(log, last=SHOWN_STEPS, notes=notes)) for title, log, notes in logs if log.steps]
@@ -163,7 +163,7 @@ class ScriptError(Exception):
 
 
 class ScriptFailed(ScriptError):
-    """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
+    """The script raised, or an invariant did not hold after one of its steps. The server is still usable."""
 
 
 class ScriptTimeout(ScriptError):
@@ -175,7 +175,7 @@ class ServerDied(ScriptError):
 
 
 class ServerDirty(ScriptError):
-    """The engine could not be brought back to idle before the script; the report names what is left over."""
+    """The engine could not be brought back to idle before the script; the report names the leftovers."""
 
 
 _ERRORS: Final = {
@@ -191,9 +191,9 @@ def error_of(report: FailureReport) -> ScriptError:
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
-    """Say whether the engine hung, deadlocked or was only slow, by the activity of its processes."""
+    """Say whether the engine hung, deadlocked or was just slow, from the activity of its processes."""
     if not stacks:
-        return ""  # The error says it.
+        return ""  # the error says it
     found = "The script did not end in time. "
     still = [stack for stack in stacks if stack.activity in (Activity.STOPPED, Activity.GONE)]
     busy = [stack.process for stack in stacks if stack.activity is Activity.COMPUTES]

@@ -1,4 +1,4 @@
-"""Finds the lines of a script that a report shows, in a traceback or a suspended generator, and formats them.
+"""Finds a script's lines that a report shows, in a traceback or a suspended generator, and formats them.
 
 It knows no engine and no test runner.
 """
@@ -17,7 +17,7 @@ import msgspec
 from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 
-# Frames shown at each end of a long traceback.
+# How many frames are shown at each end of a long traceback.
 SHOWN_FRAMES: Final = 12
 _MOST_WIDTH_COLUMNS: Final = 118
 _LEAST_WIDTH_COLUMNS: Final = 78
@@ -53,21 +53,21 @@ def where_text(frames: tuple[Frame, ...], error: str) -> str:
 
 
 def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
-    """Return the frames of a traceback from the first one in the file ``inside`` on; empty without one."""
+    """Return the frames of a traceback, starting with the first in the file ``inside``; empty if there is none."""
     frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__) if not _is_hidden(frame)]
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
     if first is None:
         return ()
     shown = tuple(frame for frame in frames[first:] if not is_in_harness(frame.file))
-    # An error that a verb or a wait raises on purpose, or that passes through it, is shown at the script's line.
+    # An error that a verb or a wait raises or passes on deliberately is shown at the script's line.
     meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
 
 
 def position_of(script: Generator[object, Any, object] | None) -> tuple[Frame, ...]:
-    """Return the position of a suspended generator and the generators that it delegates to, outermost first.
+    """Return the position of a suspended generator and of the generators that it delegates to, outermost first.
 
-    Waits of the harness are left out: the script's line names them.
+    The harness's waits are left out: the script's line names them.
     """
     frames = []
     step: Any = script
@@ -78,14 +78,14 @@ def position_of(script: Generator[object, Any, object] | None) -> tuple[Frame, .
 
 
 def definition_of(code: types.CodeType) -> tuple[Frame, ...]:
-    """Return the first line of a script, to show when none of its lines is to blame; none for the harness's own."""
+    """Return a script's first line, shown if none of its lines is to blame; none for the harness's own code."""
     if is_in_harness(code.co_filename):
         return ()
     return (Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code)),)
 
 
 def _definition_line(code: types.CodeType) -> str:
-    """Return the line of the def, below its decorators."""
+    """Return the line of the ``def``, below its decorators."""
     for line in range(code.co_firstlineno, code.co_firstlineno + _MOST_DECORATOR_LINES):
         source = linecache.getline(code.co_filename, line).strip()
         if source.startswith("def "):
@@ -108,7 +108,7 @@ def _same_file(left: str, right: str) -> bool:
 
 
 def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
-    """Return the outermost and the innermost frames, with None for the rest: a recursion may have a thousand."""
+    """Return the outermost and innermost frames, with None for the rest: a recursion may have a thousand."""
     if len(frames) <= 2 * SHOWN_FRAMES:
         return frames
     return (*frames[:SHOWN_FRAMES], None, *frames[-SHOWN_FRAMES:])

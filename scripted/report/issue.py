@@ -39,7 +39,7 @@ class Issue(msgspec.Struct, frozen=True):
     parts: Mapping[IssuePart, str]
 
     def text(self, form: IssueForm) -> str:
-        """Lay the report out in a project's form; a heading without any text is left out."""
+        """Lay the report out in a project's form, leaving out headings without text."""
         lines = [f"# {self.title}"]
         for heading, parts in form:
             told = [(IssuePart(name), self.parts[IssuePart(name)]) for name in parts if self.parts.get(IssuePart(name))]
@@ -50,7 +50,7 @@ class Issue(msgspec.Struct, frozen=True):
 
 
 def environment_of(packages: Sequence[str]) -> str:
-    """Return the versions that a report names: of Python, torch and the scheduler's packages."""
+    """Return the versions that a report names: Python, torch and the scheduler's packages."""
     found = [f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"]
     for name in dict.fromkeys((*packages, "torch")):
         try:
@@ -61,5 +61,5 @@ def environment_of(packages: Sequence[str]) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Return a block of code."""
+    """Return a fenced code block."""
     return f"```{language}\n{text.strip()}\n```"

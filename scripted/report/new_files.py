@@ -1,4 +1,4 @@
-"""Writes test files: rendered from a template, never over an existing file."""
+"""Writes test files, rendered from a template, and never overwrites an existing file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def command_of(path: Path) -> str:
 
 
 def render_source(template: Path, **values: object) -> str:
-    """Render Python source from a template; a name that is missing in ``values`` is an error."""
+    """Render Python source from a template; a name missing in ``values`` is an error."""
     environment = Environment(
         loader=FileSystemLoader(template.parent),
-        autoescape=False,  # noqa: S701 - it writes Python, where an escaped quote would be a syntax error
+        autoescape=False,  # noqa: S701 - the output is Python, where an escaped quote would be a syntax error
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -29,7 +29,7 @@ def render_source(template: Path, **values: object) -> str:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a new file. Raises ScriptDefinitionError for an existing one."""
+    """Write a new file. Raises ScriptDefinitionError if it exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as exc:

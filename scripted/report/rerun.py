@@ -1,4 +1,4 @@
-"""A replayed run as reports show it: every step, its ending, and the point where it diverged from its recording."""
+"""A replayed run as reports show it: every step, how it ended, and where it diverged from its recording."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run of an ``adapter``; its ``error``, as ``Type: text``, and ``where`` it was raised.
+    """Every step of a run of an ``adapter``; its ``error``, as ``Type: text``, and ``where`` that was raised.
 
     ``schedule`` is the line that was run, ``unreached`` its actions that found nothing to act on, ``config`` its
     settings. ``differs`` says where the run diverged from its recording, ``broken`` where its engine first broke a
-    promise. ``recorded_s`` is the time in seconds between its first and its last step in the recording; None for a
-    schedule. ``first_step`` is over 1 when the run began at a checkpoint. ``notes`` say what a recording lacks.
+    promise. ``recorded_s`` is the time in seconds between the recording's first and last step; None for a schedule.
+    ``first_step`` is over 1 if the run began at a checkpoint. ``notes`` lists what a recording lacks.
     """
 
     log: StepLog
@@ -58,7 +58,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every promise held and the run followed the recording to its end, or to the scheduler's death."""
+        """Whether every promise held and the run followed the recording to its end or to the scheduler's death."""
         followed = self.differs is None and self.error == self.recorded_error
         return followed and (self.broken is None or self.recorded_error is not None)
 
@@ -70,22 +70,22 @@ class ReplaysRecordings(Protocol[RecordIn]):
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
         """Repeat the recorded steps, all of them or up to ``until``, and compare them.
 
-        Keeps all steps or ``last_steps``. Raises the errors of a damaged file.
+        Keeps all steps, or the ``last_steps``. Raises the errors of a damaged file.
         """
         ...
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
-        """Translate the recorded steps to a schedule, as far as a schedule can express them."""
+        """Translate the recorded steps into a schedule, as far as a schedule can express them."""
         ...
 
     def plan_of(self, record: RecordIn) -> object:
-        """Return the launch of a step in a form that two runs can compare; None without a launch."""
+        """Return the launch of a step in a form that can be compared across runs; None without a launch."""
         ...
 
 
 def recording_reader(name: str) -> ReplaysRecordings:
-    """Return the adapter of this name if it reads recordings. Raises ScriptDefinitionError for any other."""
+    """Return the adapter of this name. Raises ScriptDefinitionError if it reads no recordings."""
     adapter = adapter_named(name)
     if not isinstance(adapter, ReplaysRecordings):
-        raise ScriptDefinitionError(f"the adapter {name} reads no recordings; replay a schedule of it")
+        raise ScriptDefinitionError(f"the adapter {name} reads no recordings; replay one of its schedules")
     return adapter

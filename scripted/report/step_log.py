@@ -1,4 +1,4 @@
-"""The steps of a run as they are shown: events and replies in words, and the place of every microbatch.
+"""The steps of a run as they are shown: events and replies in words, and the position of every microbatch.
 
 An adapter converts its records to a log; the table, the timeline, Perfetto, reports and traces need nothing else. A
 microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; after the last stage its result
@@ -19,19 +19,19 @@ from scripted.core.phrases import printable, short_rid
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
-# A text names this many requests or tokens, and counts the others.
+# A text names this many requests or tokens and counts the others.
 _NAMED: Final = 4
 
 
 def content_of(message: msgspec.Struct) -> int:
-    """Return a checksum of a message without the id of a call, which clients choose."""
+    """Return a checksum of a message, without a call's id, which clients choose."""
     if getattr(message, "call_id", None):
         message = msgspec.structs.replace(message, call_id="")
     return zlib.crc32(msgspec.msgpack.encode(message))
 
 
 def some(names: list[str]) -> str:
-    """Join the first few names, and count the rest."""
+    """Join the first few names and count the rest."""
     more = len(names) - _NAMED
     return " ".join(names) if more <= 0 else f"{' '.join(names[:_NAMED])} +{more} more"
 
@@ -39,10 +39,10 @@ def some(names: list[str]) -> str:
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event that arrived, or one reply: ``text`` names its request ``rid`` as ``short_rid`` does.
 
-    ``kind`` is its mark: ``event``, ``strong`` or ``bad`` for a client's event, ``taken`` or ``bad`` for a result,
-    ``token``, ``answer``, ``refused`` or ``bad`` for a reply. ``batch`` is the microbatch of a result, ``of_pipeline``
-    marks an event of the pipeline. ``full`` is the whole text if ``text`` is shortened. ``content`` tells messages of
-    equal text apart.
+    ``kind`` selects its mark: ``event``, ``strong`` or ``bad`` for a client's event, ``taken`` or ``bad`` for a result,
+    ``token``, ``answer``, ``refused`` or ``bad`` for a reply. ``batch`` is the microbatch of a result; ``of_pipeline``
+    marks an event of the pipeline. ``full`` is the whole text if ``text`` is shortened. ``content`` tells apart
+    messages with equal text.
     """
 
     text: str
@@ -87,7 +87,7 @@ class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def rids(self) -> tuple[str, ...]:
-        """Its requests, in its order."""
+        """Its requests, in order."""
         return tuple(share.rid for share in self.shares)
 
     @property
@@ -105,9 +105,9 @@ class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step: its input and output, and the state in which it left queues, pipeline and memory.
 
-    ``in_flight`` has microbatch ids in launch order. ``digest`` covers this step and all before it. ``error`` is the
+    ``in_flight`` has microbatch ids in launch order. ``digest`` covers this step and all earlier ones. ``error`` is the
     exception, as ``Type: text``, of the step in which the scheduler died; ``broken`` is the promise or assertion that
-    failed after a step which the scheduler survived.
+    failed after a step that the scheduler survived.
     """
 
     step: int
@@ -127,7 +127,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def failure(self) -> str | None:
-        """Say why the run ended in this step: the scheduler died, or a promise did not hold."""
+        """Why the run ended in this step: the scheduler died, or a promise did not hold."""
         return self.error or self.broken
 
     @property
@@ -142,7 +142,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A remark on one step: a window that was reached, or the ``line`` of ``file`` that acted before it."""
+    """A remark on one step: a window that was open, or the ``line`` of ``file`` that acted before it."""
 
     step: int
     text: str
@@ -161,7 +161,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def own_file(notes: Sequence[Note]) -> str:
-    """Return the script's own file: the file of the last line that acted, since helpers act before it."""
+    """Return the script's own file: that of the last line that acted, since helpers act before it."""
     return next((note.file for note in reversed(notes) if note.line), "")
 
 
@@ -202,7 +202,7 @@ class StepLog(msgspec.Struct, frozen=True):
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
     def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> ShownPipeline:
-        """Return the pipeline after one step. Microbatches launched before the first step have left the last stage."""
+        """Return the pipeline after one step. Microbatches from before the first step have left the last stage."""
         where: list[int | None] = [None] * self.stages
         results: list[int] = []
         for batch in step.in_flight:
@@ -215,7 +215,7 @@ class StepLog(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message of one engine to another, in the step ``sent``; ``arrived`` is None if it has not, or was lost."""
+    """A message between engines, sent in step ``sent``; ``arrived`` is None while in transit or if lost."""
 
     sender: str
     receiver: str
@@ -232,7 +232,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineLog(msgspec.Struct, frozen=True):
-    """The steps of one engine of a fleet, with the step numbers of the fleet."""
+    """The steps of one engine in a fleet, numbered as the fleet's steps."""
 
     name: str
     log: StepLog
@@ -240,13 +240,13 @@ class EngineLog(msgspec.Struct, frozen=True):
 
 
 class FleetLog(msgspec.Struct, frozen=True):
-    """The engines of a run in their order, and their messages in the order in which they were sent."""
+    """The engines of a run in order, and their messages in the order of sending."""
 
     engines: tuple[EngineLog, ...]
     messages: tuple[Message, ...] = ()
 
     def failing(self, why: str) -> FleetLog:
-        """Return the log with the failure at the last step of the fleet, in each engine that made it."""
+        """Return the log with the failure at the fleet's last step, in each engine that took it."""
         last = max((one.log.steps[-1].step for one in self.engines if one.log.steps), default=0)
         engines = [msgspec.structs.replace(one, log=one.log.failing(why, last)) for one in self.engines]
         return FleetLog(tuple(engines), self.messages)

@@ -1,4 +1,4 @@
-"""The step table: the last steps of a run as self-explaining text, for a terminal, a CI log or a pytest report.
+"""The step table: the last steps of a run as self-explanatory text for a terminal, a CI log or a pytest report.
 
 Owns the layout of a row; the words come from the step log. Never colours a report.
 """
@@ -19,16 +19,16 @@ from rich.text import Text
 from scripted.core.phrases import printable, short_rid
 from scripted.report.step_log import Note, ShownPipeline, ShownStep, StepLog, own_file
 
-# Steps shown on each side of the one in question.
+# How many steps are shown on each side of the one in question.
 AROUND_STEPS: Final = 8
 _STEP_COLUMN: Final = 1
 _ARRIVED: Final = "arrived"
-# A request with its positions is one word, and is not cut where there is room; a column has room for its title.
+# A request and its positions are one word, uncut if there is room; a column has room for its title.
 _MOST_WORD: Final = 24
 _LEAST_WIDTH: Final = 8
-# From this many equal steps in a row on, only the first and the last are shown, and the others are counted.
+# In runs of at least this many equal steps, only the first and the last are shown and the others counted.
 _LONG_RUN: Final = 4
-# More stages than this share one column: a column costs five characters of a CI log.
+# Beyond this many, stages share one column: a column costs five characters of a CI log.
 _STAGE_COLUMNS: Final = 8
 # ASCII, because a terminal may show nothing else.
 _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
@@ -37,10 +37,10 @@ _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True
 def step_table(
     log: StepLog, *, last: int | None = None, around: int | None = None, notes: Sequence[Note] = ()
 ) -> Table:
-    """Return a table with one row a step: the ``last`` newest steps, or the steps ``around`` one, which is marked.
+    """Return a table with one row per step: the ``last`` newest steps, or the steps ``around`` one, which is marked.
 
-    ``notes`` has the lines of a script that acted. ``log`` must have all steps of the run, because older steps say
-    where microbatches were launched. Raises ValueError if both ``last`` and ``around`` are given.
+    ``notes`` has the script's lines that acted. ``log`` must have all steps of the run, because older steps say where
+    microbatches were launched. Raises ValueError if both ``last`` and ``around`` are given.
     """
     if last is not None and around is not None:
         raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
@@ -102,7 +102,7 @@ def _chosen(steps: Sequence[ShownStep], last: int | None, around: int | None) ->
 
 
 def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
-    """Return the lines of the script by the step on which they acted."""
+    """Return the script's lines by the step on which they acted."""
     lines: dict[int, list[str]] = {}
     for note in notes:
         if note.line and note.step in steps:
@@ -113,9 +113,9 @@ def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
 def _columns(
     shown: Sequence[ShownStep], log: StepLog, around: int | None, lines: dict[int, str], *, marks_window: bool
 ) -> list[tuple[str, dict[str, Any], Callable[[ShownStep, ShownPipeline], str]]]:
-    """Return the title, the style and the cell function of each column.
+    """Return the title, style and cell function of each column.
 
-    Narrow columns fold: an ellipsis is no ASCII and would hide the text.
+    Narrow columns fold: an ellipsis is not ASCII and would hide the text.
     """
     folds: dict[str, Any] = {"overflow": "fold"}
     arrived = [said.text for step in shown for said in step.arrived]
@@ -148,7 +148,7 @@ def _columns(
 
 
 def _marks(around: int | None, marks_window: bool, step: ShownStep, _: ShownPipeline) -> str:
-    """Mark the step that failed, the window, and the step that was asked for."""
+    """Mark the failed step, the window, and the requested step."""
     in_window = step.in_window and marks_window
     return "X" * bool(step.failure) + "*" * in_window + ">" * (step.step == around)
 
@@ -188,7 +188,7 @@ def _queues(step: ShownStep) -> str:
 
 
 def _is_about_the_window(shown: list[ShownStep]) -> bool:
-    """Return whether an event other than a result followed an open window; a request's normal end has only results."""
+    """Return whether an event other than a result follows an open window; a normal end has only results."""
     return any(
         before.in_window and not all(said.of_pipeline for said in step.arrived)
         for before, step in itertools.pairwise(shown)

@@ -1,4 +1,4 @@
-"""The summary of many scripts: the number of compared outputs, and the scripts with possible mistakes.
+"""The summary of many scripts: how many outputs were compared, and which scripts may have mistakes.
 
 Counts and words only; knows no pytest.
 """
@@ -11,27 +11,27 @@ from typing import Final
 
 from scripted.core.phrases import plural
 
-# Prefixes the count of outputs that were not compared; the reason follows.
+# Prefix of the count of outputs that were not compared; the reason follows.
 NOT_COMPARED: Final = "not compared: "
-# Prefixes the count of runs of one assertion; its place and text follow.
+# Prefix of the count of runs of one assertion; its place and text follow.
 ASKED: Final = "asked: "
 
 # The findings of vetting, and the prefix of an assertion that cannot fail.
 NOTICES_NOTHING: Final = "scripts that notice no bug but those that every script notices (`scripted vet` says more)"
 NOT_REPEATABLE: Final = "scripts that ran otherwise the second time (seed what is random, take the time from t.clock)"
-# Prefixes the count of a parameter that a script never reads.
+# Prefix of the count of a parameter that a script never reads.
 UNUSED: Final = "parameters that a script never reads: "
 NOT_VETTED: Final = "scripts that were not vetted yet (each session vets new ones for a while; --scripted-vet all: all)"
 NEVER_FAILS: Final = "never fails: "
-# Prefixes the count of servers that a script has changed; the changes follow.
+# Prefix of the count of servers that a script has changed; the changes follow.
 REPLACED: Final = "servers that were replaced, because a script had changed: "
 
-# Tests named for each count; ``verbose`` names all.
+# How many tests are named for each count; ``verbose`` names all.
 _NAMED: Final = 3
 
 
 class SummaryOfScripts:
-    """The totals of the scripts of one session, by name. ``scripts`` is their number."""
+    """The totals over the scripts of one session, by name. ``scripts`` is their number."""
 
     def __init__(self) -> None:
         self.scripts = 0
@@ -41,7 +41,7 @@ class SummaryOfScripts:
         self._counts = Counter[str]()
         self._tests: dict[str, list[str]] = {}
         self._asked = Counter[str]()
-        # The tests of each assertion: that of a shared helper is in many.
+        # The tests of each assertion: a shared helper's assertion belongs to many.
         self._asking: dict[str, list[str]] = {}
         self._never_fail: dict[str, list[str]] = {}
 
@@ -51,7 +51,7 @@ class SummaryOfScripts:
         self.add_counts(test, counts)
 
     def add_counts(self, test: str, counts: Mapping[str, int]) -> None:
-        """Add counts of vetting to a script that was added before."""
+        """Add vetting counts to a script that was added before."""
         for name, count in counts.items():
             if name == "steps":
                 self._steps += count

@@ -1,7 +1,7 @@
 """The trace: every step of one run, in one file of JSON lines.
 
-Owns the file format and its types; never runs anything. A trace is written when a run ends, and read by ``scripted
-view``, the demo and other tools.
+Owns the file format and its types; runs nothing. A trace is written when a run ends, and read by ``scripted view``, the
+demo and other tools.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEDY: Final = "record the run again"
 
 
 class TraceError(LockstepError, ValueError):
-    """A file is not a trace, or is damaged; the text names file, line and remedy."""
+    """A file is not a trace, or is damaged; the text names the file, the line and the remedy."""
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     ``config`` has the settings of the ``adapter`` that differ from their defaults. ``outcome`` is 'passed' or the
     failure in one line; ``died``: the scheduler did not survive the last step. ``mutant`` is the bug that was switched
-    on. The ``schedule`` repeats the run, or the ``script`` (``FILE::NAME``) with its ``arguments``.
+    on. The ``schedule``, or the ``script`` (``FILE::NAME``) with its ``arguments``, repeats the run.
     """
 
     title: str
@@ -82,7 +82,7 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 
 def write_trace(path: str | Path, trace: Trace) -> None:
-    """Write a trace to ``path``, replacing a file there, and make its folders. Equal traces give equal bytes."""
+    """Write a trace to ``path``, replacing any file there, and create its folders. Equal traces give equal bytes."""
     lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header, trace.log.stages, trace.log.depth)]
     lines += [_Line(step=step) for step in trace.log.steps]
     lines += [_Line(note=note) for note in trace.notes]
@@ -93,13 +93,13 @@ def write_trace(path: str | Path, trace: Trace) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file begins like a trace, of any version."""
+    """Return whether a file begins like a trace of any version."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a file of ``write_trace``. Raises TraceError for any other file, OSError for an unreadable one."""
+    """Read a file from ``write_trace``. Raises TraceError for any other file, OSError for an unreadable one."""
     path = Path(path)
     first, *rest = path.read_bytes().splitlines() or [b""]
     header = _read_header(path, first)

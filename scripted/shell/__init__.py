@@ -1,7 +1,7 @@
 """``scripted shell``: a debugger for a scheduler of any adapter, in this process.
 
-A session is a list of statements of a script, each run as it is typed; undo runs the list without its last statements
-on a new scheduler.
+A session is a list of script statements, each run as it is typed; undo runs the list without its last statements on a
+new scheduler.
 """
 
 from scripted.shell.debug_session import DebugSession

@@ -25,7 +25,7 @@ from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 from scripted.shell.words import ShellWord
 
 MAX_STEPS_PER_COMMAND: Final = 10_000
-# The length of a prompt that is not given.
+# The length of a prompt if none is given.
 DEFAULT_PROMPT_TOKENS: Final = 16
 DEFAULT_HISTORY_STEPS: Final = 12
 _HELP: Final = {
@@ -41,7 +41,7 @@ _HELP: Final = {
     "quit": "leave; the scheduler drains first",
 }
 _TO_THE_SCHEDULER: Final = "To the scheduler, or a clause of a schedule (help WORD says more):"
-# Help fits the smallest terminal, of 80 columns and 24 lines.
+# Help fits the smallest terminal: 80 columns and 24 lines.
 _HELP_INDENT: Final = 17
 _HELP_WIDTH: Final = 79
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -49,7 +49,7 @@ _PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
 class Own(StrEnum):
-    """The session's own words that are no statements."""
+    """The session's own words that are not statements."""
 
     STATE = "state"
     REQUESTS = "requests"
@@ -86,9 +86,9 @@ Command = Statement | Order
 def read_command(
     line: str, before: Sequence[Statement], words: Mapping[str, ShellWord], actions: Collection[type[Action]] = ()
 ) -> Command:
-    """Read a line that is not empty; ``before`` are the statements so far. Raises BadCommand with the remedy.
+    """Read a non-empty line; ``before`` are the statements so far. Raises BadCommand with the remedy.
 
-    A clause of ``actions``, as a schedule writes it after its step, is read as the verb that does the same.
+    A clause of ``actions``, as a schedule writes it after its step, is read as the equivalent verb.
     """
     word, _, rest = line.strip().partition(" ")
     if word == "until":
@@ -130,7 +130,7 @@ def _verb_of_clause(
     actions: Collection[type[Action]],
     refused: BadCommand | None = None,
 ) -> tuple[Verb, ShellWord]:
-    """Return the verb of a clause, and its word. ``refused``: why the line is no call of a verb of that name."""
+    """Return a clause's verb and its word. ``refused`` says why the line is not a call of a verb with that name."""
     try:
         verbs = parse_action(clause, actions).verbs()
     except ScriptDefinitionError as exc:
@@ -165,7 +165,7 @@ def _start(verb: Verb, word: ShellWord, taken: Sequence[str]) -> VerbCall:
 
 
 def _rid(rid: str) -> str:
-    """Return a rid that can be the name of its variable in the script. Raises BadCommand."""
+    """Return a rid that can name its variable in the script. Raises BadCommand."""
     taken = {"t", "state"} | set(dir(builtins))
     if not rid.isidentifier() or not rid.isascii() or keyword.iskeyword(rid) or rid in taken or rid.startswith("call_"):
         raise BadCommand(
@@ -176,7 +176,7 @@ def _rid(rid: str) -> str:
 
 
 def _expression(word: str, text: str, words: Mapping[str, ShellWord]) -> str:
-    """Return an expression as a script has it, with ``t.state`` for the state. Raises BadCommand for one that acts."""
+    """Return an expression in a script's form, with ``t.state`` for the state. Raises BadCommand if it acts."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as exc:
@@ -196,7 +196,7 @@ def _is_one_of(verbs: set[str], node: ast.AST) -> bool:
 
 
 class _StateOfT(ast.NodeTransformer):
-    """Replaces ``state`` by ``t.state``, which is new in each step."""
+    """Replaces ``state`` with ``t.state``, which is new in each step."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.parse("t.state", mode="eval").body if node.id == "state" else node
@@ -247,7 +247,7 @@ def _count(word: str, given: list[str]) -> int:
 
 
 def help_text(words: Mapping[str, ShellWord]) -> str:
-    """Describe the session's own words and list the scheduler's, of which `help WORD` says more."""
+    """Describe the session's own words and list the scheduler's; `help WORD` describes those."""
     ordered = sorted(words.values(), key=lambda word: not word.is_start)
     takes = [f"{word.text} {word.takes}".rstrip().replace(" ", _NO_BREAK) for word in ordered]
     listed = textwrap.fill(", ".join(takes), _HELP_WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -256,7 +256,7 @@ def help_text(words: Mapping[str, ShellWord]) -> str:
 
 
 def completions(line: str, words: Mapping[str, ShellWord], before: Sequence[Statement]) -> list[str]:
-    """Return completions of a line: words, or after a word of the scheduler rids and the names of its parameters."""
+    """Return completions for a line: words, or after a scheduler word its parameters' names and rids."""
     first, space, _ = line.lstrip().partition(" ")
     if not space or first == Own.HELP:
         return sorted([*words] if space else [*OWN_WORDS, *words])

@@ -1,4 +1,4 @@
-"""A debugging session: runs statements as they come, in a script that waits for its next line between two steps.
+"""A debugging session: runs statements as they are typed, in a script that waits for its next line between two steps.
 
 Owns the list of statements, which is the whole session: undo and a death end the run, and the list runs again on a new
 scheduler. Touches the scheduler only through ``t``.
@@ -44,7 +44,7 @@ TABLE_WIDTH_COLUMNS: Final = 118
 
 @runtime_checkable
 class SuggestsCommands(Protocol[ConfigIn]):
-    """An adapter that knows commands which fit a configuration."""
+    """An adapter that suggests commands for a configuration."""
 
     def first_commands(self, config: ConfigIn) -> Sequence[str]:
         """Return the commands that bring a new session to a launch in flight."""
@@ -56,7 +56,7 @@ class _RunAgain(BadCall):
 
 
 class DebugSession:
-    """Reads lines and runs them on a scheduler of this adapter; ``mutant`` switches a bug of it on."""
+    """Reads lines and runs them on a scheduler of this adapter, with a ``mutant`` if one is given."""
 
     def __init__(
         self, adapter: Adapter, config: Any, prompt: Prompt, console: Console, *, mutant: str | None = None
@@ -100,7 +100,7 @@ class DebugSession:
         return False
 
     def trace(self) -> Trace | None:
-        """Return the run so far, while the session waits for a line; None without a step."""
+        """Return the run so far while the session waits for a line; None before the first step."""
         report = self._died_with
         if report is not None:
             log = report.failed_log
@@ -174,7 +174,7 @@ class DebugSession:
 
     @contextlib.contextmanager
     def _live(self, t: BaseContext) -> Iterator[Callable[[], None]]:
-        """Show a table that follows the steps, on a terminal."""
+        """On a terminal, show a table that follows the steps."""
         if not self._prompt.is_interactive or not self._console.is_terminal:
             yield lambda: None
             return
@@ -282,7 +282,7 @@ class DebugSession:
 
 
 def _text_of(exc: Exception, names: Names) -> str:
-    """Return the text of an error; the errors of an expression come with their type.
+    """Return the text of an error, with its type if it comes from an expression.
 
     An unknown name is often a field of the state.
     """

@@ -19,7 +19,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.state import KVState, RowState, Snapshot, State
 from scripted.shell.statements import Names
 
-# Titles of parts of the state that differ from the fields' names.
+# Titles for parts of the state that differ from the field names.
 _NAMES: Final = {"kv": "pages", "tree": "prefix tree", "window": "window pages", "host": "host pages"}
 
 

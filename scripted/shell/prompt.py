@@ -1,7 +1,4 @@
-"""Reads the lines of a session from a terminal or a file.
-
-Does not interpret them.
-"""
+"""Reads a session's lines from a terminal or a file, without interpreting them."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Prompt(Protocol):
 
 
 class TerminalPrompt:
-    """Reads a terminal, with readline's history, editing keys and completion where it is installed."""
+    """Reads a terminal, with readline's history, editing keys and completion if it is installed."""
 
     is_interactive = True
 

@@ -1,6 +1,6 @@
 """The statements of a session: each has its lines of script, and runs by evaluating them.
 
-So a saved file does exactly what the shell did. A statement has no state.
+A saved file therefore does exactly what the shell did. A statement has no state.
 """
 
 from __future__ import annotations
@@ -76,4 +76,4 @@ def lines_of(statements: list[Statement]) -> Iterator[str]:
 
 def value_of(expression: str, names: Names) -> Any:
     """Evaluate an expression of a script."""
-    return eval(expression, names)  # noqa: S307 - it is the user's own script, in the user's own process
+    return eval(expression, names)  # noqa: S307 - the user's own script, in the user's own process

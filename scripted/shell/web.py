@@ -1,7 +1,7 @@
-"""``scripted shell --web``: the session as a page in a browser, beside the timeline of its run.
+"""``scripted shell --web``: the session as a page in a browser, beside its run's timeline.
 
-The page is another prompt: the session reads the lines that it posts and answers as in a terminal. It is served on
-loopback, under a secret address, to pages of that address alone, and ends with the session.
+The page is another prompt: the session reads the lines that it posts and answers as in a terminal. The page is served
+on loopback under a secret address, only to pages from that address, and ends with the session.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _PAGE: Final = Path(__file__).with_name("web.html")
 _MOST_BODY_BYTES: Final = 64 * 1024
 _MOST_SAID_CHARACTERS: Final = 200_000
-# Commands that a reloaded page still shows.
+# How many commands a reloaded page still shows.
 _MOST_EXCHANGES: Final = 200
 _READ_TIMEOUT_S: Final = 10.0
-# The longest wait of a command for reads of the state, which are short.
+# How long a command waits at most for reads of the state, which are short.
 _LOOK_TIME_S: Final = 1.0
 _WIDTH_COLUMNS: Final = 118
 
@@ -56,7 +56,7 @@ class WebPrompt:
         self._out = io.StringIO()
         self.console = Console(file=self._out, width=_WIDTH_COLUMNS, color_system=None, force_terminal=False)
         self.exchanges: deque[Exchange] = deque(maxlen=_MOST_EXCHANGES)
-        # Held while a line is answered, and while the session is read.
+        # Held while a line is answered and while the session is read.
         self.busy = threading.Lock()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.CONFLICT, "text/plain", "the session is busy with the command before; wait for its answer"
             )
         else:
-            # Released before the answer is sent: a client that has read it may send the next command.
+            # Released before the answer is sent: a client that has read the answer may send the next command.
             try:
                 answer = self.shell.command(line)
             finally:
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, "application/json", answer)
 
     def _page(self) -> str | None:
-        """Return the page below the secret; None after refusing another address or a page of another site."""
+        """Return the page below the secret; None after refusing another address or another site's page."""
         path, shell = urlsplit(self.path).path, self.shell
         origin = self.headers.get("Origin", f"http://{shell.host}")
         known = secrets.compare_digest(path[: len(shell.secret)].encode(), shell.secret.encode())
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: the terminal is the session's."""
+        """Log nothing: the terminal belongs to the session."""
 
 
 def _json(value: object) -> str:

@@ -1,7 +1,7 @@
 """The shell's words for the verbs of ``t``, with their parameters, and the reader of their arguments.
 
-A word is the action's shell word or the verb's own name. Signature and docstring are the verb's, so that verbs of every
-adapter can be typed. Reading gives a call; only the verb itself refuses a value.
+A word is the action's shell word or the verb's own name. Signature and docstring come from the verb, so that the verbs
+of every adapter can be typed. Reading gives a call; only the verb itself refuses a value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ShellWord(NamedTuple):
         return f"{self.text} {self.takes}".rstrip() + f"\nt.{self.path}{inspect.Signature(plain)}\n{self.doc}"
 
     def read(self, words: list[str], rids: Collection[str]) -> Verb:
-        """Read a call: positional words in their order, a rid as its request's handle, ``NAME=VALUE`` by name.
+        """Read a call: positional words in order, a rid as its request's handle, ``NAME=VALUE`` by name.
 
         Raises BadCommand.
         """

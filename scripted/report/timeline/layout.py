@@ -1,6 +1,6 @@
 """Places one trace on the page: lanes down, steps across, a box or a mark for every item of a step.
 
-Decides places and texts; paints nothing. Works from the steps alone.
+Decides positions and texts, and paints nothing. Works from the steps alone.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ANSWERED: Final = "answers"
 TRANSFERS: Final = "transfers"
 SAID: Final = "to others"
 
-# A lane shows at most this many chips; the pane of the step lists the others.
+# A lane shows at most this many chips; the step's pane lists the others.
 _SLOTS: Final = 4
-# Chips that hold two or three lines of text are higher than a lane of boxes.
+# Chips with two or three lines of text are taller than a lane of boxes.
 _TWO_LINES: Final = 1.3
 _THREE_LINES: Final = 1.8
 
@@ -81,7 +81,7 @@ class Lanes:
 
 
 def client_events(step: ShownStep) -> list[Said]:
-    """Return the events of clients; the others are the pipeline's."""
+    """Return the events of clients; all others are the pipeline's."""
     return [said for said in step.arrived if not said.of_pipeline]
 
 
@@ -93,11 +93,11 @@ def _most(counts: Iterable[int]) -> int:
     return max(1, min(_SLOTS, max(counts, default=1)))
 
 
-# Requests that a box or a queue shows by name; the others are counted.
+# How many requests a box or a queue names; the others are counted.
 _NAMED_IN_BOX: Final = 3
-# Kinds of marks in the colour of their request.
+# Kinds of marks that take their request's colour.
 _COLOURED: Final = ("event", "taken", "token")
-# Client events that a failure names as what led to it.
+# Client events that a failure names as its lead-up.
 _LED_TO_IT: Final = 4
 # Outcomes of runs that have not failed; a debugger's run goes on.
 _GOOD: Final = ("passed", "running")
@@ -137,7 +137,7 @@ class Layout:
         self.bands = (*self._windows(), *self._failures())
         self.callout = self._callout()
         self.difference = difference
-        # The column of the difference, and the step in it.
+        # The column of the difference, and the step there.
         self.differs_at, self.differs_in = -1, 0
         if difference is not None:
             steps_of_all = trace.log.steps
@@ -180,7 +180,7 @@ class Layout:
         return Box(x, y, label, kind, stripes, title, self._palette.numbers_of(shown.rids))
 
     def _stripes(self, label: str, shares: Sequence[tuple[str, str]]) -> tuple[Stripe, ...]:
-        """Return stripes for as many requests as fit, with their positions if these fit too."""
+        """Return stripes for as many requests as fit, with their positions if those fit too."""
         rids = [rid for rid, _ in shares]
         for named in range(min(len(shares), _NAMED_IN_BOX), 0, -1):
             for positions in (True, False):
@@ -201,7 +201,7 @@ class Layout:
             yield Stripe(f"+{len(rids)}", palette.colours[rids[0]], requests=palette.numbers_of(rids))
 
     def paths(self) -> Iterator[Path]:
-        """Yield one line for each microbatch, through the middle of its boxes to its taken result."""
+        """Yield one line per microbatch, through the middle of its boxes to where its result is taken."""
         points: dict[int, list[str]] = {}
         for x, step in self._shown:
             pipeline = self._log.pipeline_at(step, self._launched)
@@ -238,7 +238,7 @@ class Layout:
                 yield Chip(x, y, height, f"to {one.receiver}: {one.text}", kind, one.in_full, message=number)
 
     def heard(self) -> Iterator[tuple[int, float, int]]:
-        """Yield column, height and number of each message that arrives here."""
+        """Yield the column, height and number of each message that arrives here."""
         columns = {step.step: x for x, step in self._shown}
         for number, one in self._heard:
             if one.arrived is not None:
@@ -270,7 +270,7 @@ class Layout:
                 yield from self._members(TRANSFERS, x, step.transferring)
 
     def _members(self, lane: str, x: int, rids: Sequence[str]) -> Iterator[Box]:
-        """Yield one box for all members of a queue: their number, and the first by name."""
+        """Yield one box for all members of a queue: their number, and the first few by name."""
         if rids:
             label = "" if len(rids) == 1 else str(len(rids))
             stripes = self._stripes(label, [(rid, "") for rid in rids])
@@ -278,7 +278,7 @@ class Layout:
             yield Box(x, self.lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
 
     def _stack(self, lane: str, x: int, chips: Sequence[_Mark]) -> Iterator[Chip]:
-        """Yield chips under each other; if there are more than slots, the last slot counts the rest."""
+        """Yield chips below each other; if there are more than slots, the last slot counts the rest."""
         slots, height = self.lanes.slots[lane], self.lanes.slot_height[lane]
         shown = chips if len(chips) <= slots else chips[: slots - 1]
         for slot, mark in enumerate(shown):
@@ -314,7 +314,7 @@ class Layout:
             yield Band(failed, 1, "failed", "the run failed")
 
     def _failed(self) -> int | None:
-        """Return the column of the step that failed, if it is on the page."""
+        """Return the column of the failed step, if it is on the page."""
         index = failed_index(self._trace)
         column = -1 if index is None else index - self._first
         return column if 0 <= column < len(self._shown) else None
@@ -327,7 +327,7 @@ class Layout:
         return events[-1] if failed is not None and events else None
 
     def _before(self, x: int) -> list[str]:
-        """Name the last events from outside before the step of a column."""
+        """Name the last events from outside before a column's step."""
         said = [f"step {step.step}: {one.in_full}" for _, step in self._shown[:x] for one in client_events(step)]
         return said[-_LED_TO_IT:]
 
@@ -359,7 +359,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 def failed_index(trace: Trace) -> int | None:
-    """Return the place of the step that failed; the last one of a run that died without recording that step."""
+    """Return the index of the failed step; of a run that died without recording that step, the last one."""
     steps = trace.log.steps
     found = next((index for index, step in enumerate(steps) if step.failure is not None), None)
     return len(steps) - 1 if found is None and trace.header.died and steps else found

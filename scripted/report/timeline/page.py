@@ -1,6 +1,6 @@
 """Renders traces as one self-contained HTML page: no network, no fonts, no library.
 
-Chooses the steps to show and hands them to the template, which escapes everything. Equal traces give equal pages, byte
+Selects the steps to show and hands them to the template, which escapes everything. Equal traces give equal pages, byte
 for byte.
 """
 
@@ -21,11 +21,11 @@ from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.view import column_width
 from scripted.report.trace import Trace
 
-# Steps on one page: a step of a full pipeline takes about 4 KB, so two runs of 600 make a page of 5 MB.
+# The most steps on one page: a step of a full pipeline takes about 4 KB, so two runs of 600 make a page of 5 MB.
 MAX_COLUMNS: Final = 600
 # More columns would be too narrow on a sheet of paper.
 _COLUMNS_ON_PAPER: Final = 18
-# The text of a failure beside its step: its width with its margins, and the narrowest columns that hold it.
+# The failure's text beside its step: its width with margins, and the narrowest columns that hold it.
 _CALLOUT_PX: Final = 250
 _CALLOUT_COLUMNS: Final = 3
 _TEMPLATE: Final = "page.html.jinja"
@@ -55,7 +55,7 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
 
 
 def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
-    """Return the template's values: the placed runs, their columns, and the requests of the filter."""
+    """Return the template's values: the placed runs, their columns, and the requests for the filter."""
     engines = [""] * len(traces)
     if traces[0].fleet is not None:
         engines = [one.name for one in traces[0].fleet.engines]
@@ -93,7 +93,7 @@ def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
 
 
 def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
-    """Yield each engine of a fleet as a run over the steps of all; steps in which it was dead are blank."""
+    """Yield each engine of a fleet as a run over the fleet's steps; steps in which it was dead are blank."""
     numbers = [step.step for engine in fleet.engines for step in engine.log.steps]
     for engine in fleet.engines:
         there = {step.step: step for step in engine.log.steps}

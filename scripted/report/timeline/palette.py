@@ -1,6 +1,6 @@
-"""Gives each request a colour, a label and a number: the same in every run of a page.
+"""Gives each request a colour, a label and a number, the same in every run of a page.
 
-A rid keeps its colour from run to run. In runs with generated rids the first request of each has the same colour.
+A rid keeps its colour from run to run. If rids are generated, the first request of each run gets the same colour.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from scripted.core.phrases import common_start, printable, short_rid
 from scripted.report.step_log import ShownStep
 from scripted.report.trace import Trace
 
-# A rid of up to this many characters is its own label, such as "scripted-1".
+# A rid of up to this many characters, such as "scripted-1", is its own label.
 _CHARACTERS: Final = 10
 _HEAD: Final = 3
 _TAIL: Final = 5
-# Characters of the part in which rids with the same head and tail differ.
+# How many characters to show of the part in which rids with the same head and tail differ.
 _MIDDLE: Final = 5
 
 
 def labels_of(rids: Iterable[str]) -> dict[str, str]:
-    """Return a printable and distinct label for every rid."""
+    """Return a printable, distinct label for every rid."""
     alike: dict[str, list[str]] = {}
     for rid in dict.fromkeys(rids):
         alike.setdefault(_head_and_tail(printable(rid)), []).append(rid)
@@ -41,7 +41,7 @@ def _head_and_tail(name: str) -> str:
 
 
 def _with_middles(rids: Sequence[str]) -> list[str]:
-    """Label rids with the same head and tail by the part between their common beginning and end."""
+    """Label rids that have the same head and tail by the part between their common beginning and end."""
     names = [printable(rid) for rid in rids]
     begin = common_start(names)
     end = common_start([name[begin:][::-1] for name in names])
@@ -58,7 +58,7 @@ def _free(label: str, taken: set[str]) -> str:
     return numbered
 
 
-# As many as the style defines; further requests start again from the first.
+# As many as the style defines; further requests start over.
 COLOURS: Final = 8
 
 
@@ -75,7 +75,7 @@ class Palette(msgspec.Struct, frozen=True):
         return cls(colours_of(traces), labels_of(rids), {rid: number for number, rid in enumerate(rids)})
 
     def label(self, rid: str) -> str:
-        """Return the label of a request, or its short rid if it began before the traces."""
+        """Return a request's label, or its short rid if it began before the traces."""
         return self.labels.get(rid) or short_rid(rid)
 
     def numbers_of(self, rids: Sequence[str]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Exports a run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
 
-Owns the tracks: one for each stage, one for waiting results, one for events and replies, and counters of the queues. A
-step lasts one millisecond, because steps, not seconds, order the events.
+The tracks: one for each stage, one for waiting results, one for events and replies, and counters of the queues. A step
+lasts one millisecond, because steps, not seconds, order the events.
 """
 
 from __future__ import annotations

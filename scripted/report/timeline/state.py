@@ -1,6 +1,6 @@
 """Describes the full state of one step, for the pane that shows the step under the pointer.
 
-Owns the wording of the pane. Nothing is shortened here, so the pane has what the timeline leaves out.
+Owns the pane's wording. Nothing is shortened here, so the pane has everything that the timeline leaves out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scripted.report.step_log import Launch, ShownBatch, ShownStep, StepLog
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """The lines of one step by heading. ``flags`` are some of 'window', 'failed' and 'differs'."""
+    """The lines about one step, by heading. ``flags`` are some of 'window', 'failed' and 'differs'."""
 
     x: int
     step: int

@@ -1,6 +1,6 @@
 """The typed content of the page: lanes, boxes and marks, placed but not painted, and the width of a step.
 
-A unit of ``y`` is the height of one lane, a unit of ``x`` the width of one step; the template and its style turn them
+The unit of ``y`` is the height of a lane, the unit of ``x`` the width of a step; the template and its style turn them
 into pixels.
 """
 
@@ -15,16 +15,16 @@ import msgspec
 
 _NARROWEST_PX: Final = 94
 _WIDEST_PX: Final = 170
-# A long remark does not widen every step as much as a box does.
+# A long remark widens the steps less than a box does.
 _WIDEST_FOR_CHIPS_PX: Final = 150
-# The advance of the style's monospaced font, its padding, and the space around a box or a chip in its column.
+# The character width of the style's monospaced font, its padding, and the space around a box or chip in its column.
 _CHARACTER_PX: Final = 6.4
 _PADDING_PX: Final = 8
 _AROUND_PX: Final = 8
 _AROUND_CHIP_PX: Final = 20
 # The mark before the text of an event that stands out.
 _MARK_CHARACTERS: Final = 3
-# A chip of one line is one lane high, and each further line half a lane more.
+# A chip of one line is one lane high; each further line adds half a lane.
 _LINES_PER_LANE: Final = 2
 
 
@@ -72,12 +72,12 @@ class Chip(msgspec.Struct, frozen=True):
     title: str
     colour: int | None = None
     requests: tuple[int, ...] = ()
-    # The number of a message between engines; a line leads to its arrival.
+    # The number of a message between engines; a line leads to where it arrives.
     message: int | None = None
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A microbatch's way through the stages as the points of an SVG polyline."""
+    """A microbatch's path through the stages, as the points of an SVG polyline."""
 
     points: str
     colour: int
@@ -103,7 +103,7 @@ class Callout(msgspec.Struct, frozen=True):
 
 
 def column_width(boxes: Iterable[Box], chips: Iterable[Chip] = ()) -> int:
-    """Return a width at which no box and no chip cuts off its text, up to a bound for each."""
+    """Return a width at which no box or chip cuts off its text, up to a bound for each."""
     boxes_px = max((_width(box.label, box.stripes) for box in boxes), default=0)
     chips_px = max((_chip_width(chip) for chip in chips), default=0)
     return max(_NARROWEST_PX, min(_WIDEST_PX, boxes_px), min(_WIDEST_FOR_CHIPS_PX, chips_px))
@@ -122,7 +122,7 @@ def _chip_width(chip: Chip) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _line_characters(text: str, lines: int) -> int:
-    """Return the length of a line with which a text takes at most this many lines, broken between words."""
+    """Return the line length at which a text fits into this many lines, broken between words."""
     most = round(_WIDEST_FOR_CHIPS_PX / _CHARACTER_PX)
     width = max(1, min(most, -(-len(text) // lines)))
     while width < most and len(textwrap.wrap(text, width, break_long_words=True)) > lines:
