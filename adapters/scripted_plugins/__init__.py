@@ -1,1 +1,1 @@
-"""Plugins that other engines load: light modules that do nothing unless a variable asks for a recording."""
+"""Plugins that other engines load: light modules that do nothing unless an environment variable asks to record."""

@@ -1,4 +1,4 @@
-"""The plugin of SGLang's group ``sglang.srt.plugins``, which SGLang calls in each of its processes."""
+"""The plugin in SGLang's group ``sglang.srt.plugins``, which SGLang calls in each of its processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Record each scheduler that this process makes if LOCKSTEP_RECORD names a folder; else import nothing."""
+    """Record each scheduler that this process makes if LOCKSTEP_RECORD names a folder; otherwise import nothing."""
     if not os.environ.get("LOCKSTEP_RECORD"):
         return
     try:
@@ -18,7 +18,7 @@ def install() -> None:
         if not hasattr(Scheduler.__init__, "__wrapped__"):
             Scheduler.__init__ = _recorded(Scheduler.__init__)
     except Exception:
-        # A server starts without its recorder rather than not at all.
+        # A server should rather start without its recorder than not at all.
         logging.getLogger(__name__).exception("nothing is recorded")
 
 

@@ -1,4 +1,4 @@
-"""The plugin of vLLM's group ``vllm.general_plugins``, which vLLM calls in each of its processes, maybe twice."""
+"""The plugin in vLLM's group ``vllm.general_plugins``, which vLLM calls in each of its processes, maybe twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def install() -> None:
-    """Record this process's scheduler if LOCKSTEP_RECORD names a folder; else import nothing."""
+    """Record this process's scheduler if LOCKSTEP_RECORD names a folder; otherwise import nothing."""
     if not os.environ.get("LOCKSTEP_RECORD"):
         return
     try:
@@ -15,5 +15,5 @@ def install() -> None:
 
         hook_scheduler()
     except Exception:
-        # A server starts without its recorder rather than not at all.
+        # A server should rather start without its recorder than not at all.
         logging.getLogger(__name__).exception("nothing is recorded")

@@ -1,6 +1,6 @@
-"""The adapter ``sglang``: the scheduler of an installed SGLang, on a CPU, with a simulated worker.
+"""The adapter ``sglang``: an installed SGLang's scheduler, on a CPU, with a simulated worker.
 
-Nothing else imports SGLang. No code of SGLang is copied here. In the process of a recorded server this package sets,
+Nothing else imports SGLang. No code of SGLang is copied here. In the process of a recorded server, this package sets,
 replaces and silences nothing, and provides no adapter.
 """
 
@@ -27,7 +27,7 @@ if importlib.util.find_spec("sglang") is None:
     )
 _IS_RECORDED: Final = FOLDER_VARIABLE in os.environ and "sglang.srt.managers.scheduler" in sys.modules
 if not _IS_RECORDED:
-    # SGLang reads these when it is imported. Its prefix tree is written in Rust by default, which cannot be copied.
+    # SGLang reads these on import. By default its prefix tree is written in Rust, which cannot be copied.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     stubs.install()
@@ -38,9 +38,9 @@ if not _IS_RECORDED:
         except (ImportError, AttributeError) as exc:
             raise ScriptDefinitionError(
                 f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; it was tested with "
-                "0.5.23; `make sglang` installs that one with what it needs"
+                "0.5.23; `make sglang` installs that version with its requirements"
             ) from exc
     if PORT_VARIABLE not in os.environ:
-        # A search meets thousands of retractions, refused flushes and aborts; some are logged at the root.
+        # A search meets thousands of retractions, refused flushes and aborts, some of which are logged at the root.
         logging.getLogger("sglang").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

@@ -35,7 +35,7 @@ class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the actions that need a storage."""
+    """Base of the actions that need storage."""
 
     is_extra: ClassVar = True
     needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration lacks"
@@ -127,10 +127,10 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     FailStorage: _STORED,
     ForgetStored: _STORED,
 }
-# Further ones of a server without a role. They need enable_memory_saver, but generated targets do not set it for them:
-# of 48 that did, 44 ended with a release or a resume in the wrong state, which hid all else.
+# Further actions for a server without a role. They need enable_memory_saver, which generated targets do not set for
+# them: of 48 that did, 44 ended with a release or a resume in the wrong state, which hid everything else.
 ALONE: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {SleepAll: {}, WakeAll: {}}
-# Settings that need a host tier or a storage too.
+# Settings that also need a host tier or storage.
 NEEDED_BY_SETTINGS: Final = {
     **dict.fromkeys(("hicache_ratio", "hicache_write_policy", "hicache_storage_backend"), _TIERED),
     **dict.fromkeys(("hicache_storage_prefetch_policy", "hicache_host_memory_mode", "prefetch_threshold"), _STORED),

@@ -1,4 +1,4 @@
-"""SGLang's scheduler as an adapter of the search: its declarations and its copies."""
+"""SGLang's scheduler as an adapter for the search: its declarations and its copies."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ _SHARED: Final = (
 
 
 # A batch keeps its parts until the next batch replaces them, the last batch forever. The last thousand pauses are kept;
-# the tree of the policy lpm is rebuilt on demand; a chunk whose abort a pause has overtaken is forgotten in the next
-# turn. A storage keeps its pages.
+# the tree of the policy lpm is rebuilt on demand; a chunk whose abort was overtaken by a pause is forgotten in the next
+# turn. Storage keeps its pages.
 _NEVER_EMPTY: Final = (
     "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
     "storage_backend.numbers", "storage_existence_cache",
@@ -88,7 +88,7 @@ COPIER: Final = Copier(
 
 @functools.lru_cache(maxsize=256)
 def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
-    """Keep the first machine of these settings: copying it costs a hundredth of making another."""
+    """Keep the first machine with these settings: copying it costs a hundredth of making another."""
     return Frozen(SglangMachine(settings), COPIER)
 
 
@@ -111,11 +111,11 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
     return Capabilities(
         flush=True,
         pause_modes=PAUSE_MODES,
-        # Its front end takes a lock for each pause.
+        # The front end takes a lock for each pause.
         pauses_in_turn=True,
         preemption=True,
         priority=settings.enable_priority_scheduling,
-        # An abort of a running request takes effect with its next result.
+        # The abort of a running request takes effect with its next result.
         late_launches=settings.depth,
         sleep_modes=("",) if settings.enable_memory_saver else (),
         wake_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
@@ -123,10 +123,10 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
 
 
 class SglangAdapter(SchedulerAdapter):
-    """An adapter of the SDK whose machine does not list its parts."""
+    """An SDK adapter whose machine does not list its parts."""
 
     def digests(self, run: Any) -> Iterator[bytes]:
-        """Yield no digests: tensors are not read, and each request holds the time of its arrival."""
+        """Yield no digests: tensors are not read, and each request holds its arrival time."""
         del run
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 

@@ -1,7 +1,7 @@
 """The machine's settings, and a new scheduler with them: SGLang's own, without a model.
 
-The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. The first scheduler of a process
-makes the process groups; later ones take a fraction of a second.
+The constructor is SGLang's. It runs on the CPU and loads a random one-layer Llama. A process's first scheduler makes
+the process groups; later ones take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ON_CPU: Final = {
 }
 # The same, without tokenizer and weights.
 _ARGUMENTS: Final = {**ON_CPU, "load_format": "dummy", "skip_tokenizer_init": True}
-# Arguments of a scheduler with a role. Retracted KV goes to CPU tensors, because a pool needs a GPU.
+# Arguments for a scheduler with a role. Retracted KV goes to CPU tensors, because a pool needs a GPU.
 _TRANSFERS: Final = {
     "disaggregation_transfer_backend": "mooncake",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
@@ -51,7 +51,7 @@ _TRANSFERS: Final = {
 
 
 class SglangSettings(msgspec.Struct, frozen=True):
-    """Arguments of SGLang's server that change how requests are scheduled, by their names. Sizes are in tokens."""
+    """Arguments of SGLang's server that affect scheduling, by name. Sizes are in tokens."""
 
     page_size: int = 1
     max_total_tokens: int = 40
@@ -75,7 +75,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
     prefetch_threshold: int = 4
     # Operators may release the memory of weights and KV.
     enable_memory_saver: bool = False
-    # Requests keep their clients' names, as in SGLang; without this no name is a prefix of another.
+    # Requests keep their clients' names, as in SGLang; without this, no name is a prefix of another.
     client_rids: bool = True
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """The most tokens of a request: one of the context is kept back, and one more of prompt and output."""
+        """The most tokens of a request: one of the context is held back, and one more of prompt and output."""
         pool = self.max_total_tokens // self.page_size * self.page_size
         return min(self.context_length, pool) - 2 - self.kept_back
 
@@ -139,7 +139,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
 
 class ServedSettings(SglangSettings, frozen=True):
-    """The settings of a server of a fleet, which has a role."""
+    """The settings of a fleet's server, which has a role."""
 
     disaggregation_mode: Mode = "null"
     num_reserved_decode_tokens: int = 4
@@ -232,15 +232,15 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
         transfers.install()
     if "enable_hierarchical_cache" in settings.of_server:
         host.install()
-    # A flush ends with a garbage collection, which costs a hundred times the rest of it.
+    # A flush ends with a garbage collection, which costs a hundred times as much as everything else in it.
     current_platform.empty_cache = lambda: None
-    # A collection here costs more than the rest of a scheduler and frees nothing. The first scheduler of a process
-    # waits for disk and network, which takes long on a busy machine.
+    # A collection here costs more than the rest of a scheduler and frees nothing. A process's first scheduler waits for
+    # disk and network, which takes long on a busy machine.
     watched = contextlib.nullcontext() if _groups else unwatched()
     with watched, mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = _model_folder().name
-        # The library that releases memory needs a GPU; without it SGLang's own adapter of it does nothing.
+        # The library that releases memory needs a GPU; without it, SGLang's own adapter for it does nothing.
         given = {**settings.of_server, "enable_memory_saver": False}
         args = ServerArgs(model_path=folder, **_ARGUMENTS, **given)
         with mock.patch.object(tempfile, "tempdir", folder):

@@ -38,7 +38,7 @@ MODEL = {
 
 
 def new_scheduler(settings: Any) -> Scheduler:
-    """Make a scheduler on the CPU, over a random model of one layer."""
+    """Make a scheduler on the CPU, over a random one-layer model."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
@@ -67,7 +67,7 @@ def new_scheduler(settings: Any) -> Scheduler:
     with mock.patch.object(tempfile, "tempdir", folder):
         ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    # Its published load would stay in a file of shared memory.
+    # Its published load would remain in a shared memory file.
     with mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None):
         return Scheduler(args, ports)
 
@@ -96,11 +96,11 @@ def request(
 
 
 class Turns:
-    """Stands in for sockets and forward pass: gives the messages of each turn, and keeps the scheduler's answers."""
+    """Stands in for sockets and forward pass: supplies each turn's messages, and keeps the scheduler's answers."""
 
     def __init__(self) -> None:
         self.messages: list[list[Any]] = [[]]
-        # The tokens of each request in each batch; the end of each request, and the answer to each flush.
+        # Each request's tokens in each batch, each request's end, and the answer to each flush.
         self.batches: list[dict[str, int]] = []
         self.ends: dict[str, str] = {}
         self.flushes: list[bool] = []
@@ -132,7 +132,7 @@ class Turns:
     def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
         lengths = batch.extend_lens or [1] * len(batch.reqs)
         self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
-        # No token ends a request, so all of them may be the same one.
+        # No token ends a request, so they may all be the same.
         tokens = torch.full((len(batch.reqs),), 7)
         return GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
 

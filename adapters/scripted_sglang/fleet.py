@@ -1,7 +1,7 @@
-"""The adapter ``sglang-fleet``: SGLang's schedulers as prefill and decode servers, as one machine of the search.
+"""The adapter ``sglang-fleet``: SGLang's schedulers as prefill and decode servers, as one machine for the search.
 
 A router sends each request to a decode server and to a prefill server with a room number, by which SGLang's own KV
-managers find each other. Their messages and writes take the links of the fleet.
+managers find each other. Their messages and writes travel over the fleet's links.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _ROLES: Final = {"p": "prefill", "d": "decode"}
 _WAKE: Final = Signal(name="transfers")
 # A room consists of the engine's number and the request's number there.
 _ROOMS: Final = 1000
-# Caches are flushed in the last turn after the end, and in the turn before it if no pause had to end first.
+# Caches are flushed in the last turn after the end, and in the turn before if no pause had to end first.
 _FLUSHES: Final = 2
 
 
-# -- messages of the router to a prefill server --
+# -- messages from the router to a prefill server --
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """A request that a decode server has too."""
+    """A request that a decode server also has."""
 
     room: int
     prompt_ids: tuple[int, ...]
@@ -80,7 +80,7 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class ClientLeft(msgspec.Struct, frozen=True):
-    """The client of a request has left, or it ended at its decode server."""
+    """The client of a request has left, or the request ended at its decode server."""
 
     room: int
 
@@ -105,7 +105,7 @@ class RoutedRun(MemberRun):
             super().give(event)
 
     def give_here(self, event: Any) -> None:
-        """Give an event to this server alone."""
+        """Give an event to this server only."""
         super().give(event)
 
     @property
@@ -123,7 +123,7 @@ class RoutedRun(MemberRun):
 
 
 class Router:
-    """The router before a decode server, which chooses the prefill server of each request."""
+    """The router in front of a decode server, which selects the prefill server of each request."""
 
     def __init__(self, member: SglangMember, prefills: Sequence[str], made: int) -> None:
         self._member = member
@@ -262,7 +262,7 @@ class SglangMember(SearchedMember):
         return super().is_quiet and not self.halves
 
     def _excuse(self, rooms: Iterable[int]) -> None:
-        """Allow the requests of these rooms to end with an error."""
+        """Allow the requests in these rooms to end with an error."""
         self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
@@ -340,7 +340,7 @@ class SglangMember(SearchedMember):
     # -- a decode server --
 
     def _take_pages(self, sender: str, pages: PageWrite) -> None:
-        """Take pages, for which the request must still wait. Raises Violation."""
+        """Take pages, which the request must still be waiting for. Raises Violation."""
         role: Decode = self.role
         size = self.run.machine.scheduler.page_size
         waits = [one.req for one in role.receivers() if one.req.bootstrap_room == pages.room]
@@ -355,7 +355,7 @@ class SglangMember(SearchedMember):
 
 
 def _config_of(config: SglangSettings, name: str) -> SglangSettings:
-    # In a fleet no name is a prefix of another: the room identifies the request.
+    # In a fleet, no name is a prefix of another: the room identifies the request.
     return msgspec.structs.replace(config, disaggregation_mode=_ROLES[name[0]], client_rids=False)
 
 
@@ -412,7 +412,7 @@ class SglangFleets(FleetAdapter):
         return SglangMember(name, run, [one for one in config.names if one[0] == "p"], machine.made)
 
     def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
-        """Return the finale of each server, after the end of a pause that keeps a batch."""
+        """Return each server's finale, after the end of a pause that keeps a batch."""
         paused = [one for one in run.machine.living if one.run.oracle.paused is not None]
         if turn and paused:
             return [(one.name, Resume(call_id=one.run.new_call_id())) for one in paused]
@@ -423,7 +423,7 @@ class SglangFleets(FleetAdapter):
         return SERVER.mutant_names
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
-        """Write the page of the mutants of one server."""
+        """Write the page about the mutants of one server."""
         SERVER.write_mutants(page, found)
 
     def fleet_digest(self, run: FleetRun) -> bytes:

@@ -38,7 +38,7 @@ class FrontEnd(TokenizerManager):
         self.sent: list[Any] = []
         self.sleeping: list[asyncio.Future[None]] = []
 
-    # -- what clients and operators call, each in a turn --
+    # -- called by clients and operators, each in a turn --
 
     def start(self, rid: str, prompt: list[int], new: int) -> None:
         asked = GenerateReqInput(input_ids=prompt, sampling_params={"max_new_tokens": new}, rid=rid)

@@ -1,7 +1,7 @@
-"""SGLang's own host tier and storage on the CPU; the machine copies the pages between device, host and storage.
+"""SGLang's own host tier and storage on the CPU; the machine copies pages between device, host and storage.
 
-Replaces the streams and events of a device, the copy kernels, the registration of host memory, and threads and their
-queues. SGLang decides which pages are cached in which tier.
+Replaces a device's streams and events, the copy kernels, the registration of host memory, and threads and their queues.
+SGLang decides which pages are cached in which tier.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def pages_of(slots: torch.Tensor, size: int) -> list[int]:
 
 
 class Storage(hicache_storage.HiCacheStorage):
-    """A storage backend that loses pages only when told.
+    """A storage backend that loses pages only on command.
 
-    ``numbers`` has the block of each stored page by key. With ``failing`` the next read returns only this many pages.
+    ``numbers`` has the block of each stored page by key. With ``failing``, the next read returns only this many pages.
     """
 
     def __init__(self, config: Any, kwargs: Any = None) -> None:
@@ -82,7 +82,7 @@ class Storage(hicache_storage.HiCacheStorage):
 
 
 class NoHost:
-    """The host tier of a scheduler without one: nothing is copied."""
+    """The host tier of a scheduler without one: copies nothing."""
 
     is_known = True
 
@@ -98,11 +98,11 @@ class NoHost:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no transfer is under way, known to the scheduler or not."""
+        """Whether no transfer is pending, known to the scheduler or not."""
         return True
 
     def begin(self, launched: int, events: Iterable[Any]) -> None:
-        """Begin a step, after this many launched batches."""
+        """Begin a step after this many launched batches."""
 
     def launch(self, batch: Any, number: int) -> None:
         """Compute a batch after the loads that it waits for."""
@@ -116,8 +116,8 @@ class NoHost:
 class HostTier(NoHost):
     """The host tier of a scheduler's ``tree_cache``.
 
-    Copies of one step end in the next one unless they are held; the threads of the storage run as far as they can in
-    each step. A batch waits for its loads, so they have ended when its result is there.
+    Copies from one step end in the next unless they are held; the storage threads run as far as they can in each step.
+    A batch waits for its loads, so they have ended by the time its result is there.
     """
 
     def __init__(self, tree_cache: Any) -> None:
@@ -154,7 +154,7 @@ class HostTier(NoHost):
         return any(not queue.empty() for _, queue in self._threads())
 
     def _threads(self) -> list[tuple[Any, Queue]]:
-        """Return the threads of the storage, each with the queue at which it waits."""
+        """Return the storage threads, each with the queue that it waits on."""
         one = self._controller
         if not one.enable_storage:
             return []
@@ -216,7 +216,7 @@ class HostTier(NoHost):
         return tuple(Stream.copies)
 
     def _check_nothing_is_lost(self) -> None:
-        """Raise Violation for slots of the host that have no owner."""
+        """Raise Violation for host slots without an owner."""
         cache, controller = self._cache, self._controller
         if not self.is_quiet or cache.ongoing_write_through or cache.ongoing_load_back or cache.ongoing_backup:
             return
@@ -269,7 +269,7 @@ def _to_device(
 
 
 def _hashes(token_ids: Any, prior: bytes | None, page_size: int | None = None) -> str | list[str]:
-    """Stand in for a C++ extension that compiles when first called: hash all tokens, or each page's prefix."""
+    """Stand in for a C++ extension that compiles on its first call: hash all tokens, or each page's prefix."""
     raw, count, *_ = native_hash._native_hash_input(token_ids)  # noqa: SLF001 - SGLang's own input
     hashes, digest = [], prior or b""
     for start in range(0, count, page_size or max(1, count)):
@@ -280,13 +280,13 @@ def _hashes(token_ids: Any, prior: bytes | None, page_size: int | None = None) -
 
 
 def install() -> None:
-    """Give the host tiers of this process these stand-ins, which never wait."""
+    """Give this process's host tiers these stand-ins, which never wait."""
     cache_controller.device_module = l2_transfer.device_module = DEVICE
     cache_controller.Queue = hybrid_cache_controller.Queue = Queue
     for module in (cache_controller, hybrid_cache_controller, unified_radix_cache, base, hicache_storage):
         module.threading = THREADS
     utils.get_native_hash = _hashes
-    # The handler would keep a cache until the process ends.
+    # The handler would keep a cache alive until the process ends.
     unified_radix_cache.atexit = SimpleNamespace(register=lambda _: None)
     common._cuda_host_register = lambda *_: None  # noqa: SLF001 - registers memory
     MHATokenToKVPoolHost.backup_from_device_all_layer = _to_host

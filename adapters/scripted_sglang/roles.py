@@ -19,7 +19,7 @@ _PREFILL: Final = _TURN | {
 }  # fmt: skip
 _DECODE: Final = _TURN | {"process_decode_queue", "get_next_disagg_decode_batch_to_run"}
 _OVERLAP: Final = frozenset({"_apply_war_barrier", "launch_batch_sample_if_needed"})
-# The calls of the loops with a role; ``machine.py`` has the calls of the others.
+# The calls of the loops with a role; ``machine.py`` has those of the other loops.
 LOOPS: Final = {
     "event_loop_normal_disagg_prefill": _PREFILL,
     "event_loop_overlap_disagg_prefill": _PREFILL
@@ -44,7 +44,7 @@ class Role:
         self.loads: list[Load] = []
 
     def plan(self) -> Any:
-        """Return the next batch, after the loop's calls before it."""
+        """Return the next batch, after the loop's calls that precede it."""
         scheduler = self._scheduler
         return scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
 
@@ -66,7 +66,7 @@ class Role:
 
 
 class _WithTransfers(Role):
-    """A role with KV transfers. ``rooms`` has the prefill engine and the room number of each request, by rid."""
+    """A role with KV transfers. ``rooms`` has each request's prefill engine and room number, by rid."""
 
     transfers: LinkedManager
 
@@ -85,7 +85,7 @@ class _WithTransfers(Role):
         self.rooms = {rid: given for rid, given in self.rooms.items() if rid in live}
 
     def rid_in(self, room: int) -> str | None:
-        """Return the live request of a room."""
+        """Return the live request in a room."""
         return next((rid for rid, (_, number) in self.rooms.items() if number == room), None)
 
 
@@ -123,7 +123,7 @@ class Prefill(_WithTransfers):
 class Decode(_WithTransfers):
     """The role of ``event_loop_normal_disagg_decode`` and ``event_loop_overlap_disagg_decode``.
 
-    ``loads`` has the KV of ended transfers, and of ended returns from the host.
+    ``loads`` has the KV from ended transfers, and from ended returns from the host.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -162,7 +162,7 @@ class Decode(_WithTransfers):
         return tuple([slot // size for slot in slots])
 
     def receivers(self) -> Iterator[Any]:
-        """Yield the requests into whose pages another engine may write."""
+        """Yield the requests whose pages another engine may write."""
         queue = self._scheduler.disagg_decode_transfer_queue
         yield from queue.queue
         for one, *_ in queue._deferred_releases:  # noqa: SLF001 - not public
@@ -174,7 +174,7 @@ class Decode(_WithTransfers):
         self.transfers.lose_prefill(name)
 
     def _end_deferred(self) -> None:
-        """Release the pages that were kept for the writes of a lost engine."""
+        """Release the pages kept for a lost engine's writes."""
         if not self.orphans:
             return
         self.orphans &= {one.req.bootstrap_room for one in self.receivers()}

@@ -1,4 +1,4 @@
-"""A view of SGLang's scheduler: the shares of a batch, retracted requests, free memory, and what promises ask."""
+"""A view of SGLang's scheduler: a batch's shares, retracted requests, free memory, and the queries of promises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = "#"
 
 
 def inner_name(rid: str, number: int | None = None) -> str:
-    """Return a name that is no prefix of another; with a number it is unique to one request."""
+    """Return a name that is not a prefix of another; with a number it is unique to one request."""
     return f"{rid}{_END}" if number is None else f"{rid}{_END}{number}{_END}"
 
 
@@ -28,9 +28,9 @@ def rid_of(name: str) -> str:
 
 
 def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = None) -> Iterator[Share]:
-    """Yield the shares of a forward pass: rows of the table, written places, and input tokens.
+    """Yield the shares of a forward pass: rows of the table, written slots, and input tokens.
 
-    ``size`` is the page size. ``token`` returns the token of a request's input; without it shares have no tokens.
+    ``size`` is the page size. ``token`` returns the token of a request's input; without it, shares have no tokens.
     """
     ends, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
     counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(ends)
@@ -101,7 +101,7 @@ def counts_of(scheduler: Any, in_flight: int) -> Mapping[str, int]:
 
 
 def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
-    """Return the questions that promise to change nothing, by name. A report of the load says when it was made."""
+    """Return the queries that promise to change nothing, by name. A load report says when it was made."""
     cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
     keys = [RadixKey(array("q", [*req.origin_input_ids, *req.output_ids])) for req in scheduler.waiting_queue]
     found = {
@@ -116,7 +116,7 @@ def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def cached_in(scheduler: Any) -> Iterator[CachedPrefix]:
-    """Yield the pages of each node of a scheduler's prefix tree; none below a node that the device lacks."""
+    """Yield the pages of each node in a scheduler's prefix tree; none below a node that the device lacks."""
     cache, size = scheduler.tree_cache, scheduler.page_size
     if not isinstance(cache, UnifiedRadixCache):
         return

@@ -14,7 +14,7 @@ from scripted_sglang.config import SglangSettings
 
 
 class SglangServer(ServerDescription[SglangSettings]):
-    """``sglang.launch_server`` with the settings of one scheduler."""
+    """``sglang.launch_server`` with one scheduler's settings."""
 
     sizes: ClassVar = (
         *("page_size", "max_total_tokens", "chunked_prefill_size", "max_running_requests", "context_length"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _TAKE: Final = "get_next_batch_to_run"
 _NO_STOPS: Final = "a request has stop tokens, and the turns have no model to choose them"
-# Within this many more turns every request that can end ends.
+# Within this many more turns, every request that can end does.
 _MORE_TURNS: Final = 20
 _ALL_ENDED: Final = "not front.open"
 # The text of a failure, and an assertion over the turns that fails with it.

@@ -1,7 +1,7 @@
 """Stands in for a device's streams and events, and for threads: the machine decides when work ends.
 
-A stream carries transfers of pages in order. A transfer is copied when it ends, or when a batch waits for it; until
-then its source may change. An event ends with all transfers that its stream had begun when it was recorded.
+A stream carries page transfers in order. A transfer is copied when it ends, or when a batch waits for it; until then
+its source may change. An event ends with all transfers that its stream had begun when the event was recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Stream:
     ``copies`` has the pairs copied since they were last taken, ``fresh`` the transfers begun.
     """
 
-    # Of all streams in order, within a step of one machine; ``batches`` counts the launches before it.
+    # Over all streams in order, within a step of one machine; ``batches`` counts the launches before it.
     copies: ClassVar[list[tuple[int, int]]] = []
     fresh: ClassVar[list[tuple[Stream, Pages]]] = []
     batches: ClassVar[int] = 0
@@ -78,7 +78,7 @@ class Event:
         return self._stream is None or self._stream.over >= self.last
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Make later work of the stream depend on the event's results."""
+        """Make the stream's later work depend on the event's results."""
         del stream
         if self._stream is not None:
             self._stream.make(self.last)
@@ -88,7 +88,7 @@ class Event:
             self._stream.end(self.last)
 
 
-# Entered streams; batches are computed on the first.
+# Entered streams; the first computes the batches.
 _streams: Final = [Stream()]
 
 

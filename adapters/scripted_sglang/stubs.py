@@ -34,7 +34,7 @@ class _Base(metaclass=_Names):
 
 
 class _Module(types.ModuleType):
-    """Has every attribute: a class for a capital letter, else a module; as a decorator it changes nothing."""
+    """Has every attribute: a class for a capitalized name, otherwise a module; as a decorator it changes nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -1,7 +1,7 @@
-"""SGLang's own KV manager of the Mooncake backend, with links in place of its sockets, its RDMA and its threads.
+"""SGLang's own KV manager for the Mooncake backend, with links in place of its sockets, its RDMA and its threads.
 
-The bodies of its threads run when a message arrives and when the write of a chunk ends. Nothing waits, and no time
-passes: the loss of the other engine takes the place of time limits.
+The bodies of its threads run when a message arrives and when a chunk's write ends. Nothing waits, and no time passes:
+losing the other engine takes the place of time limits.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ROW: Final = ("output_ids", "cached_tokens", "bootstrap_room")
 
 
 class Frames(msgspec.Struct, frozen=True):
-    """One message of SGLang's, as its sockets carry it."""
+    """One of SGLang's messages, as its sockets carry it."""
 
     parts: tuple[bytes, ...]
 
 
 class PageWrite(msgspec.Struct, frozen=True):
-    """The KV of a part of a prompt from ``start`` on, written into the pages ``targets`` of the other engine."""
+    """The KV of part of a prompt, starting at ``start``, written into the other engine's pages ``targets``."""
 
     is_bulk: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class PageWrite(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The end of the write of a chunk."""
+    """The end of a chunk's write."""
 
     chunk: int
 
@@ -74,7 +74,7 @@ class Recompute(msgspec.Struct, frozen=True):
 
 
 class Launched:
-    """Stands in for an event of a stream: the launches before its record. ``batches`` counts all launches."""
+    """Stands in for a stream's event: the launches before it was recorded. ``batches`` counts all launches."""
 
     batches: ClassVar[int] = 0
 
@@ -89,7 +89,7 @@ class Launched:
 
 
 class Chunks:
-    """Stands in for a queue at which a thread waits."""
+    """Stands in for a queue that a thread waits on."""
 
     def __init__(self, *chunks: Any) -> None:
         self.waiting = deque(chunks)
@@ -117,7 +117,7 @@ class _Wire:
 
 
 class LinkedManager(conn.MooncakeKVManager):
-    """SGLang's manager over links. ``said`` has messages by engine, ``writing`` the chunks under way by number."""
+    """SGLang's manager over links. ``said`` has messages by engine, ``writing`` the pending chunks by number."""
 
     _zmq_ctx: Any
     server_socket: Any
@@ -157,7 +157,7 @@ class LinkedManager(conn.MooncakeKVManager):
     # -- messages --
 
     def take_messages(self) -> None:
-        """Run the listening thread on all messages that are there."""
+        """Run the listening thread on all pending messages."""
         if not self.inbox:
             return
         is_prefill = self.disaggregation_mode == DisaggregationMode.PREFILL
@@ -188,13 +188,13 @@ class LinkedManager(conn.MooncakeKVManager):
 
     @property
     def rooms_to_write(self) -> set[int]:
-        """Return the rooms of chunks under way."""
+        """Return the rooms of pending chunks."""
         return {chunk.room for chunk in (*self.queue.waiting, *self.writing.values())}
 
     # -- a decode engine --
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Take the info of a prefill engine's bootstrap server. Returns False if it cannot be reached."""
+        """Take the info from a prefill engine's bootstrap server; return False if it cannot be reached."""
         if name_of(bootstrap_addr) not in self.reached:
             return False
         if bootstrap_addr not in self.prefill_info_table:
@@ -222,7 +222,7 @@ class LinkedManager(conn.MooncakeKVManager):
     # -- a prefill engine --
 
     def begin_writes(self, done: int) -> list[tuple[int, Any, Any]]:
-        """Begin writes of chunks: return their numbers and receivers. The first ``done`` batches are computed.
+        """Begin writing chunks; return their numbers and receivers. The first ``done`` batches are computed.
 
         As in SGLang's thread, chunks are taken in order and counted, and chunks of failed rooms are skipped.
         """
@@ -319,7 +319,7 @@ def name_of(address: str) -> str:
 
 
 def room_that_fails(parts: tuple[bytes, ...], manager: LinkedManager) -> int | None:
-    """Return the room that a message of SGLang's reports as failed or aborted."""
+    """Return the room that one of SGLang's messages reports as failed or aborted."""
     if manager.disaggregation_mode == DisaggregationMode.PREFILL:
         aborted = AbortNotification.from_zmq(list(parts)) if parts[0] == ABORT_TAG else None
         return None if aborted is None else aborted.room
@@ -328,7 +328,7 @@ def room_that_fails(parts: tuple[bytes, ...], manager: LinkedManager) -> int | N
 
 
 def install() -> None:
-    """Give SGLang's schedulers of this process these classes, which neither wait nor read the time."""
+    """Give SGLang's schedulers in this process these classes, which neither wait nor read the time."""
     mooncake.MooncakeKVManager, mooncake.MooncakeKVSender = LinkedManager, LinkedSender
     mooncake.MooncakeKVReceiver = LinkedReceiver
     conn.threading = common.threading = bootstrap.threading = THREADS

@@ -1,4 +1,4 @@
-"""The adapter ``transformers``: the scheduler and the paged cache of continuous batching in an installed transformers.
+"""The adapter ``transformers``: scheduler and paged cache of continuous batching in an installed transformers.
 
 Nothing else imports them. No code of transformers is copied here.
 """

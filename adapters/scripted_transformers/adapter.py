@@ -1,4 +1,4 @@
-"""The adapter of transformers: its declarations, and the copies of its machine."""
+"""The adapter for transformers: its declarations, and the copies of its machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ADAPTER: Final = SchedulerAdapter(
     can=lambda _: Capabilities(flush=False, answers_aborts=False),
     workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "transformers-")[0],
     settings={"use_async_batching": (True,), "scheduler_type": ("prefill_first",), "allow_block_sharing": (False,)},
-    # With asynchronous batching the last batch is updated when another has been prepared.
+    # With asynchronous batching, the last batch is updated once another has been prepared.
     may_grow=("machine._in_flight", "machine._results"),
     packages=("transformers",),
     standalone=TransformersStandalone(),

@@ -1,7 +1,7 @@
-"""Continuous batching of transformers as a machine of the search: its own batch processor, with a simulated forward.
+"""Transformers' continuous batching as a machine for the search: its own batch processor, with a simulated forward.
 
 ``prepare_next_batch`` and ``update_batch``, the scheduler, the cache and the offloading manager are as installed.
-``BatchIO`` changes the requests as the tensors of a batch would, because real tensors need a device.
+``BatchIO`` changes the requests as a batch's tensors would, because real tensors need a device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TransformersSettings(msgspec.Struct, frozen=True):
     use_async_batching: bool = False
     scheduler_type: str = "fifo"
     safety_margin: float | None = None
-    # Every request has its own id, which the manager gives to requests without one; else the client's name.
+    # Every request has its own id, as the manager gives to requests without one; otherwise the client's name.
     unique_ids: bool = True
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class TransformersSettings(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> int:
-        """The batches in flight: with asynchronous batching one is prepared while another is computed."""
+        """How many batches are in flight: with asynchronous batching one is prepared while another is computed."""
         return 2 if self.use_async_batching else 1
 
 
@@ -56,7 +56,7 @@ def _rid_of(request_id: str) -> str:
 
 
 class KnownHashes:
-    """The tokens that each hash of the prefix cache stands for. No hash changes its tokens, so copies share them."""
+    """The tokens behind each hash of the prefix cache. A hash never changes its tokens, so copies share them."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
@@ -71,10 +71,10 @@ class KnownHashes:
 
 
 class TransformersMachine:
-    """Drives a new processor of these settings as the manager's generation loop does.
+    """Drives a new processor with these settings as the manager's generation loop does.
 
-    Each turn of the loop prepares a batch, launches it, and updates the requests with the result of the oldest batch:
-    the same one, or with asynchronous batching the one before.
+    Each iteration of the loop prepares a batch, launches it, and updates the requests with the result of the oldest
+    batch: the same one, or with asynchronous batching the one before.
     """
 
     def __init__(self, settings: TransformersSettings) -> None:
@@ -132,7 +132,7 @@ class TransformersMachine:
         return {_rid_of(name) for name in (*scheduler.active_requests, *scheduler.waiting_requests)}
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return the questions about admission and the cache, and the blocks that none of them may move."""
+        """Return the queries about admission and the cache, and the blocks that none of them may move."""
         scheduler, cache = self._processor.scheduler, self._processor.cache
         (allocator,) = cache.cache_allocators.values()
         waiting = [(one, [*one.remaining_prefill_tokens]) for one in scheduler.waiting_requests.values()]
@@ -145,7 +145,7 @@ class TransformersMachine:
         }
 
     def cached_prefixes(self) -> Iterator[CachedPrefix]:
-        """Yield each block of the prefix cache under its tokens, if a request has ended with them."""
+        """Yield each block of the prefix cache with its tokens, if a request has ended with them."""
         (allocator,) = self._processor.cache.cache_allocators.values()
         for block, known in allocator.ledger.block_to_hash.items():
             tokens = self._hashes.tokens.get(known)
@@ -218,7 +218,7 @@ class TransformersMachine:
                     "takes the place of a token of this one"
                 )
             tokens[-1] = TMP_TOKEN_ID
-        # A retracted request starts again with its output as a part of its prompt.
+        # A retracted request starts again with its output as part of its prompt.
         known = None if state.generated_tokens else len(state.initial_tokens)
         (allocator,) = self._processor.cache.cache_allocators.values()
         return Share(

@@ -1,4 +1,4 @@
-"""The batch processor of transformers over a cache without a model. Standalone tests begin with this file."""
+"""Transformers' batch processor over a cache without a model. Standalone tests begin with this file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALONE: Final = SimpleNamespace(tp_size=1, tp_all_reduce_min=lambda tensor, on_c
 
 
 class BatchIO:
-    """The part of ``ContinuousBatchingIOs`` that changes requests; ``bring`` gives it the tokens of a result."""
+    """The part of ``ContinuousBatchingIOs`` that changes requests; ``bring`` gives it a result's tokens."""
 
     compute_stream = None
 
@@ -43,7 +43,7 @@ class BatchIO:
         return tuple(self._prepared)
 
     def launch(self) -> list[FutureRequestState]:
-        """Launch the prepared batch: change its requests as the creation of its tensors does, and return them."""
+        """Launch the prepared batch: change its requests as creating its tensors would, and return them."""
         requests, self._prepared = self._prepared, []
         for future in requests:
             future.state.position_offset += future.query_length
@@ -52,12 +52,12 @@ class BatchIO:
         return requests
 
     def bring(self, requests: list[FutureRequestState], tokens: list[int]) -> None:
-        """Set the result of the next update: a token for each request of the batch with a new one."""
+        """Set the result for the next update: a token for each request in the batch that gets a new one."""
         self._update = (requests, tokens, None)
 
 
 class Processor(ContinuousBatchProcessor):
-    """The batch processor over a cache without a model; requests enter and leave through its scheduler alone."""
+    """The batch processor over a cache without a model; requests enter and leave only through its scheduler."""
 
     inputs_and_outputs: BatchIO
 

@@ -1,4 +1,4 @@
-"""``transformers serve`` with the adapter's settings: its command line, and settings other than its defaults."""
+"""``transformers serve`` with the adapter's settings: its command line, and the settings off their defaults."""
 
 from __future__ import annotations
 

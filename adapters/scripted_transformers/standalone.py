@@ -21,7 +21,7 @@ def launches(plan: Any) -> bool:
 
 
 class TransformersStandalone(Standalone):
-    """Writes tests of the batch processor, whose requests are its scheduler's."""
+    """Writes tests of the batch processor, whose requests belong to its scheduler."""
 
     launch = "prepare_next_batch"
     update = "update_batch"

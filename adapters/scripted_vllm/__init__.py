@@ -1,4 +1,4 @@
-"""The adapter ``vllm``: the scheduler and the KV cache manager of an installed vLLM, with a simulated model runner.
+"""The adapter ``vllm``: an installed vLLM's scheduler and KV cache manager, with a simulated model runner.
 
 Nothing else imports vLLM. No code of vLLM is copied here.
 """
@@ -11,7 +11,7 @@ from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# Warnings of vLLM and its libraries about a machine without a GPU do not concern the scheduler.
+# Warnings from vLLM and its libraries about a missing GPU do not concern the scheduler.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:

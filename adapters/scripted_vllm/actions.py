@@ -1,5 +1,6 @@
-"""Actions on vLLM's scheduler besides the common ones: its KV connector offers, delays and fails loads, and
-grammars compile late.
+"""Actions on vLLM's scheduler besides the common ones.
+
+Its KV connector offers, delays and fails loads, and grammars compile late.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RELEASE: Final = "release-transfers"
 HOLD_GRAMMARS: Final = "hold-grammars"
 RELEASE_GRAMMARS: Final = "release-grammars"
 END_SESSION: Final = "end-session"
-# In a fleet: the transfer of a request has ended; a value other than 0 means that no KV arrived.
+# In a fleet: a request's transfer has ended; a value other than 0 means that no KV arrived.
 ENDED: Final = "transfer-ended"
 UNKNOWN: Final = -1
 
@@ -43,13 +44,13 @@ class _OfConnector(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _OfTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of actions on transfers; HiSparse has some, too."""
+    """Base of the actions on transfers, some of which HiSparse has too."""
 
     needs: ClassVar = "has_transfers"
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
-    """Fails the oldest load under way, or the next one, from the block of this number on."""
+    """Fails the oldest pending load, or the next one, from this block on."""
 
     block: int = 0
 
@@ -58,7 +59,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
     @staticmethod
     @verb
     def fail_load(t: BaseContext, *, block: int = 0) -> None:
-        """Fail the oldest load under way, or the next one, from this block of the request on."""
+        """Fail the oldest pending load, or the next one, from this block of the request on."""
         FailLoad(block=block).tell(t)
 
     @classmethod
@@ -67,7 +68,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="offer"):
-    """Makes the connector offer this many tokens of each later prompt; with -1 it cannot tell yet."""
+    """Makes the connector offer this many tokens of each later prompt; with -1 it does not know yet."""
 
     tokens: int
 
@@ -77,7 +78,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def offer_prefixes(t: BaseContext, tokens: int) -> None:
-        """Let the connector offer this many tokens of each later prompt; with -1 it cannot tell yet."""
+        """Let the connector offer this many tokens of each later prompt; with -1 it does not know yet."""
         OfferPrefixes(tokens=tokens).tell(t)
 
     @classmethod
@@ -168,12 +169,12 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         return t.run.start(message)
 
     def message(self, run: RunLike) -> Add | None:
-        """Return the session's next request; None if it ends, got input in this step already, or fills the context."""
+        """Return the session's next request; None if it ends, already got input in this step, or fills the context."""
         before = self._before(run)
         context = run.config.max_model_len
         if before is None:
             return None
-        # Its output so far or to come, without the last token.
+        # Its output, so far or still to come, without the last token.
         said = before.alone(max(0, min(before.max_new_tokens, context - len(before.prompt_ids))))[:-1]
         prompt = (*before.prompt_ids, *said, *prompt_ids(self.tokens, self.seed))
         if len(prompt) >= context and run.config.checks_sessions:
@@ -188,7 +189,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         )
 
     def _before(self, run: RunLike) -> Add | None:
-        """Return the last request of a live session; None without one."""
+        """Return the last request of a live session; None if there is none."""
         if not run.machine.is_session(self.rid) or any(getattr(one, "rid", "") == self.rid for one in run.given):
             return None
         life = next(life for life in reversed(run.oracle.account.lives) if life.message.rid == self.rid)
@@ -251,7 +252,7 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     SleepAll: _SLEEPING,
     WakeAll: _SLEEPING,
 }
-# Settings that need a connector too.
+# Settings that also need a connector.
 NEEDED_BY_SETTINGS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
     **dict.fromkeys(
         ("kv_role", "kv_load_failure_policy", "kv_offered_tokens", "kv_transfer_steps", "kv_saves"), _CONNECTED

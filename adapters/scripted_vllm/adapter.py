@@ -1,4 +1,4 @@
-"""vLLM's scheduler as an adapter of the search: its declarations, its copies and its mutants."""
+"""vLLM's scheduler as an adapter for the search: its declarations, its copies and its mutants."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ COPIER: Final = Copier(
             StructuredOutputsParams,
             MultiModalFeatureSpec,
         ),
-        # The masks of a plan are read before another plan is made.
+        # A plan's masks are read before another plan is made.
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
-        # Why a grammar does not compile; the lock of an answer that is not there yet, which no other thread asks for.
+        # Why a grammar does not compile; the lock of a pending answer, which no other thread takes.
         *(ValueError, threading.Condition),
-        # Plans and results do not change after they are handed over, except the guesses of a plan that samples later.
+        # Plans and results do not change once handed over, except the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
         KnownBlocks,
         Fresh,
@@ -148,7 +148,7 @@ def _of_connector(names: str) -> dict[str, str]:
 
 
 class VllmAdapter(SchedulerAdapter):
-    """SDK adapter that knows the versions of vLLM it was tested with."""
+    """An SDK adapter that knows the vLLM versions it was tested with."""
 
     def version_check(self) -> tuple[bool, str]:
         """Return whether this adapter was tested with the installed version, and a sentence that says so."""
@@ -161,7 +161,7 @@ class VllmAdapter(SchedulerAdapter):
         return installed_version()
 
     def flight_machine(self, header: FlightHeader) -> VllmOfFlight:
-        """Make vLLM's scheduler from a flight's settings. Raises ScriptDefinitionError for layers that it lacks."""
+        """Make vLLM's scheduler from a flight's settings. Raises ScriptDefinitionError for unsupported layers."""
         others = [note for note in header.notes if note.startswith(OTHER_GROUP)]
         if others:
             raise ScriptDefinitionError(
@@ -175,14 +175,14 @@ class VllmAdapter(SchedulerAdapter):
         return {"scheduler": _of_scheduler, "connector": _of_connector}
 
     def variant(self, name: str, defaults: Mapping[str, str]) -> Self:
-        """With a connector of the user's, the contract of connectors comes first."""
+        """Return a variant; with the user's own connector, the connector contract's workloads come first."""
         made = super().variant(name, defaults)
         if defaults.get("connector_cls"):
             made.workloads = {**CONTRACT, **made.workloads}
         return made
 
     def may_grow_of(self, config: VllmSettings) -> tuple[str, ...]:
-        """A user's connector may keep its stored blocks."""
+        """Return parts that may grow: the user's own connector may keep its stored blocks."""
         return (*super().may_grow_of(config), *(("connector",) if config.connector_cls else ()))
 
     def obstacle(self, run: Any) -> Action | None:

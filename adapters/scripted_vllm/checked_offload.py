@@ -1,4 +1,4 @@
-"""The worker of vLLM's ``OffloadingConnector`` on the CPU: a transfer takes steps, and copies at its end.
+"""A CPU worker for vLLM's ``OffloadingConnector``: a transfer takes steps, and copies at its end.
 
 A store must read what its blocks held when it began: nothing may write them before it ends.
 """
@@ -27,7 +27,7 @@ class _Job:
 
 class CheckedWorker(OffloadingWorker):
     def __init__(self, memory: torch.Tensor) -> None:
-        # A row of bytes for each block.
+        # One row of bytes per block.
         self._memory = memory
         self._host: dict[int, torch.Tensor] = {}
         self._jobs: dict[int, _Job] = {}
@@ -55,7 +55,7 @@ class CheckedWorker(OffloadingWorker):
             self._finish(job_id)
 
     def _finish(self, job_id: int) -> None:
-        """Copy the blocks. Raises Violation for a store whose blocks were written meanwhile."""
+        """Copy the blocks. Raises Violation for a store whose blocks were written in the meantime."""
         job = self._jobs.pop(job_id)
         self._finished.append(job_id)
         for place, (block, chunk) in enumerate(zip(job.blocks, job.places, strict=True)):

@@ -1,4 +1,4 @@
-"""The settings of a vLLM scheduler, as schedules name them."""
+"""The settings of a vLLM scheduler as schedules name them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class VllmSettingsError(ValueError):
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
+    """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are reached soon.
 
     - ``num_gpu_blocks`` includes the null block, which no request gets.
-    - ``model_runner``: the version of vLLM's model runner for which plans are made.
+    - ``model_runner``: the version of vLLM's model runner that plans are made for.
     - ``speculative_method``: ``eagle`` is a drafter that reads one token ahead; ``mtp`` has a module for each guess,
       each of which reads one token further ahead.
     - ``sliding_window``: some layers attend to this many tokens; the cache has a second group.
@@ -27,28 +27,28 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``mamba_cache_mode`` other than ``off``: some layers are Mamba's; one more group.
     - ``prefix_cache_retention_interval``: windows and states are cached at its multiples and at the end of a prompt; -1
       caches all.
-    - ``swa_bounded_replay``: windows are not cached; behind a prefix hit the last window is computed again.
+    - ``swa_bounded_replay``: windows are not cached; after a prefix hit the last window is computed again.
     - ``prefix_match_unit``: a prefix hit ends at any multiple of it; 0 for none.
-    - ``mamba_checkpoint_alignment``: kernels keep the state at its multiples inside a chunk; 0 for none.
+    - ``mamba_checkpoint_alignment``: kernels keep the state at its multiples within a chunk; 0 for none.
     - ``rswa_window``: layers attend to the prompt and to this many tokens of the output.
-    - ``circular_buffer_tokens``: one more group, with one block a request for this many tokens.
-    - ``decode_context_parallel_size``: the number of ranks over which a block is spread.
+    - ``circular_buffer_tokens``: one more group, with one block per request for this many tokens.
+    - ``decode_context_parallel_size``: the number of ranks that a block is spread over.
     - ``hisparse_host_blocks``: HiSparse keeps pages in this many blocks of host memory, 0 for none, and reads them
       through ``hisparse_hot_blocks`` of the device.
     - ``kv_connector``: how a connector loads, if there is one. ``kv_offered_tokens`` of each prompt are stored outside;
       an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of an ended request are kept
-      until it is saved, and with ``kv_saves_aborted`` those of an aborted one too.
-    - ``structured_output``: requests may have grammars, each compiled in ``grammar_steps``.
+      until it is saved, with ``kv_saves_aborted`` also those of an aborted one.
+    - ``structured_output``: requests may have grammars, each of which compiles in ``grammar_steps``.
     - ``max_loras``: three LoRAs are known, and this many may be computed together; 0 for none.
-    - ``encoder_cache_size``, in tokens: prompts may have images; ``encoder_compute_budget`` tokens of them are computed
-      in a step. With ``ec_connector`` every second image is outside and comes in ``ec_transfer_steps``.
-    - ``is_encoder_decoder``: the model attends to its first image apart from the prompt.
+    - ``encoder_cache_size``, in tokens: prompts may have images, of which a step computes ``encoder_compute_budget``
+      tokens. With ``ec_connector`` every second image is outside and arrives in ``ec_transfer_steps``.
+    - ``is_encoder_decoder``: the model attends to its first image separately from the prompt.
     - ``enable_sleep_mode``: operators may release the memory of weights and KV.
     - ``log_stats`` is the engine's setting. Without ``checks_sessions`` a session may outgrow its context, as vLLM's
       front end lets it.
-    - ``scheduler_cls``, MODULE:CLASS, is a scheduler of the user's.
-    - ``connector_cls`` is a KV connector of the user's, with both of its sides; several, with commas between them, are
-      parts of vLLM's MultiConnector. ``connector_extra`` is JSON for their extra configuration.
+    - ``scheduler_cls``, MODULE:CLASS, is the user's own scheduler.
+    - ``connector_cls`` is the user's own KV connector, with both of its sides; several, separated by commas, are parts
+      of vLLM's MultiConnector. ``connector_extra`` is JSON for their extra configuration.
     """
 
     block_size: int = 4
@@ -114,18 +114,18 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def windows(self) -> tuple[tuple[int, bool], ...]:
-        """The tokens of each group behind the first, and whether they are a chunk."""
+        """The tokens of each group after the first, and whether they are a chunk."""
         sizes = ((self.sliding_window, False), (self.attention_chunk_size, True))
         return tuple([one for one in sizes if one[0]])
 
     @property
     def kv_block_size(self) -> int:
-        """The tokens of a block on all ranks."""
+        """The tokens of a block over all ranks."""
         return self.block_size * self.decode_context_parallel_size
 
     @property
     def room(self) -> int:
-        """The tokens of all blocks but the null block."""
+        """The tokens of all blocks except the null block."""
         return (self.num_gpu_blocks - 1) * self.kv_block_size
 
     @property
@@ -142,7 +142,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def needed_blocks(self) -> int:
-        """The blocks of all groups that vLLM demands at its start for a whole context; 0 with one group."""
+        """How many blocks of all groups vLLM demands at its start for a whole context; 0 with one group."""
         if not self.has_groups:
             return 0
         needed = -(-self.max_model_len // self.kv_block_size) + len(self.rings)
@@ -166,7 +166,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def hash_block_size(self) -> int:
-        """The tokens of a hash of the prefix cache."""
+        """The tokens that one hash of the prefix cache covers."""
         return self.prefix_match_unit or math.gcd(self.kv_block_size, *self.states)
 
     @property
@@ -176,7 +176,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def states(self) -> tuple[int, ...]:
-        """The tokens between two blocks of states, for each group behind the groups with windows."""
+        """The tokens between two blocks of states, for each group after the groups with windows."""
         sizes = {"off": (), "none": (self.max_model_len,), "align": (self.block_size,)}
         return sizes[self.mamba_cache_mode]
 
@@ -187,12 +187,12 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a drafter has KV of its own, which depends on the tokens behind a position."""
+        """Whether a drafter has its own KV, which depends on the tokens after a position."""
         return self.speculative_method in ("eagle", "mtp")
 
     @property
     def has_modules(self) -> bool:
-        """Whether guesses come from modules of MTP."""
+        """Whether guesses come from MTP modules."""
         return self.num_speculative_tokens > 0 and self.speculative_method == "mtp"
 
     @property
@@ -213,7 +213,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.pipeline_parallel_size + 1
 
 
-# The rules of settings that make an engine, with their error texts.
+# The rules that settings of an engine must obey, with their error texts.
 _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
     (
         lambda s: all(all(name.partition(":")) for name in (s.scheduler_cls, *s.connector_cls.split(",")) if name),

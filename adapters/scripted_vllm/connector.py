@@ -1,4 +1,4 @@
-"""A KV connector that a schedule controls: the offered tokens, the time of a transfer, the loads that fail.
+"""A KV connector that a schedule controls: how many tokens it offers, how long transfers take, which loads fail.
 
 It has the scheduler's role in vLLM. The machine (``machine.py``) plays the workers, and the device knows which KV came
 from outside.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
 
-# Failed requests are not saved, and aborted ones only where that is asked for.
+# Failed requests are not saved, and aborted ones only if that is configured.
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
@@ -38,10 +38,10 @@ class RequestedLoads(KVConnectorMetadata):
 
 
 class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
-    """Offers ``offered`` tokens of each prompt from outside; None while it cannot tell.
+    """Offers ``offered`` tokens of each prompt from outside; None while it does not know.
 
     ``saving`` are the requests whose blocks it keeps after their end. In ``kv_connector_extra_config``, ``is_async``
-    says how it loads, and ``saves`` whether it keeps the blocks of ended requests, ``saves_aborted`` of aborted ones.
+    says how it loads, and ``saves`` and ``saves_aborted`` whether it keeps the blocks of ended and of aborted requests.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -73,11 +73,11 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def offer(self, tokens: int | None) -> None:
-        """Offer this many tokens of each later prompt; None: it cannot tell yet."""
+        """Offer this many tokens of each later prompt; None: it does not know yet."""
         self.offered = tokens
 
     def arrive(self, rid: str, request_id: str) -> None:
-        """Note a request; in a fleet another engine may have its prompt."""
+        """Note a request; in a fleet, another engine may have its prompt."""
         if rid in self.coming:
             self.promised[request_id], self.numbers[request_id] = self.coming.pop(rid)
 
@@ -86,7 +86,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         unused, self.unused = self.unused, []
         return unused
 
-    # -- vLLM's scheduler asks --
+    # -- called by vLLM's scheduler --
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Name the groups: a consumer reads the request's own blocks, with windows that no prefix cache keeps."""
@@ -121,7 +121,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         return RequestedLoads(asked)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Save an ended request if its end is one of those that are saved, and keep its blocks until then."""
+        """Save an ended request if requests with such an end are saved, and keep its blocks until then."""
         self._from.pop(request.request_id, None)
         if self.promised.pop(request.request_id, None) is not None:
             self.unused.append(request.request_id)

@@ -1,4 +1,4 @@
-"""A connector to an outside encoder cache, which has every second image and sends it in a number of steps."""
+"""A connector to an external encoder cache, which has every second image and takes some steps to send it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutsideImages(ECConnectorBase):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether an image is on its way."""
+        """Whether an image is in transit."""
         return any(due >= self.now for due in self.due.values())
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""Checks the images of plans: workers have them, and keep them whole. Knows no search: standalone tests contain it."""
+"""Checks the images in plans: workers have them, and keep them whole. Standalone tests contain this file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def made_by(plan: Any) -> list[tuple[str, list[int]]]:
 
 
 def missing_in(plans: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return, over all plans of a scheduler in order, each request that reads an image which the workers lack."""
+    """Return, over all plans of a scheduler in order, each request that reads an image that the workers lack."""
     features: dict[str, Any] = {}
     there: set[str] = set()
     missing = []
@@ -44,7 +44,7 @@ def cut_in(plans: Sequence[Any]) -> list[tuple[str, range]]:
 
 
 def cut_by(plan: Any, features: Mapping[str, Any]) -> list[tuple[str, range]]:
-    """Return the requests of a plan whose shares reach an image's first position and not its last one."""
+    """Return the requests of a plan whose shares reach an image's first position but not its last."""
     cut = []
     for name in plan.num_scheduled_tokens:
         read = positions_of(plan, name)

@@ -14,15 +14,15 @@ from scripted.sdk import Answer
 
 
 class SleepingDevice(Executor):
-    """Stands in for the workers. vLLM's executor keeps the account of what memory they have released."""
+    """Stands in for the workers. vLLM's executor tracks the memory that they have released."""
 
     def __init__(self, drop_images: Callable[[], None]) -> None:
-        # Not the base's, which starts workers.
+        # Skips the base class's constructor, which starts workers.
         self.sleeping_tags: set[str] = set()
         self._drop_images = drop_images
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Carry out an order to all workers; the oracle follows what they have released by the answers to its calls."""
+        """Carry out an order to all workers; the oracle follows released memory through the answers to its calls."""
         if method == "reset_encoder_cache":
             self._drop_images()
         return []
@@ -33,14 +33,14 @@ class SleepingDevice(Executor):
 
 
 class EngineCalls(EngineCoreProc):
-    """Carries out the calls of operators. ``in_flight`` are the plans without results.
+    """Carries out operators' calls. ``in_flight`` are the plans without results.
 
-    ``ended`` are the requests that a call has aborted, and ``preempted`` the names of requests that a call sent back to
-    the queue, until the machine takes them.
+    Until the machine takes them, ``ended`` has the requests that a call aborted, and ``preempted`` the names of
+    requests that a call sent back to the queue.
     """
 
     def __init__(self, scheduler: Any, device: SleepingDevice, in_flight: deque[Any]) -> None:
-        # Not the base's, which starts threads and opens sockets.
+        # Skips the base class's constructor, which starts threads and opens sockets.
         self.scheduler = scheduler
         self.model_executor = device
         self.batch_queue = in_flight
@@ -64,7 +64,7 @@ class EngineCalls(EngineCoreProc):
         return (Answer(call_id=call_id, ok=said is not False),)
 
     def answers_when_idle(self) -> Sequence[Answer]:
-        """Let the callbacks run if the engine is idle; return the answers that they gave, the last call's first."""
+        """Run the callbacks if the engine is idle; return the answers that they gave, the last call's first."""
         if not self._pending or self.has_work():
             return ()
         self._notify_idle_state_callbacks()
@@ -75,7 +75,7 @@ class EngineCalls(EngineCoreProc):
         return [Answer(call_id=name, ok=error is None, text=str(error or "")) for name, error in errors.items()]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache, and note the running requests that it preempts."""
+        """Empty the prefix cache, and note the running requests that this preempts."""
         running = {request.request_id for request in self.scheduler.running}
         try:
             return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))

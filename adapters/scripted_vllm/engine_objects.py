@@ -63,7 +63,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
     if settings.mamba_cache_mode == "none":
         sizes["hash_block_size"] = settings.scheduler_block_size
-    # With statistics, an engine is told of ended requests, as behind a load balancer.
+    # With statistics, an engine learns of ended requests, as behind a load balancer.
     told = settings.log_stats
     scheduler = kind(config, kv_cache, structured, include_finished_set=told, log_stats=told, **sizes)
     if settings.structured_output:
@@ -80,7 +80,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
 
 
 def _kind_of(settings: Any) -> type[Scheduler]:
-    """The class of the scheduler. Raises TypeError for a class that does not fit the settings."""
+    """Return the scheduler's class. Raises TypeError for a class that does not fit the settings."""
     kind: type[Scheduler] = AsyncScheduler if settings.async_scheduling else Scheduler
     if not settings.scheduler_cls:
         return kind
@@ -100,7 +100,7 @@ def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
     if not settings.enable_prefix_caching:
         return None
     init_none_hash(sha256)
-    # Since 0.33 a hash may cover the tokens that a drafter reads behind the block.
+    # Since 0.33 a hash may cover the tokens after the block that a drafter reads.
     ahead = getattr(_config_of(settings), "num_hash_lookahead_tokens", 0)
     hasher: Callable[[Any], list[Any]]
     hasher = get_request_block_hasher(settings.hash_block_size, _hash, *((ahead,) if ahead else ()))
@@ -165,7 +165,7 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
 
 
 def arguments_of(settings: Any) -> dict[str, Any]:
-    """Return the arguments of ``vllm serve`` for these settings, by their names in ``EngineArgs``, without defaults."""
+    """Return the non-default arguments of ``vllm serve`` for these settings, by their names in ``EngineArgs``."""
     given: dict[str, Any] = {
         "block_size": settings.block_size,
         "max_model_len": settings.max_model_len,
@@ -211,7 +211,7 @@ def default_arguments() -> dict[str, Any]:
 
 
 def _documents(settings: Any) -> dict[str, dict[str, Any]]:
-    """Return the arguments that are JSON documents; empty ones are left out."""
+    """Return the arguments that are JSON documents, without empty ones."""
     guesses: dict[str, Any] = {}
     if settings.num_speculative_tokens:
         guesses = {"method": settings.speculative_method, "num_speculative_tokens": settings.num_speculative_tokens}
@@ -257,7 +257,7 @@ def _images_outside(settings: Any) -> dict[str, Any]:
 
 
 class Model(torch.nn.Module):
-    """Stands for a text-generating model: vLLM asks its class what it supports, and makes none."""
+    """Stands in for a text-generating model: vLLM asks its class what it supports, and creates none."""
 
     supports_pp = supports_lora = supports_eagle3 = True
     # Since 0.33 vLLM refuses LoRAs for a model without these.
@@ -280,7 +280,7 @@ class Model(torch.nn.Module):
 
 @functools.cache
 def _model_folder() -> str:
-    """Make a folder with the configuration of the model, which goes with the process."""
+    """Make a folder with the model's configuration, which is removed with the process."""
     folder = tempfile.mkdtemp(prefix="scripted-vllm-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in ("", "Eagle"):
@@ -311,7 +311,7 @@ def _platform_modules() -> list[ModuleType]:
 @functools.cache
 def _config_of(settings: Any) -> VllmConfig:
     """Make the configuration of a server with these arguments. Raises vLLM's own error for refused arguments."""
-    # Making it sets the level of vLLM's log again, and would undo `quiet.silence`.
+    # This sets vLLM's log level again and would undo `quiet.silence`.
     variables = {"VLLM_USE_V2_MODEL_RUNNER": str(settings.model_runner - 1), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     # Settings that vLLM would derive from the device and the model are given.
     stated = {
@@ -327,7 +327,7 @@ def _config_of(settings: Any) -> VllmConfig:
         stack.enter_context(mock.patch.dict(os.environ, variables))
         for module in _platform_modules():
             stack.enter_context(mock.patch.object(module, "current_platform", _AnyPlatform()))
-        # Its model runner is a device's: none is made here.
+        # Its model runner belongs to a device: none is made here.
         stack.enter_context(mock.patch.object(sys.modules["vllm.config.vllm"], "HAS_TRITON", new=True))
         config = EngineArgs(model=_model_folder(), **given).create_engine_config()
     decided = {**stated, "enable_prefix_caching": config.cache_config.enable_prefix_caching}
@@ -349,7 +349,7 @@ def _config_of(settings: Any) -> VllmConfig:
 
 
 def _add_modules(guesses: Any) -> None:
-    """Make a configuration of guesses one of MTP, with a module for each guess."""
+    """Turn a configuration of guesses into MTP's, with a module for each guess."""
     guesses.method = "mtp"
     guesses.draft_model_config.hf_config.num_nextn_predict_layers = guesses.num_speculative_tokens
 
@@ -398,7 +398,7 @@ def _kv_cache_of(settings: Any) -> KVCacheConfig:
 
 
 def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]:
-    """Return the groups of HiSparse: host pages, the indexer's, device pages, and the device region for host rows."""
+    """Return HiSparse's groups: host pages, the indexer's, device pages, and the device region for host rows."""
     roles, sizes = kv_cache_interface.KVCacheGroupRole, {"block_size": settings.block_size, "page_size": 1}
     hot = kv_cache_interface.HiSparseHotSpec(blocks_per_request=settings.hisparse_hot_blocks, **sizes)
     return [

@@ -1,7 +1,7 @@
-"""The adapter ``vllm-fleet``: vLLM's schedulers as producers and consumers of KV, as one machine of the search.
+"""The adapter ``vllm-fleet``: vLLM's schedulers as producers and consumers of KV, as one machine for the search.
 
-A producer first computes a consumer's request up to one token, as the proxies of vLLM's examples do. The producer keeps
-the blocks; the consumer pulls them and reports when it has them. The consumer computes lost KV itself.
+A producer first computes a consumer's request up to one token, as the proxies in vLLM's examples do. It keeps the
+blocks; the consumer pulls them and reports when it has them. A consumer computes lost KV itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STATES: Final = StateReader()
 _LOST: Final = 1
 
 
-# -- messages between engines; each names the prompt by the consumer's number --
+# -- messages between engines; each identifies the prompt by the consumer's number --
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -68,14 +68,14 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """The producer keeps the KV of a prompt; ``is_there`` is False if the prompt ended otherwise."""
+    """The producer keeps a prompt's KV; ``is_there`` is False if the prompt ended otherwise."""
 
     number: int
     is_there: bool
 
 
 class Pull(msgspec.Struct, frozen=True):
-    """The consumer reads the KV of these tokens, from the position ``start`` on."""
+    """The consumer reads the KV of these tokens, starting at position ``start``."""
 
     number: int
     start: int
@@ -83,7 +83,7 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """The KV that was read; or it ``is_gone``."""
+    """The KV that was read, unless it ``is_gone``."""
 
     is_bulk: ClassVar[bool] = True
 
@@ -109,7 +109,7 @@ class ProxiedPrompt:
 
 
 class ProxiedRun(MemberRun):
-    """A run whose requests may wait for another engine before its scheduler gets them."""
+    """A run whose requests may wait for another engine before their scheduler gets them."""
 
     proxy: Proxy
 
@@ -118,7 +118,7 @@ class ProxiedRun(MemberRun):
             super().give(event)
 
     def _check_waits(self) -> None:
-        # A request with KV on its way waits for another engine.
+        # A request whose KV is in transit waits for another engine.
         if not self.machine.transfers.under_way:
             super()._check_waits()
 
@@ -127,7 +127,7 @@ class ProxiedRun(MemberRun):
 
 
 class Proxy:
-    """The proxy before a consumer, which has producers compute prompts. Before a producer it does nothing.
+    """The proxy in front of a consumer, which has producers compute prompts. In front of a producer it does nothing.
 
     ``prompts`` has the open prompts by number.
     """
@@ -151,7 +151,7 @@ class Proxy:
             self._reached.add(other)
 
     def part_from(self, other: str) -> None:
-        """Lose a producer: compute here the prompts that it has not sent."""
+        """Lose a producer: compute the prompts that it has not sent here."""
         self._reached.discard(other)
         for number, one in list(self.prompts.items()):
             if one.at == other:
@@ -173,7 +173,7 @@ class Proxy:
         return True
 
     def lose(self, number: int) -> None:
-        """Note that the KV of a prompt does not come."""
+        """Note that a prompt's KV will not arrive."""
         one = self.prompts.pop(number, None)
         if one is None:
             return
@@ -221,7 +221,7 @@ class Proxy:
             self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
 
     def _take_number(self, number: int) -> str:
-        """Return the request of a number, whose transfer has ended."""
+        """Return the request with this number, whose transfer has ended."""
         numbers: dict[str, int] = self._connector.numbers
         request_id = next(one for one, its in numbers.items() if its == number)
         del numbers[request_id]
@@ -244,7 +244,7 @@ class VllmMember(SearchedMember):
         run.machine.transfers.is_remote = run.machine.scheduler.connector.is_remote = True
         self.proxy = run.proxy = Proxy(self, producers if name[0] == "d" else ())
         self.kept: dict[tuple[str, int], KeptBlocks] = {}
-        # Requests whose end the scheduler has not taken.
+        # Requests whose end the scheduler has not processed.
         self.ending: set[str] = set()
         self._begun = 0
 
@@ -353,7 +353,7 @@ class VllmMember(SearchedMember):
         return next(((name, block_ids) for name, block_ids in kept.items() if rid_of(name) == rid), ("", ()))
 
     def end_save(self, request_id: str) -> None:
-        """Release its blocks."""
+        """Release the request's blocks."""
         self.ending.add(request_id)
         self.run.give(Signal(name=ENDED, rid=request_id, value=0))
 

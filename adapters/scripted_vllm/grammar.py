@@ -1,4 +1,4 @@
-"""A backend of vLLM's structured output: grammars without text, compiled when the schedule says."""
+"""A backend for vLLM's structured output: grammars without text, compiled when the schedule says so."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 from scripted.core.masks import STATES, is_allowed, state_after
 
 _BITS = 32
-# Above all tokens of outputs.
+# Above all output tokens.
 _VOCABULARY = 160
 _MASKS = [
     [sum(1 << bit for bit in range(_BITS) if is_allowed(first + bit, state)) for first in range(0, _VOCABULARY, _BITS)]
     for state in range(STATES)
 ]
-# Words of a mask are signed.
+# The words of a mask are signed.
 _ROWS = [
     torch.tensor([word - (1 << _BITS) if word >> (_BITS - 1) else word for word in mask], dtype=torch.int32)
     for mask in _MASKS
@@ -63,7 +63,7 @@ class Grammar(StructuredOutputGrammar):
 
 
 class Followed(Grammar):
-    """A grammar of a recorded engine: it accepts every token, because the engine did."""
+    """A recorded engine's grammar: it accepts every token, because the engine did."""
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         del request_id, tokens
@@ -77,20 +77,20 @@ class Followed(Grammar):
 
 
 class Compiler(StructuredOutputBackend):
-    """Compiles grammars when told; vLLM does it in threads. ``requests`` are the scheduler's."""
+    """Compiles grammars on command; vLLM does so in threads. ``requests`` are the scheduler's."""
 
     def __init__(self, requests: Mapping[str, Any], kind: type[Grammar] = Grammar) -> None:
         self._requests = requests
         self._kind = kind
 
     def finish(self, request_id: str, compiles: bool = True) -> None:
-        """End the compilation of a request's grammar, with success or not. Ended requests need none."""
+        """End the compilation of a request's grammar, successfully or not. Ended requests need none."""
         if request_id in self._requests:
             grammar = self._kind() if compiles else ValueError("this grammar does not compile")
             self._requests[request_id].structured_output_request.grammar = grammar
 
     def compile_grammar(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("somebody says when a grammar is compiled")
+        raise NotImplementedError("grammars are compiled on command, by finish()")
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
         return torch.zeros((max_num_seqs, _VOCABULARY // _BITS), dtype=torch.int32)
@@ -100,7 +100,7 @@ class Compiler(StructuredOutputBackend):
 
 
 def masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> dict[str, tuple[int, list[int | None]]]:
-    """Return for each masked request of a plan the guesses that may hold, and the states of its tokens' masks.
+    """Return, for each masked request of a plan, the guesses that may hold, and the states of its tokens' masks.
 
     The state of an unmasked token is None.
     """
@@ -108,7 +108,7 @@ def masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> dict[str, tu
         return {}
     rows = given.grammar_bitmask.tolist()
     sizes = [1 + len(plan.scheduled_spec_decode_tokens.get(one, ())) for one in given.structured_output_request_ids]
-    # Since 0.33 all requests have equally many rows; before, each had one more than its guesses.
+    # Since 0.33 all requests have the same number of rows; before, each had one more than its guesses.
     every = None if sum(sizes) == len(rows) else len(rows) // len(sizes)
     masks, first = {}, 0
     for at, request_id in enumerate(given.structured_output_request_ids):

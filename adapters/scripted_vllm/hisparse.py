@@ -1,6 +1,6 @@
 """The workers of HiSparse: mirror rows into host memory, report the pages there, and read some of them.
 
-vLLM's own ``HiSparseConnector`` plans it; the numbers of host blocks follow the numbers of device blocks.
+vLLM's own ``HiSparseConnector`` plans this; host block numbers follow the device block numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from scripted_vllm.config import VllmSettings, VllmSettingsError
 class SparseHost:
     """Stands in for ``Transfers`` with this connector: it loads nothing, and no request waits for its saves.
 
-    ``mirrored`` has the copies that follow the next batch. Nothing is restored from the host, since that needs loads of
-    another connector; no host block is copied, since that needs hits within a block.
+    ``mirrored`` has the copies that follow the next batch. Nothing is restored from the host, which would need loads by
+    another connector; no host block is copied, which would need hits within a block.
     """
 
     arrived: tuple[Load, ...] = ()
@@ -44,7 +44,7 @@ class SparseHost:
         self._now = 0
         # The device blocks of each request's pages; 0 for a page that is read from the host.
         self._resident: dict[str, dict[int, int]] = {}
-        # The workers take them up in the next step.
+        # The workers pick them up in the next step.
         self._given: list[int] = []
         # Each with the step in which it ends.
         self._enqueued: list[tuple[int, int]] = []
@@ -101,9 +101,9 @@ class SparseHost:
         )
 
     def read_from(self, name: str, tables: Sequence[Sequence[int]], start: int, end: int) -> tuple[int, ...]:
-        """Return the blocks from which a request's pages are read and to which they are written. Raises Violation.
+        """Return the blocks that a request's pages are read from and written to. Raises Violation.
 
-        The first table is the host's, the last one the device region for rows of the host.
+        The first table is the host's, the last one the device region for host rows.
         """
         resident = self._resident.get(name, {})
         pages = range(-(-end // self._size))

@@ -1,7 +1,7 @@
-"""Names of requests: the clients' and the internal ones.
+"""Request names: the clients' and the internal ones.
 
-vLLM's front end makes names unique before the scheduler gets them: two requests of one name differ, even if results of
-the first are in flight when the second arrives.
+vLLM's front end makes names unique before the scheduler gets them: two requests with one name differ, even if results
+of the first are in flight when the second arrives.
 """
 
 from __future__ import annotations

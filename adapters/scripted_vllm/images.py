@@ -1,4 +1,4 @@
-"""Images in vLLM's plans: the ones to encode, and the ones that the workers may forget."""
+"""Images in vLLM's plans: those to encode, and those that the workers may forget."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def name_of(image: Image) -> str:
 
 
 def encoder_inputs(images: Sequence[Image], *, is_encoder_decoder: bool) -> list[tuple[int, int, str]]:
-    """Return the position, length and name of each image; an encoder-decoder has one, at its beginning."""
+    """Return the position, length and name of each image; an encoder-decoder has one, at its start."""
     if is_encoder_decoder:
         return [(0, image.count, name_of(image)) for image in images[:1]]
     return [(image.start, image.count, name_of(image)) for image in images]
 
 
 def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
-    """Return the prompt as vLLM has it, in which all images look alike."""
+    """Return the prompt as vLLM sees it, with all images alike."""
     ids = list(prompt)
     for image in images:
         ids[image.start : image.start + image.count] = [_PLACEHOLDER] * image.count
@@ -36,7 +36,7 @@ def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
 
 
 def seen_in(prompt: Sequence[int], features: Sequence[Any]) -> tuple[int, ...]:
-    """Return a prompt of vLLM's with the content of its images."""
+    """Return a vLLM prompt with the content of its images."""
     places = [(one.mm_position.offset, one.mm_position.length, _number_of(one.identifier)) for one in features]
     return with_images(prompt, [Image(*place) for place in places])[: len(prompt)]
 
@@ -51,7 +51,7 @@ def check_whole(plan: Any, requests: Mapping[str, Any]) -> None:
 
 
 class Images:
-    """Collects the images of the plans since the last batch; workers get plans without a batch too."""
+    """Collects the images in the plans since the last batch; workers also get plans without a batch."""
 
     def __init__(self) -> None:
         self._dropped: tuple[int, ...] = ()
@@ -67,11 +67,11 @@ class Images:
             self._known |= {_number_of(requests[name].mm_features[place].identifier) for place in places}
 
     def drop_all(self) -> None:
-        """Forget all images, as the workers are told."""
+        """Forget all images, as the workers are told to."""
         self._dropped = tuple(sorted(self._known))
 
     def of_batch(self) -> dict[str, Any]:
-        """Take the fields about images for the next batch."""
+        """Take the image fields for the next batch."""
         said = {"dropped": self._dropped, "encoded": self._encoded}
         self._dropped, self._encoded = (), ()
         return said

@@ -22,11 +22,11 @@ def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
 
 
 def not_cached(coordinator: Any, said: Iterable[tuple[int, Any]] = ()) -> set[tuple[int, Any]]:
-    """Return the blocks announced as cached, in ``said`` or in events on their way, that are in no pool's cache."""
+    """Return the blocks announced as cached, in ``said`` or in pending events, that are in no pool's cache."""
     there = set(said)
     take_events(there, coordinator.block_pool.kv_event_queue)
-    # A group may have a pool with a cache of its own, as HiSparse's pages in host memory do.
+    # A group may have a pool with its own cache, as HiSparse's pages in host memory do.
     for pool in (coordinator.block_pool, *(one.block_pool for one in coordinator.single_type_managers)):
-        cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - it has no other way to be listed
+        cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - vLLM has no other way to list it
         there -= {(get_group_id(key), maybe_convert_block_hash(get_block_hash(key))) for key in cached}
     return there

@@ -1,7 +1,7 @@
-"""Requests that a plan leaves out although it has room for them, and lookups by wrong hashes: promises of vLLM's plans.
+"""Promises about vLLM's plans: no request is left out despite room for it, and no lookup uses wrong hashes.
 
-Since 0.33 the scans of running and of waiting requests go on behind a request that cannot be computed. Before, the scan
-ended there: 0.32.0 preempts for nobody (pull request 26765), and lets requests wait behind an image without room.
+Since 0.33 the scans of running and waiting requests continue past a request that cannot be computed. Before, they ended
+there: 0.32.0 preempts for nobody (pull request 26765), and lets requests wait behind an image without room.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import request_hasher
 from scripted_vllm.ids import rid_of
 
-# A method that came with these changes.
+# A method that arrived with these changes.
 GOES_ON: Final = hasattr(Scheduler, "has_request")
 _READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def why_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> str:
-    """Return what a plan leaves out although it has room for it; empty if nothing. ``is_alone``: nothing is in flight.
+    """Return what a plan leaves out despite room for it; empty if nothing. ``is_alone``: nothing is in flight.
 
     HiSparse, a connector of the user's, and a connector that loads beside a batch in flight keep blocks that were
     freed: with them vLLM decides otherwise.
@@ -129,7 +129,7 @@ def _may_be_skipped(request: Any, manager: Any, settings: VllmSettings) -> bool:
 
 
 def looking_up(scheduler: Any) -> list[Any]:
-    """Return the waiting sessions that look up the prefix cache when they are admitted, and may have dropped tokens."""
+    """Return the waiting sessions that look up the prefix cache on admission and may have dropped tokens."""
     if not getattr(scheduler, "num_hash_lookahead_tokens", 0):
         return []
     waiting = itertools.chain(scheduler.kv_holding_waiting, scheduler.waiting)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler as a machine of the search: takes events as its engine gives them, returns plans and replies."""
+"""vLLM's scheduler as a machine for the search: takes events as its engine passes them, returns plans and replies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 _KEEP: Final = PauseMode(name="keep")
 _WAIT: Final = PauseMode(name="wait", stops_running=False)
 _ABORT: Final = PauseMode(name="abort", aborts=True)
-# With these modes vLLM empties its caches when it is idle; its sleep does the same.
+# In these modes vLLM empties its caches once it is idle; its sleep does the same.
 _CLEARING: Final = {
     f"{mode.name}-clear": PauseMode(
         name=f"{mode.name}-clear", stops_running=mode.stops_running, aborts=mode.aborts, flushes=True
@@ -77,7 +77,7 @@ _CLEARING: Final = {
 PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
 SLEEP_MODES: Final = (_ABORT.name, _WAIT.name, _KEEP.name)
 
-# vLLM's engine plans again after an empty plan, without end. After this many in a row plans stay empty.
+# vLLM's engine plans again after an empty plan, endlessly. After this many in a row, plans stay empty.
 _EMPTY_PLANS: Final = 3
 
 
@@ -106,14 +106,14 @@ class Subscriber(NullEventPublisher):
 
 
 class Grammars:
-    """Grammars that are being compiled, each in a number of steps unless they are held."""
+    """Grammars that are compiling, each for a number of steps unless they are held."""
 
     def __init__(self, steps: int, compiler: Any) -> None:
         self.holds = False
         self._steps = steps
         self._compiler = compiler
         self._now = 0
-        # The step in which each is done, and whether it compiles, by request.
+        # The step in which each is done and whether it compiles, by request.
         self._waiting: dict[str, tuple[int, bool]] = {}
 
     @property
@@ -139,7 +139,7 @@ class Grammars:
 class _Flight(msgspec.Struct, frozen=True, kw_only=True):
     """A plan without its result. A plan that computes nothing has no batch and no result.
 
-    ``guesses`` are the drafts that it was made with, ``masks`` the workers' masks: see ``masks_of``.
+    ``guesses`` are the drafts it was made with, ``masks`` the workers' masks: see ``masks_of``.
     """
 
     plan: Any
@@ -151,7 +151,7 @@ class _Flight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VllmMachine:
-    """Drives a new scheduler of these settings as ``EngineCore.step_with_batch_queue`` does.
+    """Drives a new scheduler with these settings as ``EngineCore.step_with_batch_queue`` does.
 
     A step takes a result, then the clients' events, then plans a batch if fewer than ``depth`` are in flight.
     """
@@ -167,8 +167,8 @@ class VllmMachine:
         self._runner = RunnerView(settings, self.scheduler, self._host)
         # In order.
         self._in_flight: deque[_Flight] = deque()
-        # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
-        # for the next result. Until then nothing but an abort gets through to the scheduler.
+        # The last plan samples after tokens in flight, which its masks depend on: vLLM's engine computes it, and waits
+        # for the next result. Until then nothing but an abort reaches the scheduler.
         self._waits_for_masks = False
         self._late: list[Event] = []
         self._verified: list[tuple[str, int]] = []
@@ -181,9 +181,10 @@ class VllmMachine:
         self._steps = 0
         self._empty = 0
         self._replies: list[Reply] = []
-        # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
+        # Requests that a flush sent back to the queue in this step; the next plan, possibly in a later step, reports
+        # them too.
         self._flushed: set[str] = set()
-        # Made with the first call of an operator: most runs have none before their end, and copies of it cost time.
+        # Made at an operator's first call: most runs have none before their end, and copying it takes time.
         self._engine: EngineCalls | None = None
         self._known = KnownBlocks(settings)
 
@@ -253,7 +254,7 @@ class VllmMachine:
 
     @property
     def engine(self) -> EngineCalls:
-        """vLLM's engine core, which carries out the calls of operators."""
+        """vLLM's engine core, which carries out operators' calls."""
         if self._engine is None:
             self._engine = EngineCalls(self.scheduler, SleepingDevice(self._images.drop_all), self._in_flight)
         return self._engine
@@ -267,7 +268,7 @@ class VllmMachine:
         return self._transfers
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """Return the action against held transfers or grammars, a waiting session, or a connector that cannot tell."""
+        """Return the action against held transfers or grammars, a waiting session, or a connector without an answer."""
         if self._transfers.holds:
             return ReleaseConnector()
         if self._grammars.holds:
@@ -287,9 +288,9 @@ class VllmMachine:
         return named.union(event.rid for event in self._late if isinstance(event, Add))
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return the questions that the engine and its plans ask, and the blocks and statistics that none may change.
+        """Return the queries that the engine and its plans make, and the blocks and statistics that none may change.
 
-        A lookup is left out where it announces its hits, which is no question.
+        A lookup that announces its hits is not a query and is left out.
         """
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
         waiting = [] if self._settings.enable_kv_cache_events else [*scheduler.waiting]
@@ -315,7 +316,7 @@ class VllmMachine:
             self._late.append(event)
             return
         if self._waits_for_masks and isinstance(event, Abort):
-            # It applies at once and again in its turn: its request may be among the late events.
+            # It takes effect at once and again in its turn: its request may be among the late events.
             self._late.append(event)
         match event:
             case Add():
@@ -345,7 +346,7 @@ class VllmMachine:
                 raise TypeError(f"vLLM has nothing for {event}")
 
     def _flush(self, event: FlushCache) -> None:
-        # It answers with an error and continues where blocks of a transfer are not released.
+        # vLLM answers with an error and continues if a transfer's blocks are not released.
         self._ask_engine(event.call_id, lambda: self.engine.reset_prefix_cache(reset_running_requests=event.force))
 
     def _add(self, event: Add) -> None:
@@ -362,10 +363,10 @@ class VllmMachine:
             return
         if event.session:
             if not event.goes_on:
-                # A new session: the client of an old session of this name has left.
+                # A new session: the client of an old session with this name has left.
                 self._end_session(event.rid)
             if self.is_session(event.rid):
-                # More input is a request of the same name with the new tokens.
+                # More input is a request with the same name and the new tokens.
                 request_id, prompt, images = self._sessions[event.rid], prompt[-event.session :], ()
             self._sessions[event.rid] = request_id
             self._runner.sessions.add(request_id)
@@ -406,7 +407,7 @@ class VllmMachine:
         self._tell_aborted(self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED), silent)
 
     def _silent(self) -> set[str]:
-        """Return the sessions that wait for input: they have answered, and sent their clients everything."""
+        """Return the sessions that wait for input: they have answered, and have sent their clients everything."""
         return {request.request_id for request in self.scheduler.requests.values() if _waits_for_input(request)}
 
     def _tell_aborted(self, ended: Sequence[Any], silent: Collection[str]) -> None:
@@ -416,9 +417,9 @@ class VllmMachine:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
     def id_of(self, rid: str) -> str:
-        """Return a live request's internal name, or a name that vLLM does not know for any other.
+        """Return a live request's internal name, or a name that vLLM has for no other request.
 
-        An ended request may be there until its transfer ends.
+        An ended request may remain until its transfer ends.
         """
         requests = self.scheduler.requests.values()
         named = [one for one in requests if rid_of(one.request_id) == rid and not one.is_finished()]
@@ -466,7 +467,7 @@ class VllmMachine:
         """Sample the last plan, whose masks waited for this result."""
         self._waits_for_masks = False
         last = self._in_flight.pop()
-        # Copies of this machine share the plan; only these of its parts change.
+        # Copies of this machine share the plan; only these parts of it change.
         last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
         if drafts.draft_token_ids:
             self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
@@ -500,7 +501,7 @@ class VllmMachine:
         is_full = len(self._in_flight) >= self.depth
         if is_full or self._waits_for_masks or not (self.scheduler.has_requests() or self._transfers.go_on):
             return None, set()
-        # Until results are in, the scheduler counts all guesses as accepted.
+        # Until results arrive, the scheduler counts all guesses as accepted.
         guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
         sessions = looking_up(self.scheduler)
         plan = self.scheduler.schedule()
@@ -537,13 +538,13 @@ class VllmMachine:
         return batch, plan.preempted_req_ids or set()
 
     def _with_masks(self, flight: _Flight) -> _Flight:
-        """Return a flight with the masks of this moment, with which the workers sample."""
+        """Return a plan in flight with the current masks, with which the workers sample."""
         masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
         return msgspec.structs.replace(flight, masks=masks) if masks else flight
 
 
 class ConnectedMachine(VllmMachine):
-    """The machine with a connector of the user's, which has files, memory and perhaps threads."""
+    """The machine with the user's own connector, which has files, memory and perhaps threads."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._connected = Connected(settings)
@@ -565,7 +566,7 @@ class ConnectedMachine(VllmMachine):
 
 
 def new_machine(settings: VllmSettings) -> VllmMachine:
-    """Make the machine of these settings."""
+    """Make the machine for these settings."""
     return ConnectedMachine(settings) if settings.connector_cls else VllmMachine(settings)
 
 
@@ -574,12 +575,12 @@ def _waits_for_input(request: Any) -> bool:
 
 
 def _cuts_off(reply: Reply, rid: str) -> bool:
-    """Whether a reply ends a request before it ended by itself."""
+    """Whether a reply ends a request before the request ended by itself."""
     return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)
 
 
 def _verified(share: Share, flight: _Flight) -> Share:
-    """Replace the guesses of a share that its mask rules out."""
+    """Replace those guesses of a share that its mask rules out."""
     for name, (holding, _) in flight.masks.items():
         if rid_of(name) == share.rid and holding < len(share.draft_ids):
             ids = (*share.draft_ids[:holding], *[_MASKED] * (len(share.draft_ids) - holding))

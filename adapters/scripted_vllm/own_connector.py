@@ -1,7 +1,7 @@
-"""Connectors of the user's, with both of their sides: the worker's side copies real memory, whose content is checked.
+"""The user's own connectors, with both of their sides: the worker's side copies real memory, whose content is checked.
 
-The memory of the one layer holds a fingerprint in each slot, as the simulated runner's does; the blocks of all ranks
-stand in it. A connector must load the fingerprints of the request's tokens, or report the load as failed.
+The memory of the only layer holds a fingerprint in each slot, as the simulated runner's does, and contains the blocks
+of all ranks. A connector must load the fingerprints of the request's tokens, or report the load as failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 
 _LAYER: Final = "layer"
-# For vLLM's OffloadingConnector, whose own worker needs a GPU; other connectors do not read it.
+# For vLLM's OffloadingConnector, whose own worker needs a GPU; other connectors ignore it.
 _OFFLOADING: Final = {
     "spec_name": "CheckedSpec",
     "spec_module_path": "scripted_vllm.checked_offload",
@@ -34,7 +34,7 @@ _OFFLOADING: Final = {
 
 
 def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
-    """Configure the connector ``MODULE:CLASS``; several with commas between them are parts of vLLM's MultiConnector.
+    """Configure the connector ``MODULE:CLASS``; several, separated by commas, are parts of vLLM's MultiConnector.
 
     Each finds a folder for its files as ``shared_storage_path`` in its extra configuration.
     """
@@ -56,7 +56,7 @@ def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
 
 
 class _Asked:
-    """Notes the answers of the scheduler's side: the positions that each request is to load.
+    """Notes the answers of the scheduler's side: the positions that each request will load.
 
     Each question about a request is asked twice, because vLLM's scheduler polls.
     """
@@ -66,7 +66,7 @@ class _Asked:
         self._allocated = connector.update_state_after_alloc
         connector.get_num_new_matched_tokens = self.matched
         connector.update_state_after_alloc = self.allocated
-        # The positions to load, by request: from, to, and whether nobody waits for it.
+        # The positions to load, by request: from, to, and whether nobody waits for them.
         self.loads: dict[str, tuple[int, int, bool]] = {}
         self._last: dict[str, tuple[int, bool]] = {}
 
@@ -99,7 +99,7 @@ class _Asked:
 
 
 class OwnTransfers:
-    """Takes the place of ``Transfers`` for a connector of the user's."""
+    """Takes the place of ``Transfers`` for the user's own connector."""
 
     holds = False
     is_unknown = False
@@ -116,7 +116,7 @@ class OwnTransfers:
 
     @property
     def under_way(self) -> list[str]:
-        """Loads that nobody waits for, and ended requests whose blocks are still sent."""
+        """Loads that nobody waits for, and ended requests whose blocks are still being sent."""
         loading = [name for name, (_, _, is_async) in self._asked.loads.items() if is_async]
         return [*loading, *(name for name, one in self._scheduler.requests.items() if one.is_finished())]
 
@@ -130,7 +130,7 @@ class OwnTransfers:
         self.arrived, self.ended = (), False
 
     def take(self, signal: Signal) -> None:
-        """Ignore a signal: nothing from outside acts on a connector of the user's."""
+        """Ignore a signal: nothing from outside acts on the user's own connector."""
 
     def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput:
         """Do the worker's part of a step. Raises Violation for memory that contradicts the connector's reports."""
@@ -163,9 +163,9 @@ class OwnTransfers:
         )
 
     def _of_all_ranks(self, report: Any) -> Any:
-        """Merge one report of each rank, as vLLM's executor does: a connector may wait until all have answered.
+        """Merge one report per rank, as vLLM's executor does: a connector may wait until all have answered.
 
-        The one worker copies the blocks of all ranks, so each of them reports the same.
+        The single worker copies the blocks of all ranks, so every rank reports the same.
         """
         ranks = self._scheduler.vllm_config.parallel_config.world_size
         merged = report
@@ -210,7 +210,7 @@ class OwnTransfers:
         self.arrived = tuple(loads)
 
     def _missing(self, request: Any, positions: range, lost: set[int]) -> tuple[int, ...]:
-        """The blocks that did not arrive. Raises Violation for one that is not reported."""
+        """Return the blocks that did not arrive. Raises Violation for one that is not reported."""
         size, name = self._settings.kv_block_size, request.request_id
         prints = _fingerprints(request, positions.stop)
         table = self._scheduler.kv_cache_manager.get_block_ids(name)[0]
@@ -241,7 +241,7 @@ class OwnTransfers:
 
 
 def _parts_of(plan: Any) -> list[tuple[str, int, int]]:
-    """The requests of a plan, each with its first position and the number of its positions."""
+    """Return a plan's requests, each with its first position and its number of positions."""
     starts = {one.req_id: one.num_computed_tokens for one in plan.scheduled_new_reqs}
     cached = plan.scheduled_cached_reqs
     starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -264,7 +264,7 @@ class Connected:
     def configured(self, config: Any) -> Any:
         """Return vLLM's configuration with the connector."""
         own = copy.copy(config)
-        # With one group of layers it makes no difference, and few connectors know several.
+        # With one group of layers it makes no difference, and few connectors support several.
         own.scheduler_config = copy.copy(config.scheduler_config)
         own.scheduler_config.disable_hybrid_kv_cache_manager = True
         own.model_config = copy.copy(config.model_config)

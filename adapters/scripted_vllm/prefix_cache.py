@@ -1,4 +1,4 @@
-"""The prefix cache of vLLM by tokens: its hashes say nothing of them, so each is noted when its request ends."""
+"""vLLM's prefix cache by tokens: its hashes do not reveal them, so each is noted when its request ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from scripted_vllm.images import seen_in
 
 
 class KnownBlocks:
-    """The tokens and the LoRA that each block hash stands for. No hash changes its tokens, so copies share them."""
+    """The tokens and the LoRA behind each block hash. A hash never changes its tokens, so copies share them."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._size = settings.kv_block_size
-        # Other hashes end within a block, and blocks of other layers hold a state, or are not those of the device.
+        # Other hashes end within a block, and blocks of other layers hold a state or do not belong to the device.
         self._is_read = settings.enable_prefix_caching and settings.hash_block_size == settings.kv_block_size
         self._is_read &= not settings.hisparse_host_blocks
         self._tokens: dict[bytes, tuple[tuple[int, ...], int]] = {}
 
     def note(self, request: Any) -> None:
-        """Note the hashes of a request that ends, if the scheduler had it."""
+        """Note the hashes of an ending request, if the scheduler had it."""
         if request is None or not self._is_read:
             return
         lora = request.lora_request.lora_int_id if request.lora_request else 0

@@ -1,4 +1,4 @@
-"""Silences vLLM's log where its scheduler runs alone: never in a server, which may be somebody's own."""
+"""Silences vLLM's log where its scheduler runs alone, and never in a server, which may be somebody else's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads vLLM's plans and outputs. Knows no search: standalone tests contain this file."""
+"""Reads vLLM's plans and outputs. Standalone tests contain this file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def positions_of(plan: Any, request_id: str) -> range:
 
 
 def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
-    """Return the tokens that the client of a request received."""
+    """Return the tokens that a request's client received."""
     told = [one for output in outputs for each in output.values() for one in each.outputs]
     return [token for one in told if one.request_id == request_id for token in one.new_token_ids]
 

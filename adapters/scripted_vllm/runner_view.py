@@ -1,4 +1,4 @@
-"""The requests as vLLM's model runner knows them from plans alone: computed tokens and block tables.
+"""Requests as vLLM's model runner knows them from plans alone: computed tokens and block tables.
 
 Plans state changes. A change that a plan omits is missing here, as it is on the device.
 """
@@ -22,9 +22,9 @@ class _Request:
     __slots__ = ("blocks", "known", "prompt", "replays_from")
 
     def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int, replays_from: int) -> None:
-        # A table for each group of layers.
+        # One table per group of layers.
         self.blocks = [[*table] for table in blocks]
-        # The number of the request's tokens in the plan that began or resumed it; None after that plan.
+        # How many tokens the request had in the plan that began or resumed it; None after that plan.
         self.known: int | None = known
         # The tokens of its prompt.
         self.prompt = prompt
@@ -35,7 +35,7 @@ class _Request:
 def tables_of_groups(
     blocks: Sequence[Sequence[int]], settings: VllmSettings, kept: tuple[int, int] = (0, 0), first: int = 0
 ) -> dict[str, Any]:
-    """Return the tables of the groups behind the first, in their order: windows, states, rings, cross attention."""
+    """Return the tables of the groups after the first, in order: windows, states, rings, cross attention."""
     others = iter([tuple(table) for table in blocks[1:]])
     if settings.hisparse_host_blocks:
         # The indexer attends to everything; the region for host rows is overwritten and keeps nothing.
@@ -61,11 +61,11 @@ def _states(blocks: tuple[int, ...], size: int, kept: tuple[int, int]) -> StateT
 
 
 class RunnerView:
-    """Follows the plans of one scheduler. ``host`` knows the places of pages if some are in host memory."""
+    """Follows the plans of one scheduler. ``host`` knows where pages are, if some are in host memory."""
 
     def __init__(self, settings: VllmSettings, scheduler: Any, host: SparseHost | None = None) -> None:
         self._settings = settings
-        # The state that a prompt's share keeps beside its last one.
+        # The state that a prompt's share keeps besides its last one.
         self._checkpoint_of = _checkpoint_reader(settings, scheduler)
         self._host = host
         self._version = settings.model_runner
@@ -128,7 +128,7 @@ class RunnerView:
     def _update(self, plan: SchedulerOutput) -> dict[str, int]:
         gone = set(plan.finished_req_ids)
         if self._version == 2:
-            # Version 1 keeps preempted requests, and waits for all of their blocks to be replaced.
+            # Version 1 keeps preempted requests, and expects all of their blocks to be replaced.
             gone |= plan.preempted_req_ids or set()
         for rid in gone:
             self._requests.pop(rid, None)
@@ -163,11 +163,11 @@ class RunnerView:
 def _checkpoint_reader(settings: VllmSettings, scheduler: Any) -> Callable[[int, int], tuple[int, int]] | None:
     """Return the function that tells Mamba's kernels where in a share to keep another state, and in which block.
 
-    None where they keep none.
+    None if they keep none.
     """
     if not settings.mamba_checkpoint_alignment:
         return None
-    # It imports kernels.
+    # Its module imports kernels.
     from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 
     group = scheduler.kv_cache_manager.coordinator.single_type_managers[-1 - len(settings.rings)]
@@ -177,7 +177,7 @@ def _checkpoint_reader(settings: VllmSettings, scheduler: Any) -> Callable[[int,
         "mamba_block_size": settings.states[0],
         "checkpoint_alignment": settings.mamba_checkpoint_alignment,
         "drop_eagle_block": scheduler.use_eagle_block_drop,
-        # Since 0.32, and since 0.33: a hash may cover tokens behind its block.
+        # Since 0.32; and since 0.33 a hash may cover tokens after its block.
         "cache_hit_alignment_tokens": getattr(group, "cache_hit_alignment_tokens", None),
         "num_hash_lookahead_tokens": getattr(scheduler, "num_hash_lookahead_tokens", None),
     }

@@ -13,7 +13,7 @@ from scripted.core.server_description import ServeLine, ServerDescription
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import arguments_of, default_arguments
 
-# Settings that are no argument of a server: what the model is, how a connector behaves, when something happens.
+# Settings that are not server arguments: properties of the model, a connector's behaviour, when something happens.
 _OF_MODEL: Final = (
     *("sliding_window", "attention_chunk_size", "swa_bounded_replay", "mamba_checkpoint_alignment", "rswa_window"),
     *("circular_buffer_tokens", "is_encoder_decoder", "encoder_cache_size", "encoder_compute_budget"),
@@ -72,7 +72,7 @@ class VllmServer(ServerDescription[VllmSettings]):
 
 
 def _as_typed(value: object) -> object:
-    """Remove a document's parts that only the simulation needs, and put placeholders for the user's choices."""
+    """Remove a document's parts that only the simulation needs, and insert placeholders for the user's choices."""
     if not isinstance(value, Mapping):
         return value
     chosen = {"kv_connector": "CONNECTOR", "ec_connector": "CONNECTOR", "model": "DRAFT_MODEL"}

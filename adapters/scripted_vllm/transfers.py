@@ -1,4 +1,4 @@
-"""The connectors of vLLM's workers: loads that arrive or fail and saves that end, each reported in a result."""
+"""The connectors of vLLM's workers: loads that arrive or fail, and saves that end, each reported in a result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Transfer(msgspec.Struct, frozen=True):
 class Transfers:
     """The transfers of the scheduler's connector; without a connector there are none.
 
-    ``under_way`` are asynchronous transfers. Workers report the ends of a step in the result of the next plan;
+    ``under_way`` are asynchronous transfers. Workers report a step's ended transfers in the result of the next plan;
     ``arrived`` are the loads of this step.
     """
 
@@ -45,13 +45,13 @@ class Transfers:
         self._steps = settings.kv_transfer_steps
         self._block_size = settings.kv_block_size
         self._settings = settings
-        # With several groups, vLLM takes the name of a request, and of an asynchronous load alone.
+        # With several groups, vLLM only takes the name of a request, and only of an asynchronous load.
         self._by_name = settings.has_groups
         self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
         self._now = 0
         # The block from which on the next load fails.
         self._failing: int | None = None
-        # In a fleet the other engine ends transfers: by request, and whether all was lost.
+        # In a fleet, the other engine ends transfers: by request, and whether everything was lost.
         self.is_remote = False
         self._over: dict[str, bool] = {}
         self._asked: list[RequestedLoad] = []
@@ -139,7 +139,7 @@ class Transfers:
             self._failing = None
         tables = tables_of_groups(load.tables, self._settings)
         if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
-            # A store of prefixes has no windows of these models.
+            # A store of prefixes has no windows for these models.
             tables["windows"] = ()
         return Load(
             rid=rid_of(load.request_id),

@@ -1,6 +1,6 @@
 """Records SGLang's scheduler inside its own process: messages as they are dispatched, batches as they run, results.
 
-The calls are wrapped on the scheduler object; nothing of SGLang is edited. The hooks wait for a device only where
+The calls are wrapped on the scheduler object; nothing in SGLang is edited. The hooks wait for a device only where
 SGLang is about to wait for it.
 """
 
@@ -45,7 +45,7 @@ _NOT_TAKEN: Final = frozenset({
 
 
 def attach(scheduler: Any) -> FlightRecorder | None:
-    """Record a scheduler as the environment asks; of several ranks only the first, because all plan alike."""
+    """Record a scheduler as the environment asks; among several ranks only the first, because all plan alike."""
     words, notes = settings_of(scheduler)
     if words is None:
         return None
@@ -59,8 +59,7 @@ class _Hooks(Hooks):
         super().__init__()
         self._scheduler = scheduler
         self._ids: dict[str, int] = {}
-        # Batches without processed results, by the identity of the result: number, result, and which requests get a
-        # token.
+        # Batches without processed results, by the result's identity: number, result, and which requests get a token.
         self._flights: dict[int, tuple[int, Any, list[bool]]] = {}
         self._samples: list[bool] = []
         self._has_died = False
@@ -121,7 +120,7 @@ class _Hooks(Hooks):
                 raise NotRecordedError(f"{type(message).__name__} is not recorded")
 
     def _dispatched(self, _: Any, message: Any) -> None:
-        """Note a pause after its dispatch: a retracting one processes the result in flight before it."""
+        """Note a pause after its dispatch: a retracting pause first processes the result in flight."""
         if isinstance(message, PauseGenerationReqInput):
             self.recorder.event(Called(name="pause", arguments={"mode": message.mode}))
 
@@ -139,7 +138,7 @@ class _Hooks(Hooks):
             engine["min_new_tokens"] = sampling.min_new_tokens
         frame = Arrived(
             id=self._requests,
-            # The adapter uses "#" in names of its own.
+            # The adapter uses "#" in its own names.
             rid=message.rid.replace("#", "_"),
             prompt_ids=tuple(message.input_ids),
             max_new_tokens=sampling.max_new_tokens,

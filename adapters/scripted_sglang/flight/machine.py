@@ -20,7 +20,7 @@ from scripted_sglang.flight.plans import packed_of
 from scripted_sglang.machine import SglangMachine
 from scripted_sglang.scheduler_view import rid_of
 
-# Limits of a header: a hostile one would fill the memory before the first frame.
+# Limits on a header: a hostile one would fill the memory before the first frame.
 _MOST_TOKENS: Final = 1 << 24
 _MOST_CELLS: Final = 1 << 28
 # Every recorded token is in this vocabulary, and none ends a request by itself.
@@ -46,7 +46,7 @@ class SglangOfFlight(MachineOfFlight):
         super().take(event)
 
     def plan(self, plan: int, now: float) -> Planned:
-        """Plan once; an empty plan has no digests."""
+        """Make one plan; an empty plan has no digests."""
         self._flown.begin_plan(plan, now)
         super().plan(plan, now)
         self._flown.end_plan()
@@ -57,7 +57,7 @@ class SglangOfFlight(MachineOfFlight):
 
 
 class _FlownMachine(SglangMachine):
-    """The machine without a front end: the recorded front end has already admitted, held back and refused requests."""
+    """The machine without a front end: the recorded one has already admitted, held back and refused requests."""
 
     def __init__(self, settings: SglangSettings) -> None:
         super().__init__(settings)
@@ -65,7 +65,7 @@ class _FlownMachine(SglangMachine):
         self._frames: dict[str, Arrived] = {}
         self._numbers: dict[str, int] = {}
         self._plan, self._now = 0, 0.0
-        # The request that did not fit when ``batch_is_full`` was set; None while it is not.
+        # The request that did not fit when ``batch_is_full`` was set; None while it is not set.
         self._full_for: str | None = None
         config = self.scheduler.model_config
         config.vocab_size, config.hf_eos_token_id = _VOCABULARY, set()
@@ -82,7 +82,7 @@ class _FlownMachine(SglangMachine):
         self.planned, self._plan, self._now = None, plan, now
 
     def end_plan(self) -> None:
-        """Note for whom the running batch became full: the first request that was left in the queue."""
+        """Note which request filled the running batch: the first one left in the queue."""
         if not self.scheduler.running_batch.batch_is_full:
             self._full_for = None
         elif self._full_for is None:
@@ -93,7 +93,7 @@ class _FlownMachine(SglangMachine):
         return (rid_of(req.rid) for req in self.scheduler.waiting_queue)
 
     def hints(self) -> Mapping[str, Hint]:
-        """Return what a queue waits for whose first request did not fit and has left it since."""
+        """Return what a queue waits for if its first request did not fit and has since left it."""
         queue, full_for = list(self._queue), self._full_for
         if not full_for or full_for in queue or full_for in self._running:
             return {}

@@ -1,4 +1,4 @@
-"""Packs SGLang's plans, in a running server and in a replay, from requests and pools, never from a device."""
+"""Packs SGLang's plans in a running server and in a replay, from requests and pools and never from a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted.sdk.flight.packed import packed_plan
 def packed_of(scheduler: Any, batch: Any, number: int, now: float, numbers: Mapping[str, int]) -> bytes:
     """Pack a batch that is about to run. ``numbers`` has the requests' numbers by name.
 
-    Block tables are on the device; the free and the evictable part of the pools stand in for them.
+    Block tables are on the device; the free and evictable parts of the pools stand in for them.
     """
     if batch.forward_mode.is_extend():
         starts, counts = batch.prefix_lens, batch.extend_lens
@@ -28,7 +28,7 @@ def packed_of(scheduler: Any, batch: Any, number: int, now: float, numbers: Mapp
 
 
 def samples(batch: Any) -> list[bool]:
-    """Return for each request of a batch whether it gets a token, which it does from the end of its prompt on."""
+    """Return, for each request of a batch, whether it gets a token: it does once its prompt is complete."""
     if not batch.forward_mode.is_extend():
         return [True] * len(batch.reqs)
     return [

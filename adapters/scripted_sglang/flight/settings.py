@@ -10,12 +10,12 @@ from sglang.srt.runtime_context import get_parallel
 
 from scripted.sdk.flight.frames import Scalar
 
-# Server arguments that the adapter gives the same name.
+# Server arguments with the same name in the adapter.
 _SAME: Final = (
     *("disable_radix_cache", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness"),
     *("enable_priority_scheduling", "max_queued_requests"),
 )
-# Arguments for which the adapter's scheduler has the default, with the feature's name for a note.
+# Arguments that the adapter's scheduler leaves at the default, with the feature's name for a note.
 _OFF: Final = {
     "speculative_algorithm": "speculation",
     "enable_lora": "LoRA",
@@ -32,7 +32,7 @@ def version() -> str:
 
 
 def settings_of(scheduler: Any) -> tuple[dict[str, Scalar] | None, tuple[str, ...]]:
-    """Return the settings as words, and notes on features that they leave out; no words for a rank but the first."""
+    """Return the settings as words, and notes on omitted features; no words for any rank but the first."""
     args = scheduler.server_args
     if not scheduler.is_generation or get_parallel().pp_rank or get_parallel().tp_rank:
         return None, ()

@@ -1,4 +1,4 @@
-"""The command of a live SGLang: its own server, with our hook in its documented group of plugins."""
+"""The command of a live SGLang: its own server, with our hook in its documented plugin group."""
 
 from __future__ import annotations
 

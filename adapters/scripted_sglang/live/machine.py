@@ -1,4 +1,4 @@
-"""A live SGLang as a machine of the SDK."""
+"""A live SGLang as an SDK machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scripted_sglang.scheduler_view import Retractions, counts_of, inner_name, r
 if TYPE_CHECKING:
     from scripted_sglang.live.stops import SglangStops
 
-# Counts the requests of this server over all scripts.
+# Counts this server's requests over all scripts.
 _numbers: Final = itertools.count(1)
 
 
@@ -41,14 +41,14 @@ class LiveSglang(LiveEngine):
         self.depth = 2 if scheduler.enable_overlap else 1
         self._seen = stops
         self._retractions = Retractions()
-        # Open flushes in order; an aborting pause, until no request is left; requests that the front end holds back
+        # Open flushes in order; an aborting pause until no request is left; requests that the front end holds back
         # during a pause.
         self._flushes: list[str] = []
         self._ending: str | None = None
         self._is_paused = False
         self._held_back: list[str] = []
         self._abort_sent: set[str] = set()
-        # The server's names of requests.
+        # The server's names for requests.
         self._names: dict[str, str] = {}
         super().__init__(stops, port)
 
@@ -67,13 +67,13 @@ class LiveSglang(LiveEngine):
     # -- events --
 
     def start(self, event: Add) -> None:
-        # Without ignore_eos, with which SGLang admits a request only if its whole output fits.
+        # Without ignore_eos, under which SGLang admits a request only if its whole output fits.
         sampling = {
             "temperature": 0,
             "max_new_tokens": event.max_new_tokens,
             "stop_token_ids": list(event.stop_token_ids) or None,
         }
-        # Names are unique because SGLang aborts every request of a stream's name two seconds after the stream ends.
+        # Names are unique because SGLang aborts every request with a stream's name two seconds after the stream ends.
         name = self._names[event.rid] = inner_name(event.rid, next(_numbers))
         body: dict[str, Any] = {"rid": name, "input_ids": event.prompt_ids, "sampling_params": sampling}
         body |= {"stream": True}
@@ -88,7 +88,7 @@ class LiveSglang(LiveEngine):
             self._refuse_if_closed(event.rid)
 
     def _refuse_if_closed(self, rid: str) -> None:
-        """Reply with a refusal for a request that the front end answered without the scheduler."""
+        """Reply with a refusal to a request that the front end answered without the scheduler."""
         if self._clients[rid].closed:
             self._replies.append(Refused(rid=rid, reason=self._clients.pop(rid).text))
 
@@ -129,7 +129,7 @@ class LiveSglang(LiveEngine):
                 super().call(event)
 
     def load(self, folder: str) -> HttpCall:
-        """Load weights; the front end passes it on when generation is paused or no request runs."""
+        """Load weights; the front end passes the order on once generation is paused or no request runs."""
         post = HttpCall(
             self._gate, self._port, "/update_weights_from_disk", {"model_path": folder, "flush_cache": False}
         )

@@ -1,4 +1,4 @@
-"""The stops of SGLang's event loops: at the beginning of a turn, and where they wait for a result."""
+"""The stops of SGLang's event loops: at the start of a turn, and where they wait for a result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scripted.sdk.live.stops import HeldQueue, LoopStops
 from scripted.sdk.messages import Share
 from scripted_sglang.scheduler_view import shares_of
 
-# The messages of scripts, and the end; other messages of the front end pass.
+# The messages of scripts, and the end; all other messages from the front end pass.
 _HELD: Final = (
     *(AbortReq, ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput),
     *(UpdateWeightFromDiskReqInput, ShutdownReq),
@@ -65,7 +65,7 @@ class SglangStops(LoopStops):
     # -- in the loop's thread --
 
     def recv_requests(self, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for the receiver, which the loop calls once in each turn."""
+        """Stand in for the receiver, which the loop calls once per turn."""
         if self._has_turned:
             self.gate.stop_at("turn")
         self._has_turned = True

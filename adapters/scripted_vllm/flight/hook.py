@@ -1,6 +1,6 @@
 """Records vLLM's scheduler inside its own engine: each call from outside is a frame, in any of the engine's loops.
 
-The calls are wrapped on the scheduler object; nothing of vLLM is edited. A call that the scheduler makes itself is not
+The calls are wrapped on the scheduler object; nothing in vLLM is edited. A call that the scheduler makes itself is not
 recorded, because a replay makes it again.
 """
 
@@ -60,7 +60,7 @@ def hook_scheduler() -> None:
         own(self, *args, **kwargs)
         try:
             attach(self)
-        except Exception:  # noqa: BLE001 - whatever it is
+        except Exception:  # noqa: BLE001 - an engine must start without its recorder
             # An unexpected vLLM serves as it would without the recorder.
             _log.exception("this scheduler is not recorded")
 
@@ -115,7 +115,7 @@ class _Hooks(Hooks):
     def _outermost(
         self, own: Callable[..., Any], *, before: Callable[..., None] | None, after: Callable[..., None] | None
     ) -> Callable[..., Any]:
-        """Wrap a call, but for those inside another wrapped one: a replay makes them again."""
+        """Wrap a call, except inside another wrapped call: a replay makes those again."""
         noted = self.wrapped(own, before=before, after=after)
 
         @functools.wraps(own)
@@ -152,7 +152,7 @@ class _Hooks(Hooks):
         self.recorder.event(frame)
 
     def _abort(self, returned: Sequence[Any], request_ids: Any, finished_status: Any) -> None:
-        """Note ended requests in the order of their ends: vLLM turns the names into a set."""
+        """Note ended requests in the order in which they ended: vLLM turns the names into a set."""
         del request_ids
         ids = tuple([self._arrived[one.request_id].id for one in returned if one.request_id in self._arrived])
         if ids:
@@ -210,7 +210,7 @@ class _Hooks(Hooks):
         self.recorder.event(Drafted(plan=number, drafts=self._drafts_of(plan)))
 
     def _shut_down(self) -> None:
-        """Note an engine that ends with open requests: it is killed, or failed outside the scheduler."""
+        """Note an engine that ends with open requests: it is being killed, or failed outside the scheduler."""
         if self._scheduler.requests:
             raised = sys.exc_info()[1]
             is_death = isinstance(raised, Exception)
@@ -218,7 +218,7 @@ class _Hooks(Hooks):
         self.recorder.close()
 
     def _follow_connector(self, connector: Any) -> None:
-        """Note a KV connector's answers: they come from workers and other engines, which a replay lacks."""
+        """Note a KV connector's answers, which come from workers and other engines that a replay lacks."""
         matched, finished = connector.get_num_new_matched_tokens, connector.request_finished
         finished_all = getattr(connector, "request_finished_all_groups", None)
 
@@ -258,7 +258,7 @@ class _Hooks(Hooks):
         self._plans += 1
         self._flights[id(plan)] = self._plans, plan
         self._note_plan(plan)
-        # Some keep their blocks until a transfer ends, and later results name them.
+        # Some requests keep their blocks until a transfer ends, and later results name them.
         self._ended |= plan.finished_req_ids
         for name in [name for name in self._ended if name not in self._scheduler.requests]:
             self._ended.discard(name)
@@ -279,9 +279,9 @@ class _Hooks(Hooks):
             recorder.planned_nothing(self._plans, recorder.now, live)
 
     def _open_requests(self) -> int:
-        """Count the requests that vLLM could run, and once its queues are empty the ones that all of them have lost."""
+        """Count the requests that vLLM could run and, once its queues are empty, those missing from every queue."""
         queued: int = self._scheduler.get_num_unfinished_requests()
-        # In a pause none of them counts.
+        # During a pause none of them counts.
         if queued or any(self._scheduler.get_request_counts()):
             return queued
         return sum([not one.is_finished() for one in self._scheduler.requests.values()])

@@ -42,7 +42,7 @@ from scripted_vllm.grammar import Compiler, Followed
 from scripted_vllm.quiet import silence
 from scripted_vllm.runner_view import RunnerView
 
-# Limits of a header: a hostile one would fill the memory before the first frame.
+# Limits on a header: a hostile one would fill the memory before the first frame.
 _MOST_BLOCKS: Final = 1 << 22
 _MOST_CONTEXT_TOKENS: Final = 1 << 24
 # Empty plans whose results may still report transfers.
@@ -164,7 +164,7 @@ class VllmOfFlight:
                 raise TypeError(f"a result arrives by land(), not as an event: {event}")
 
     def _answer_connector(self, connector: Any) -> None:
-        """Replace a connector's answers by the recorded ones."""
+        """Replace a connector's answers with the recorded ones."""
 
         def matched(request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
             del num_computed_tokens
@@ -212,7 +212,7 @@ class VllmOfFlight:
         if status not in RequestStatus.__members__:
             raise ScriptDefinitionError(f"this vLLM has no request status {status!r}")
         for name in names:
-            # One by one: vLLM iterates over a set of names in the order of their hashes.
+            # One by one: vLLM iterates over a set of names in hash order.
             for request in self.scheduler.finish_requests(name, RequestStatus[status]):
                 self._replies.append(Tokens(rid=request.request_id, finish_reason="abort"))
 
@@ -257,7 +257,7 @@ class VllmOfFlight:
     # -- results and plans --
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
-        # Of many consecutive empty plans only a few are made.
+        # Only a few of many consecutive empty plans are made.
         plan = self._plans.pop(result.plan, None) or SchedulerOutput.make_empty()
         said = {self._names[one]: ids for one, ids in tokens.items()}
         for one in (*result.received, *result.failed):
@@ -317,7 +317,7 @@ class VllmOfFlight:
     def hints(self) -> Mapping[str, Hint]:
         hints = {}
         reserved = {
-            request.request_id: self.scheduler._request_remaining_blocks(request)  # noqa: SLF001 - no other says it
+            request.request_id: self.scheduler._request_remaining_blocks(request)  # noqa: SLF001 - not public
             for request in self.scheduler._inflight_prefills  # noqa: SLF001
         }
         for name, request in self.scheduler.requests.items():
@@ -331,9 +331,9 @@ class VllmOfFlight:
         return hints
 
     def _reservation(self, name: str, reserved: Mapping[str, int]) -> Hint | None:
-        """Return the hint for a load that finds no room beside the blocks reserved for prefills; None if it finds some.
+        """Return the hint for a load that has no room beside the blocks reserved for prefills; None if it has room.
 
-        vLLM reserves blocks for a request whose load has failed too, and lets its next load find room beside them.
+        vLLM also reserves blocks for a request whose load has failed, and lets its next load find room beside them.
         """
         needs = -(-self._loads.get(name, 0) // self.limits.block_size)
         free, all_reserved = self.counts()["blocks_free"], sum(reserved.values())

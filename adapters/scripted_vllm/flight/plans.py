@@ -1,4 +1,4 @@
-"""Packs vLLM's plans, in a running engine and in a replay."""
+"""Packs vLLM's plans, both in a running engine and in a replay."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from scripted.sdk.flight.packed import packed_plan
 
-# The parts of vLLM's parameters that end a request which repeats itself.
+# The parts of vLLM's parameters that end a request that repeats itself.
 REPETITIONS: Final = ("max_pattern_size", "min_pattern_size", "min_count")
 
 
 class Numbers:
-    """The numbers of requests by their names in the engine; keeps the last answer, because plans repeat themselves."""
+    """Request numbers by the engine's names; caches the last answer, because consecutive plans are alike."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, int] = {}
@@ -52,7 +52,7 @@ def packed_of(plan: Any, number: int, now: float, numbers: Numbers) -> bytes:
 def _in_order(plan: Any, names: Sequence[str]) -> tuple[list[int], list[Any]]:
     """Return the first positions and the block tables in the order of the plan's shares."""
     new, cached = plan.scheduled_new_reqs, plan.scheduled_cached_reqs
-    # Some model runners get a resumed request as a new one.
+    # Some model runners receive a resumed request as a new one.
     starts = {one.req_id: one.num_computed_tokens for one in new}
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     tables = {one.req_id: one.block_ids for one in new}

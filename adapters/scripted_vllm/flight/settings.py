@@ -24,7 +24,7 @@ def settings_of(scheduler: Any) -> tuple[dict[str, Scalar], tuple[str, ...]]:
     words: dict[str, Scalar] = {
         name: getattr(config.scheduler_config, name)
         for name in _OF_SCHEDULER
-        if hasattr(config.scheduler_config, name)  # some came with later releases
+        if hasattr(config.scheduler_config, name)  # later releases added some
     }
     words |= {
         "block_size": config.cache_config.block_size,
@@ -48,7 +48,7 @@ def settings_of(scheduler: Any) -> tuple[dict[str, Scalar], tuple[str, ...]]:
 _Part = tuple[dict[str, Scalar], list[str]]
 
 
-# The beginning of a note on a group of layers that the adapter's settings cannot express.
+# The start of a note on a group of layers that the adapter's settings cannot express.
 OTHER_GROUP: Final = "the KV cache group"
 
 

@@ -1,4 +1,4 @@
-"""The command of a live vLLM: its own OpenAI server, with our hook in its documented group of plugins."""
+"""The command of a live vLLM: its own OpenAI server, with our hook in its documented plugin group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted_vllm.config import VllmSettings
 
 # vLLM calls it in each of its processes.
 _PLUGIN: Final = Plugin("vllm.general_plugins", "scripted_vllm.live.hook:install")
-# The block size of vLLM's attention on a CPU.
+# The block size of vLLM's CPU attention.
 _BLOCK_SIZE: Final = 32
 # Settings that only the simulated runner understands.
 _SIMULATED: Final = (

@@ -1,4 +1,4 @@
-"""A live vLLM as a machine of the SDK: sends events over HTTP, and sees plans and outputs of its loop at the gate."""
+"""A live vLLM as an SDK machine: sends events over HTTP, and sees its loop's plans and outputs at the gate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LiveVllm(LiveEngine):
         self._seen = stops
         settings = VllmSettings(model_runner=2 if core.scheduler.use_v2_model_runner else 1)
         self._runner = RunnerView(settings, core.scheduler)
-        # The names of calls, by the numbers that vLLM gives them.
+        # The names of calls by the numbers that vLLM gives them.
         self._calls: dict[int, str] = {}
         self._arrivals = 0
         super().__init__(stops, port)
@@ -138,7 +138,7 @@ class LiveVllm(LiveEngine):
     def _tell(self, output: Any) -> None:
         reason = None if output.finish_reason is None else str(output.finish_reason)
         if reason == ABORT:
-            return  # The scheduler has reported it already.
+            return  # the scheduler has already reported it
         self.tell(_name(output.request_id), output.new_token_ids, reason)
 
     def _answer(self, call_id: str, answer: Any) -> None:

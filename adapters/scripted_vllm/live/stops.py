@@ -14,8 +14,8 @@ _ENDING: Final = ("WAKEUP", "EXECUTOR_FAILED")
 class VllmStops(LoopStops):
     """Stops ``EngineCoreProc.run_busy_loop``.
 
-    ``plans`` has the plans with the numbers of their batches; ``outputs`` go to the front end; the scheduler aborted
-    the requests in ``aborted``.
+    ``plans`` has the plans with their batch numbers; ``outputs`` go to the front end; ``aborted`` are the requests that
+    the scheduler aborted.
     """
 
     def __init__(self, core: Any) -> None:
@@ -95,7 +95,7 @@ class VllmStops(LoopStops):
 
 
 class _Result:
-    """A result of vLLM's executor, which the loop gets when the script releases it."""
+    """A result from vLLM's executor, which the loop gets once the script releases it."""
 
     def __init__(self, future: Any, batch_id: int, stops: VllmStops) -> None:
         self._future = future
