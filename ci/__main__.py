@@ -7,7 +7,7 @@ EXIT_INTERRUPTED = 130
 
 
 def _run() -> None:
-    """Run the command. Ctrl-C ends it, also during its imports, with one line and the shells' status."""
+    """Run the command. Ctrl-C ends it, also during its imports, with one line and a shell's exit status."""
     try:
         from ci.cli import main
 

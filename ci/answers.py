@@ -19,7 +19,7 @@ def refused(reason: str) -> str:
 
 
 def failed(command: str, reason: str) -> str:
-    """Answer a command that failed in GitHub's API."""
+    """Answer a command that GitHub's API failed."""
     return f"`/{command}` did not get through: {reason}. Parts of it may have started; give it again in a few minutes."
 
 
@@ -33,7 +33,7 @@ def rerun_tests(command: RerunTest, cut: Cut, links: Sequence[str], sha: str) ->
 
 
 def local_rerun(command: RerunTest) -> str:
-    """Return the command that does the same on one's own machine."""
+    """Return the command that does the same on the reader's own machine."""
     words = ["python", "-m", "ci", "rerun-test", *command.specs]
     words += ["--repeat", str(command.repeat)] if command.repeat != 1 else []
     words += ["--tier", command.tier.value] if command.tier else []
@@ -58,7 +58,7 @@ def rerun(runs: Sequence[WorkflowRun], sha: str) -> str:
 
 
 def result(ticket: str, conclusion: str, url: str, results: RunResult | None) -> str:
-    """Tell how a dispatched run ended. The code under test wrote `results`: it is shown, not trusted."""
+    """Report how a dispatched run ended. The code under test wrote `results`: it is shown, not trusted."""
     lines = [f"{quoted(ticket)} ended with **{conclusion}**: [run]({url})"]
     if results is None:
         return "\n".join([*lines, "", "It left no results of single tests."])
@@ -83,7 +83,7 @@ def _locally(command: str) -> list[str]:
 
 
 def _failures(file: FileResult) -> list[str]:
-    """Return a row for each test that failed, or one for a file that ended without a verdict."""
+    """Return a row for each failed test, or one for a file that ended without a verdict."""
     rows = [
         f"| {_cell(f'{file.path}::{name}')} | {len(errors)} | {runs} | {_cell(errors[-1])} |"
         for name, (runs, errors) in file.failed_tests.items()

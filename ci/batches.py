@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cut:
-    """The batches, and the targets left out as disabled or unable to run there, with reasons."""
+    """The batches, and the targets left out because they are disabled or cannot run there, with reasons."""
 
     batches: tuple[Batch, ...]
     disabled: tuple[tuple[str, str], ...]
@@ -52,7 +52,7 @@ def cut_batches(
     hardware: Hardware | None = None,
     apart: Mapping[str, str] = MappingProxyType({}),
 ) -> Cut:
-    """Group by runner and fill batches in order of paths. Without `hardware` a file goes to the CPU if it can.
+    """Group by runner and fill batches in path order. Without `hardware` a file goes to the CPU if it can.
 
     `apart` maps each suite whose environment no runner has to the command that runs it.
     """

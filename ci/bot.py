@@ -1,6 +1,6 @@
 """Answers comments on a pull request: reacts, dispatches a run, answers, and later comments its result.
 
-Runs the default branch's code only. The pull request's head is a folder that is read; its code runs in other jobs.
+Runs only the default branch's code. The pull request's head is a folder that is read; its code runs in other jobs.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class _Repository(msgspec.Struct, frozen=True):
 
 
 class CommentEvent(msgspec.Struct, frozen=True):
-    """The needed fields of GitHub's `issue_comment` event."""
+    """The fields of GitHub's `issue_comment` event that are needed."""
 
     action: str
     comment: _Comment
@@ -84,7 +84,7 @@ class CommentEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Bot:
-    """The inputs of an answer. `read_head` and `sha` are the pull request's head, the rest is the default branch's."""
+    """The inputs of an answer. `read_head` and `sha` are the pull request's head; all else is the default branch's."""
 
     github: GitHub
     catalogue: Catalogue
@@ -99,7 +99,7 @@ class Bot:
         return self.read_head()
 
     def handle(self, event: CommentEvent) -> str:
-        """Answer one comment and return a line for the log; raises `GitHubError` when even the answer fails."""
+        """Answer one comment and return a line for the log. Raises `GitHubError` if even the answer fails."""
         if event.action != "created" or event.issue.pull_request is None or event.comment.user.type == "Bot":
             return "ignored: not a new comment of a person on a pull request"
         name, marker = "command", f"ci:c{event.comment.id}"
@@ -124,7 +124,7 @@ class Bot:
         return text
 
     def _react(self, event: CommentEvent, content: str) -> None:
-        """React if GitHub lets us; a failed reaction must not cost the answer."""
+        """React if GitHub permits; a failed reaction must not cost the answer."""
         with contextlib.suppress(GitHubError):
             self.github.react(event.comment.id, content)
 
@@ -239,7 +239,7 @@ class Bot:
 
 
 def tell_end(github: GitHub, *, ticket: str, pull_request: int, conclusion: str, url: str, results: Path) -> str:
-    """Tell how a dispatched run ended, by the workflow's own environment. `results` may be missing or hostile."""
+    """Report how a dispatched run ended, from the workflow's environment. `results` may be missing or hostile."""
     conclusion = conclusion if conclusion in CONCLUSIONS else "unknown"
     text = answers.result(ticket, conclusion, url, _read_results(results))
     github.comment(pull_request, text, f"ci:{ticket}:result")
@@ -247,7 +247,7 @@ def tell_end(github: GitHub, *, ticket: str, pull_request: int, conclusion: str,
 
 
 def handle_comment(root: Path, tree: Path) -> str:
-    """Answer the comment of GITHUB_EVENT_PATH about the head that is checked out in `tree`."""
+    """Answer the comment in GITHUB_EVENT_PATH about the head that is checked out in `tree`."""
     event = _read_event(Path(_environment("GITHUB_EVENT_PATH")))
     catalogue = Catalogue.load(root)
     with _github(event.repository.full_name) as github:
@@ -263,7 +263,7 @@ def handle_comment(root: Path, tree: Path) -> str:
 
 
 def answer_result(results: Path) -> str:
-    """Comment the end of this run on the pull request that the environment names."""
+    """Comment on this run's end in the pull request that the environment names."""
     repository = _environment("GITHUB_REPOSITORY")
     number = _environment("PULL_REQUEST")
     if not number.isdecimal():

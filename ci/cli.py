@@ -74,7 +74,7 @@ class Repository:
 
 def main() -> None:
     """Run one command; a `CiError` becomes a line on stderr and exit status 2."""
-    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which ends pytest and its servers too.
+    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which also ends pytest and its servers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A log's encoding may lack characters of test names and comments.
     if isinstance(sys.stdout, io.TextIOWrapper):

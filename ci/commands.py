@@ -75,7 +75,7 @@ Options = dict[str, str]
 
 
 def parse_comment(body: str) -> Command | None:
-    """Return the command of a comment's first line; None without one of ours. Raises `CommandRefusedError`."""
+    """Return the command in a comment's first line; None if there is none of ours. Raises `CommandRefusedError`."""
     line = body.partition("\n")[0].removesuffix("\r")
     name = _command_name(line)
     if name is None:
@@ -98,7 +98,7 @@ def name_of(command: Command) -> str:
 
 
 def _command_name(line: str) -> str | None:
-    """Return our command; refuse a misspelling of one; leave the commands of other bots alone."""
+    """Return our command; refuse a misspelling of one; ignore the commands of other bots."""
     word = re.split(r"[ \t]", line, maxsplit=1)[0]
     if not word.startswith("/") or word in COMMANDS:
         return word if word in COMMANDS else None

@@ -1,6 +1,6 @@
 """Reads a test file's syntax tree for its tests and its engine configurations.
 
-Never imports the file. Commands find node ids by the test names; files with equal configurations share servers.
+Never imports the file. Commands find node ids by test name; files with equal configurations share servers.
 """
 
 import ast
@@ -14,7 +14,7 @@ from ci.registration import dotted_name
 class DefinedTests:
     """Test functions at the top level, `Class::method` names, classes, and names defined twice with their line.
 
-    `others` are the other names at the top level, such as a schedule or a script that is no test.
+    `others` are the other names at the top level, such as a schedule or a script that is not a test.
     """
 
     top_level: tuple[str, ...]
@@ -44,7 +44,7 @@ def defined_tests(tree: ast.Module) -> DefinedTests:
 
 
 def engine_key(tree: ast.Module) -> str:
-    """Return the text of all engine configurations that the file's `@scripted(...)` tests name, or an empty string.
+    """Return the text of all engine configurations in the file's `@scripted(...)` tests, or an empty string.
 
     Equal texts mean that one server can serve both files; different texts only cost a boot.
     """

@@ -1,11 +1,11 @@
-"""The error tree of `ci`: everything that it raises on purpose.
+"""The error tree of `ci`: everything that it raises deliberately.
 
-Each text names the thing, the rule, the value and the remedy: most of these texts become answers on pull requests.
+Each text names the thing, the rule, the value and the remedy: most of them become answers on pull requests.
 """
 
 
 class CiError(Exception):
-    """Base of everything that `ci` raises on purpose."""
+    """Base of everything that `ci` raises deliberately."""
 
 
 class CatalogueError(CiError):
@@ -21,13 +21,13 @@ class SpecError(CiError):
 
 
 class CommandRefusedError(CiError):
-    """A slash command that is not carried out; the text is the answer that its author gets."""
+    """A refused slash command; the text is the answer to its author."""
 
 
 class GitHubError(CiError):
     """GitHub's API failed a request: the text has the request, the status and GitHub's message.
 
-    `status` is 0 when no answer came.
+    `status` is 0 if no answer came.
     """
 
     def __init__(self, text: str, *, status: int = 0) -> None:

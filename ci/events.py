@@ -14,7 +14,7 @@ STACKS_SIGNAL = signal.SIGUSR2  # Sent to a process with the probe: it writes it
 
 
 class Collected(msgspec.Struct, frozen=True, tag=True):
-    """The number of test runs of a file."""
+    """How many test runs a file has."""
 
     file: str
     count: int
@@ -72,6 +72,6 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """Decode one line; raises `DocumentError` for a line that is no event."""
+    """Decode one line. Raises `DocumentError` for a line that is not an event."""
     event: Event = document(line, cast(type[Event], Event))
     return event

@@ -1,6 +1,6 @@
-"""The few calls of GitHub's REST API that the commands need, over httpx, with typed arguments and answers.
+"""The few calls to GitHub's REST API that the commands need, over httpx, with typed arguments and answers.
 
-Waits out rate limits and short outages within bounds. A POST of unknown fate is looked up before it is sent again.
+Waits out rate limits and short outages within bounds. A POST whose fate is unknown is looked up before it is resent.
 """
 
 import time
@@ -47,7 +47,7 @@ class RepositoryRef(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """An end of a pull request. `repo` is None when the fork was deleted."""
+    """One end of a pull request. `repo` is None if the fork was deleted."""
 
     sha: str
     repo: RepositoryRef | None
@@ -68,7 +68,7 @@ class PullRequest(msgspec.Struct, frozen=True):
         return self.head.repo is None or self.base.repo is None or self.head.repo.full_name != self.base.repo.full_name
 
     def was_pushed_after(self, moment: str) -> bool:
-        """Whether a fork was pushed to after a moment of GitHub's clock; a commit's own dates can be forged."""
+        """Whether a fork was pushed to after a moment on GitHub's clock; a commit's own dates can be forged."""
         return self.is_fork and self.head.repo is not None and self.head.repo.pushed_at > moment
 
 
@@ -98,7 +98,7 @@ class _Runs(msgspec.Struct, frozen=True):
 
 
 class GitHub:
-    """A repository's API. `sleep` and `now` (seconds since the epoch) are handed in by tests."""
+    """A repository's API. Tests pass in `sleep` and `now` (seconds since the epoch)."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class GitHub:
         return self._get(f"/pulls/{number}", PullRequest)
 
     def react(self, comment: int, content: str) -> None:
-        """React to a comment; GitHub keeps one reaction of a kind, so this may be sent twice."""
+        """React to a comment; GitHub keeps one reaction of each kind, so this may be sent twice."""
         self._again("POST", f"/issues/comments/{comment}/reactions", {"content": content})
 
     def comment(self, number: int, text: str, marker: str) -> CommentRef:
-        """Comment once: the marker, invisible in the text, tells after a failure whether the comment is there."""
+        """Comment once: after a failure, the marker, invisible in the text, shows whether the comment exists."""
         body = f"{text[:BODY_MAX_CHARS]}\n\n<!-- {marker} -->"
         return self._once(
             lambda: self._decode(self._send("POST", f"/issues/{number}/comments", {"body": body}), CommentRef),
@@ -164,7 +164,7 @@ class GitHub:
         return next((comment for comment in ours if f"<!-- {marker} -->" in (comment.body or "")), None)
 
     def add_label(self, number: int, label: str) -> None:
-        """Put a label on a pull request; it may be there already."""
+        """Put a label on a pull request, which may already have it."""
         self._again("POST", f"/issues/{number}/labels", {"labels": [label]})
 
     def failed_runs(self, sha: str) -> list[WorkflowRun]:
@@ -189,7 +189,7 @@ class GitHub:
             self._send("POST", path, {"ref": ref, "inputs": dict(inputs)})
             return None
 
-        # An event may come twice, and a job may be run again: the ticket says whether this was carried out before.
+        # An event may come twice, and a job may be run again: the ticket shows whether this was done before.
         run = self.find_run(workflow, ticket) or self._once(send, lambda: self.find_run(workflow, ticket))
         return run or self._await_run(workflow, ticket)
 
@@ -213,11 +213,11 @@ class GitHub:
     def _again(
         self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """Send a request that does no harm when it arrives twice."""
+        """Send a request that does no harm if it arrives twice."""
         return self._once(lambda: self._send(method, path, body, params), lambda: None)
 
     def _once(self, send: Callable[[], T], find: Callable[[], T | None]) -> T:
-        """Send what must not happen twice: after an outage, look whether it happened before sending again."""
+        """Send a request that must not take effect twice: after an outage, check before sending again."""
         for attempt in range(ATTEMPTS_MAX):
             try:
                 return send()
@@ -253,7 +253,7 @@ class GitHub:
         )
 
     def _rate_limit_wait_s(self, response: httpx.Response) -> float | None:
-        """Return how long to wait before the request is sent again, or None if no limit was met."""
+        """Return how long to wait before sending the request again, or None if it met no limit."""
         if response.status_code not in (httpx.codes.FORBIDDEN, httpx.codes.TOO_MANY_REQUESTS):
             return None
         retry_after = response.headers.get("retry-after", "")

@@ -1,6 +1,6 @@
 """Permits commands by repository role, by the file `ci/permissions.json`, and to the author of a pull request.
 
-Pure: roles and names are handed in. The file is read from the default branch, never from the pull request.
+Pure: the caller passes roles and names. The file is read from the default branch, never from the pull request.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class Asker:
 
 @dataclass(frozen=True)
 class Permissions:
-    """Commands (without slash) granted beyond the role, by lower-case login."""
+    """Commands (without the slash) granted beyond the role, by lower-case login."""
 
     granted: Mapping[str, frozenset[str]]
 
     @classmethod
     def load(cls, root: Path) -> "Permissions":
-        """Read the file; raises `CatalogueError`. A missing file grants nothing."""
+        """Read the file. Raises `CatalogueError`. A missing file grants nothing."""
         path = root / PERMISSIONS_PATH
         if not path.exists():
             return cls({})
@@ -54,7 +54,7 @@ class Permissions:
         name = name_of(command)
         who = quoted(f"@{asker.login}")
         if asker.is_fork:
-            # A fork's code on our runners is a decision about trust; no list and no authorship replaces it.
+            # Running a fork's code on our runners is a question of trust; no list and no authorship replaces it.
             return f"{who} may not give /{name} on a pull request from a fork; people with write permission may"
         if name in self.granted.get(asker.login.lower(), frozenset()):
             return None

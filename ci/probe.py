@@ -29,7 +29,7 @@ TEXT_MAX_CHARS = 20_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options that a suite run hands over."""
+    """Declare the options that a suite run passes."""
     group = parser.getgroup("ci")
     group.addoption("--ci-events-fd", type=int, help="file descriptor for progress events")
     group.addoption("--ci-stacks", type=Path, help="folder for the stacks that SIGUSR2 asks for")
@@ -38,11 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Arm the stack dump everywhere, and the reporter where the events can be written."""
+    """Arm the stack dump everywhere, and the reporter where events can be written."""
     stacks: Path | None = config.getoption("--ci-stacks")
     if stacks is not None:
         _arm_stacks(config, stacks)
-    # Registered scripts meet a stricter check: each fails under a mutant of its own.
+    # Registered scripts meet a stricter check: each fails under its own mutant.
     config.option.scripted_vet = "off"
     config.pluginmanager.register(Repeater(config.getoption("--ci-repeat")), "ci-repeater")
     events_fd: int | None = config.getoption("--ci-events-fd")
@@ -63,7 +63,7 @@ def pytest_runtest_makereport(
 
 
 class Repeater:
-    """Runs the collected tests several times, in rounds, in the same process: servers stay warm between rounds."""
+    """Runs the collected tests several times, in rounds, in one process: servers stay warm between rounds."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -75,7 +75,7 @@ class Repeater:
 
 
 class Reporter:
-    """Writes one event a line to the descriptor."""
+    """Writes one event per line to the descriptor."""
 
     def __init__(self, config: pytest.Config, events_fd: int) -> None:
         self._config = config
@@ -86,7 +86,7 @@ class Reporter:
         self._session: pytest.Session | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep the session: it is what can be stopped."""
+        """Keep the session, so that it can be stopped."""
         self._session = session
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -104,7 +104,7 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Report the collection of the workers, which is the same on each."""
+        """Report the workers' collection, which is the same on each."""
         if not self._left:
             self._count(ids)
 
@@ -144,7 +144,7 @@ class Reporter:
 
 
 def _again(item: pytest.Item) -> pytest.Item:
-    """Return another run of the item: pytest keeps a test set up when the next one is the same object."""
+    """Return another run of the item: pytest keeps a test set up if the next one is the same object."""
     other = copy.copy(item)
     if isinstance(other, pytest.Function):
         other._initrequest()  # noqa: SLF001 (the copy would fill the fixtures of the original)

@@ -1,7 +1,7 @@
 """Two calls by which a test file declares its suites and its time.
 
-They do nothing when they run: `ci.registry` reads them from the syntax tree and never imports the file.
-So their arguments must be constants, written out at the module's top level.
+They do nothing when they run: `ci.registry` reads them from the syntax tree and never imports the file. Their arguments
+must therefore be constants, written at the module's top level.
 """
 
 

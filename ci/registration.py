@@ -47,7 +47,7 @@ class Complaint:
 
 
 def registrations_of(tree: ast.Module, catalogue: Catalogue) -> tuple[tuple[Registration, ...], tuple[Complaint, ...]]:
-    """Return the sound registrations of one file in order, and the complaints about all others."""
+    """Return the valid registrations of one file in order, and the complaints about all others."""
     names = _bound_names(tree)
     top_level = {id(node.value) for node in tree.body if isinstance(node, ast.Expr)}
     good: list[Registration] = []
@@ -67,7 +67,7 @@ def registrations_of(tree: ast.Module, catalogue: Catalogue) -> tuple[tuple[Regi
 def dotted_name(node: ast.expr) -> str:
     """Return the name that is called: `a.b` for `a.b(...)`, only `.b` for the last call of a chain like `f().b(...)`.
 
-    Bounded: writing a chain of calls out for each of its calls would take quadratic time.
+    Bounded: writing out a chain of calls for each of its calls would take quadratic time.
     """
     words: list[str] = []
     while isinstance(node, ast.Attribute) and len(words) < NAME_MAX_PARTS:
@@ -93,7 +93,7 @@ def _bound_names(tree: ast.Module) -> dict[str, str]:
 
 
 def _register_calls(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[ast.Call, str]]:
-    """Yield calls of the two functions in source order, also those that look right and were never imported."""
+    """Yield calls of the two functions in source order, including ones that look right but were never imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             written = dotted_name(node.func)
@@ -191,7 +191,7 @@ def _values(call: ast.Call) -> dict[str, Constant]:
 
 
 def _unsigned(node: ast.expr) -> ast.expr:
-    """Return the operand of a sign, so that a negative estimate is reported as a number and not as an expression."""
+    """Return the operand of a sign, so that a negative estimate is reported as a number, not as an expression."""
     return node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
 
 

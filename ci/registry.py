@@ -1,7 +1,7 @@
 """Reads registrations from source text, and reports their faults.
 
-Never imports or runs a test file: a file under review is data. The calls themselves are judged in `ci.registration`.
-Stands before everything else in a run: suites, specs and `python -m ci check` all start from a `Registry`.
+Never imports or runs a test file: a file under review is data. `ci.registration` judges the calls themselves.
+Everything else in a run starts here: suites, specs and `python -m ci check` all begin with a `Registry`.
 """
 
 import ast
@@ -25,7 +25,7 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 @dataclass(frozen=True, order=True)
 class RegistryFinding:
-    """A fault in one place, with its remedy."""
+    """A fault at one place, with its remedy."""
 
     path: str
     line: int
@@ -81,7 +81,7 @@ def read_registry(root: Path, catalogue: Catalogue) -> Registry:
 def _source_files(root: Path, catalogue: Catalogue) -> Iterator[str]:
     for folder in catalogue.registered_roots:
         if (root / folder).resolve() != root.resolve() / folder:
-            continue  # A link in a pull request could lead the walk out of the repository.
+            continue  # a link in a pull request could lead the walk out of the repository
         for parent, folders, names in os.walk(root / folder):  # It does not follow links below.
             folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
             for name in sorted(names):
@@ -96,7 +96,7 @@ def _read_file(root: Path, path: str, catalogue: Catalogue, findings: list[Regis
     try:
         return _judge(tree, path, catalogue, findings)
     except (RecursionError, ValueError, OverflowError) as exc:
-        # Expressions too deep, or numbers too long, to write out.
+        # Expressions that are too deep, or numbers that are too long, to write out.
         problem = f"cannot be read ({type(exc).__name__})"
         findings.append(RegistryFinding(path, 1, problem, "make it a plain, small Python file"))
         return None

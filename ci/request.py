@@ -1,4 +1,4 @@
-"""The request to a dispatched run, as JSON in a workflow's input, strictly read on both ends."""
+"""The request to a dispatched run, as JSON in a workflow's input, read strictly at both ends."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -13,7 +13,7 @@ REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are la
 
 
 class Tier(StrEnum):
-    """The tier of scripts; `all` is every tier that a script names."""
+    """The tier of scripts; `all` stands for every tier that a script names."""
 
     SIM = "sim"
     SERVER = "server"
@@ -29,7 +29,7 @@ class RerunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: str) -> "RerunRequest":
-        """Read a request; raises `CiError`. The specs are judged where they are resolved."""
+        """Read a request. Raises `CiError`. The specs are judged where they are resolved."""
         if len(text) > REQUEST_SIZE_MAX_BYTES:
             raise CiError(f"--request is longer than {REQUEST_SIZE_MAX_BYTES} characters; ask for fewer tests")
         try:

@@ -1,4 +1,4 @@
-"""Lists on the page of requirements the tests that name each number in a docstring.
+"""Lists, on the page of requirements, the tests that name each number in a docstring.
 
 People write the numbers and rules on the page; the lists of tests come from the tests alone. Tests are parsed, never
 imported.
@@ -31,7 +31,7 @@ def files_by_number(root: Path) -> dict[str, list[str]]:
 
 
 def rendered(page: str, tests: dict[str, list[str]]) -> str:
-    """Rewrite the list of tests of each rule; everything else stays."""
+    """Rewrite each rule's list of tests; everything else stays."""
     return _RULE.sub(lambda rule: _rule(rule, tests), page)
 
 

@@ -1,6 +1,6 @@
 """The results of a run: of tests and of files, and all of them as counts, JSON and JUnit.
 
-One definition for the table, the stored files and the answer on a pull request; frozen, without behaviour of a run.
+One definition for the table, the stored files and the answer on a pull request; frozen, without any running.
 """
 
 import os
@@ -26,7 +26,7 @@ class TestOutcome(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """The end of a file. EMPTY: there was no test to run, so it has shown nothing."""
+    """How a file ended. EMPTY: there was no test to run, so it has shown nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -37,7 +37,7 @@ class FileStatus(StrEnum):
 
 
 class TestResult(msgspec.Struct, frozen=True):
-    """One run of one test; a repeated test has one of these for each round."""
+    """One run of one test; a repeated test has one for each round."""
 
     __test__ = False
 
@@ -49,7 +49,7 @@ class TestResult(msgspec.Struct, frozen=True):
 
 
 class FileResult(msgspec.Struct, frozen=True):
-    """The result of one file. `note` tells why it was killed, with stacks, or the errors of an earlier try."""
+    """The result of one file. `note` says why it was killed, with stacks, or has the errors of an earlier try."""
 
     path: str
     status: FileStatus
@@ -63,7 +63,7 @@ class FileResult(msgspec.Struct, frozen=True):
 
     @property
     def failed_tests(self) -> dict[str, tuple[int, list[str]]]:
-        """Each test that failed, with its number of runs and its errors."""
+        """Each failed test, with its number of runs and its errors."""
         runs = Counter(test.name for test in self.tests)
         errors: dict[str, list[str]] = {}
         for test in self.tests:
@@ -104,7 +104,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 def require_writable(path: Path) -> None:
-    """Raise CiError for a place where no results can be written: before the tests run, not after them."""
+    """Raise CiError for a place where no results can be written, before the tests run instead of after."""
     above = next(folder for folder in path.absolute().parents if folder.exists())
     why = None
     if path.is_dir():

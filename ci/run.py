@@ -1,6 +1,6 @@
-"""Runs sessions one after the other until every file has a result.
+"""Runs sessions one after another until every file has a result.
 
-Decides after a failure: stop, go on in a new process, or retry a declared flaky failure.
+Decides what follows a failure: stop, go on in a new process, or retry a declared flaky failure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ RunSession = Callable[[Sequence[str], SessionOptions], dict[str, FileResult]]
 
 
 class Sharing(StrEnum):
-    """The files that share one pytest process, and with it servers of equal configuration."""
+    """Which files share one pytest process, and with it servers of equal configuration."""
 
     ALL = "all"
     CONFIGURATION = "configuration"
@@ -33,7 +33,7 @@ def run_files(
     sharing: Sharing = Sharing.ALL,
     session: RunSession = run_session,
 ) -> RunResult:
-    """Run the files and return a result for each, in their order; files not reached are NOT_RUN."""
+    """Run the files and return a result for each, in order; files not reached are NOT_RUN."""
     results: dict[str, FileResult] = {}
     for group in _groups(files, sharing):
         if options.stop_on_failure and any(not result.ok for result in results.values()):

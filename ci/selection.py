@@ -1,4 +1,4 @@
-"""Selects the registered files of one suite, with the seconds expected of each.
+"""Selects the registered files of one suite, with the expected seconds for each.
 
 Stands between the registry and a run; sorts files with equal engine configurations next to each other.
 """
@@ -34,7 +34,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class SelectedFile:
-    """One file of a run. `seconds` is the measured time, or the estimate when there is none."""
+    """One file of a run. `seconds` is the measured time, or the estimate if there is none."""
 
     path: str
     seconds: float
@@ -58,15 +58,15 @@ def expected_seconds(file: RegisteredFile, entry: Registration, times: MeasuredT
 
 
 def disabled_files(registry: Registry, selector: Selector) -> tuple[tuple[str, str], ...]:
-    """Return path and reason of each file that would run here if it were not disabled."""
+    """Return path and reason for each file that would run here if it were not disabled."""
     return tuple((file.path, entry.disabled) for file, entry in _matches(registry, selector) if entry.disabled)
 
 
 def parts_of(files: tuple[SelectedFile, ...], parts: int) -> tuple[tuple[SelectedFile, ...], ...]:
     """Cut the files into parts, each again with equal engine configurations side by side.
 
-    Longest processing time first (Graham 1969): equal times go by path, equal loads to the part with fewer files. It
-    depends on the files alone, never on their order, so that every machine of a matrix cuts alike.
+    Longest processing time first (Graham 1969): equal times go by path, equal loads to the part with fewer files. The
+    result depends only on the files, never on their order, so that every machine of a matrix cuts alike.
     """
     if parts < 1:
         raise ValueError(f"parts must be >= 1, got {parts}; use 1 for no partition")

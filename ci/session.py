@@ -1,6 +1,6 @@
 """Runs one pytest process over several registered files: watches its deadlines, and stops it with stacks.
 
-Owns the process and its descendants until they are gone. Waits on events and exits only, never by polling.
+Owns the process and its descendants until they are gone. Waits only on events and exits, never by polling.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ STACKS_MAX_CHARS = 60_000
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Options of a session: seconds for each file, node ids that narrow a file, and arguments for pytest."""
+    """A session's options: seconds per file, node ids that narrow a file, and arguments for pytest."""
 
     root: Path
     timeout_s: float
@@ -44,7 +44,7 @@ class SessionOptions:
 
 
 class PytestExited(msgspec.Struct, frozen=True):
-    """The end of the process, with its return code; a negative one is a signal, as in `subprocess`."""
+    """The end of the process, with its return code; a negative code is a signal, as in `subprocess`."""
 
     code: int
 
@@ -54,7 +54,7 @@ class EventsDrained(msgspec.Struct, frozen=True):
 
 
 def run_session(paths: Sequence[str], options: SessionOptions) -> dict[str, FileResult]:
-    """Run pytest over the files (relative to the root) and return a result for each of them."""
+    """Run pytest over the files (relative to the root) and return a result for each."""
     with tempfile.TemporaryDirectory(prefix="ci-stacks-") as folder:
         read_fd, write_fd = os.pipe()
         try:
@@ -91,11 +91,11 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
         try:
             message = inbox.get(timeout=max(0.0, min(tally.deadline, drain_deadline) - _now()))
         except queue.Empty:
-            if code is not None:  # A descendant keeps the pipe open; pytest has sent all its events.
+            if code is not None:  # a descendant keeps the pipe open; pytest has sent all its events
                 return tally.exited(code)
             return tally.late(_now(), _stop_with_stacks(process, stacks))
         except KeyboardInterrupt:
-            # During its imports pytest has nothing to end and would only print a traceback.
+            # During its imports, pytest has nothing to end and would only print a traceback.
             if has_begun:
                 _interrupt(process)
             raise
@@ -114,8 +114,8 @@ def read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited 
             try:
                 inbox.put(decode(line))
             except DocumentError as exc:
-                # Probably half a line of a writer that was killed.
-                sys.stderr.write(f"left out a line of {len(line)} bytes that is no event of pytest: {exc}\n")
+                # Probably half a line from a writer that was killed.
+                sys.stderr.write(f"left out a line of {len(line)} bytes that is not an event of pytest: {exc}\n")
     inbox.put(EventsDrained())
 
 

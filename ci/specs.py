@@ -22,7 +22,7 @@ SPEC = re.compile(r"[A-Za-z0-9_./-]+(::[A-Za-z_]\w*){0,2}(\[[A-Za-z0-9_.,=+-]+\]
 
 @dataclass(frozen=True)
 class SpecTarget:
-    """One registered file, and the node id inside it (`test_x`, `Class::test_x[1]`) or an empty string for all."""
+    """One registered file, and the node id inside it (`test_x`, `Class::test_x[1]`), or an empty string for all."""
 
     file: RegisteredFile
     node: str = ""
@@ -32,7 +32,7 @@ class SpecTarget:
 
 
 def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[SpecTarget, ...]:
-    """Return the targets in order, without repeats; raises `SpecError` with the near matches."""
+    """Return the targets in order, without duplicates. Raises `SpecError` with the nearest matches."""
     if not specs:
         raise SpecError("no test was named; name a file, a folder or a node id below the registered tests")
     if len(specs) > SPECS_MAX:
@@ -45,7 +45,7 @@ def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[SpecTarge
 
 
 def resolve_scenario(spec: str, registry: Registry) -> str:
-    """Return `path::name` of a scenario: a script or a schedule of a registered file. Raises `SpecError`."""
+    """Return `path::name` for a scenario: a script or a schedule in a registered file. Raises `SpecError`."""
     check_spelling(spec)
     path, _, name = spec.partition("::")
     if not path.endswith(".py") or not name:
@@ -73,7 +73,7 @@ def _resolve(spec: str, registry: Registry) -> list[SpecTarget]:
 
 
 def check_spelling(spec: str) -> None:
-    """Raise `SpecError`, with a reason, for a spec with unusual characters: hostile text ends here."""
+    """Raise `SpecError`, with a reason, for a spec with unusual characters: hostile text stops here."""
     if len(spec) > SPEC_MAX_CHARS:
         raise SpecError(f"a spec of {len(spec)} characters is longer than {SPEC_MAX_CHARS}: {quoted(spec)}")
     if not SPEC.fullmatch(spec):

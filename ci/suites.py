@@ -44,7 +44,7 @@ class Hardware(StrEnum):
 
 
 class FlakyClass(BaseModel):
-    """An exception class, by its bare name, whose failures are retried; `reason` justifies it."""
+    """An exception class, by its bare name, whose failures are retried; `reason` justifies that."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,7 +97,7 @@ class Catalogue(BaseModel):
 
     @classmethod
     def load(cls, root: Path) -> "Catalogue":
-        """Read the catalogue of the repository at `root`; raises `CatalogueError`."""
+        """Read the catalogue of the repository at `root`. Raises `CatalogueError`."""
         path = root / CATALOGUE_PATH
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="ascii")))
@@ -111,11 +111,11 @@ class Catalogue(BaseModel):
             raise CatalogueError(f"{path}: is not ASCII TOML: {exc}") from exc
 
     def runner_labels(self, runner: str) -> tuple[str, ...]:
-        """Return the labels with which a job requests this runner."""
+        """Return the labels by which a job requests this runner."""
         return self.runners[runner]
 
     def retries(self, error: str) -> int:
-        """Return the number of retries after this exception; 0 for an undeclared one."""
+        """Return how often to retry after this exception; 0 for an undeclared one."""
         return max((known.retries for known in self.flaky if known.error == error), default=0)
 
 

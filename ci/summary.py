@@ -21,7 +21,7 @@ MORE_ERRORS_MAX = 10
 
 
 def print_plan(console: Console, files: Sequence[SelectedFile], disabled: Sequence[tuple[str, str]]) -> None:
-    """Print the number of files to run, and the disabled ones."""
+    """Print how many files will run, and the disabled ones."""
     total = sum(file.seconds for file in files)
     console.print(f"{len(files)} files, about {total:.0f} s", highlight=False)
     for path, reason in disabled:
@@ -70,6 +70,6 @@ def _complaints(file: FileResult) -> list[str]:
 
 
 def _tracebacks(file: FileResult) -> list[str]:
-    """Return the texts of failures, which a killed pytest did not print."""
+    """Return the failure texts that a killed pytest did not print."""
     failed = [test for test in file.tests if test.outcome is TestOutcome.FAILED and test.text]
     return [f"{file.path}::{test.name}:\n{test.text}" for test in failed[:MORE_ERRORS_MAX]]

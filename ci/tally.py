@@ -29,7 +29,7 @@ class FileTally:
 
     @property
     def is_over(self) -> bool:
-        """Whether this file will have no further event."""
+        """Whether no further event is expected for this file."""
         return self.collect_error is not None or (self.expected > 0 and self.finished >= self.expected)
 
     def start(self, test: str) -> None:
@@ -86,7 +86,7 @@ class Tally:
         self.exit_status: int | None = None
 
     def apply(self, event: Event, now: float) -> None:
-        """Take one event. An event of no file of the run (a conftest) counts for the first file."""
+        """Take one event. An event outside the run's files (in a conftest) counts for the first file."""
         self._quiet_since = now
         if isinstance(event, SessionEnded):
             self.exit_status = event.status
@@ -110,12 +110,12 @@ class Tally:
 
     @property
     def deadline(self) -> float:
-        """The time at which the process is killed unless another event comes before."""
+        """The time at which the process is killed unless another event arrives first."""
         active = [file.deadline for file in self._active() if file.deadline is not None]
         return min(active) if active else self._quiet_since + BETWEEN_FILES_TIMEOUT_S
 
     def late(self, now: float, stacks: str) -> dict[str, FileResult]:
-        """Return the results of a process that was killed at its deadline; the files to blame say TIMEOUT."""
+        """Return the results of a process that was killed at its deadline; the files to blame get TIMEOUT."""
         overdue = [file for file in self._active() if file.deadline is not None and file.deadline <= now]
         if overdue:
             what = f"took longer than {self._timeout_s:g} s"
@@ -124,7 +124,7 @@ class Tally:
         return self._results(overdue, FileStatus.TIMEOUT, f"{what}; stacks when it was stopped:\n{stacks}")
 
     def exited(self, code: int) -> dict[str, FileResult]:
-        """Return the results of a process that ended by itself, in order or not."""
+        """Return the results of a process that ended by itself, orderly or not."""
         if code == USAGE_ERROR:
             text = "pytest refused its arguments; its own message stands above"
             return self._results(list(self._files.values()), FileStatus.CRASHED, text)
@@ -140,7 +140,7 @@ class Tally:
         return [file for file in self._files.values() if file.deadline is not None and not file.is_over]
 
     def _suspects(self) -> list[FileTally]:
-        """Return the files to blame when no test was late: the active ones, else the next, else the last."""
+        """Return the files to blame if no test was late: the active ones, else the next, else the last."""
         waiting = [file for file in self._files.values() if not file.is_over and file.expected]
         unknown = [file for file in self._files.values() if not file.is_over]
         last = [self._last_active] if self._last_active else []

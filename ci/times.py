@@ -1,6 +1,6 @@
 """Measured times of registered files, kept in `ci/measured.json` and refreshed by `suite --record-times`.
 
-A file that was never measured on a kind of hardware counts with the estimate of its registration.
+A file that was never measured on a kind of hardware counts with its registration's estimate.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from lockstep.documents import DocumentError, document
 
 TIMES_PATH = "ci/measured.json"
 ESTIMATE_FACTOR_MAX = 2.0
-# Below this, start-up noise of a shared machine is larger than any difference that an estimate could show.
+# Below this, a shared machine's start-up noise exceeds any difference that an estimate could show.
 ESTIMATE_FLOOR_S = 2.0
 
 
@@ -36,19 +36,19 @@ class MeasuredTimes:
             raise TimesError(f"{path}: {exc}; delete it and run `python -m ci suite --record-times`") from exc
 
     def get(self, hardware: Hardware, path: str) -> float | None:
-        """Return the measured seconds, or None when this file was never measured on this hardware."""
+        """Return the measured seconds, or None if this file was never measured on this hardware."""
         return self.seconds.get(hardware, {}).get(path)
 
     def updated(
         self, hardware: Hardware, measured: Iterable[tuple[str, float]], known: frozenset[str]
     ) -> "MeasuredTimes":
-        """Return times with new values for these paths, and without paths that are not registered any more."""
+        """Return times with new values for these paths, and without paths that are no longer registered."""
         merged = {**self.seconds.get(hardware, {}), **{path: round(seconds, 2) for path, seconds in measured}}
         kept = {path: seconds for path, seconds in sorted(merged.items()) if path in known}
         return MeasuredTimes({**self.seconds, hardware.value: kept})
 
     def save(self, root: Path) -> Path:
-        """Write the file, sorted and with one value a line, for readable diffs."""
+        """Write the file, sorted and with one value per line, for readable diffs."""
         path = root / TIMES_PATH
         encoded = msgspec.json.encode(self.seconds, order="sorted")
         path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")

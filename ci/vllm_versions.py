@@ -21,7 +21,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _FOLDER: Final = _ROOT / ".venv-vllm" / "versions"
 _LIMIT_S: Final = 900
 _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points.txt")
-# Runs with that vLLM first on the path. A broken workload becomes one line, and the rest goes on.
+# Runs with that vLLM first on the path. A broken workload becomes one line, and the others go on.
 _LOOK: Final = """
 from scripted_vllm.versions import installed_version
 from scripted_vllm.config import VllmSettingsError
@@ -60,7 +60,7 @@ raise SystemExit(bool(broken))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try each version; 0 if all workloads pass on all of them."""
+    """Try each version; return 0 if all workloads pass on all of them."""
     parser = argparse.ArgumentParser(prog="python -m ci.vllm_versions", description=__doc__)
     parser.add_argument("version", nargs="+", help="of vLLM, as it was released")
     parser.add_argument("--folder", type=Path, default=_FOLDER, help="where versions are kept (default: %(default)s)")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def look(version: str, folder: Path) -> bool:
-    """Whether all workloads pass on this version; fetches it unless the folder has it."""
+    """Return whether all workloads pass on this version; fetch it unless the folder has it."""
     tree = folder / version
     try:
         if not tree.is_dir():
@@ -102,7 +102,7 @@ def look(version: str, folder: Path) -> bool:
 
 
 def fetch(version: str, tree: Path) -> None:
-    """Unpack the Python files of a release. Raises CalledProcessError when there is none."""
+    """Unpack the Python files of a release. Raises CalledProcessError if there is none."""
     with tempfile.TemporaryDirectory() as wheels:
         subprocess.run(  # noqa: S603 - pip of this Python
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", f"vllm=={version}"],

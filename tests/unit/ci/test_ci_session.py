@@ -211,4 +211,4 @@ def test_a_damaged_event_is_left_out_with_a_sentence(line: bytes, capsys: pytest
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     read_events(stream, inbox)
     assert [inbox.get_nowait() for _ in range(3)] == [*events, EventsDrained()]
-    assert f"left out a line of {len(line) + 1} bytes that is no event of pytest" in capsys.readouterr().err
+    assert f"left out a line of {len(line) + 1} bytes that is not an event of pytest" in capsys.readouterr().err
