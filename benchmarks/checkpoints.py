@@ -93,7 +93,7 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
 
 
 def _save_tokenizer(folder: Path, shape: str) -> None:
-    """Save a tokenizer with one token a word; ids without a word of the workload get words of their own."""
+    """Save a tokenizer with one token per word; ids without a word in the workload get their own words."""
     unknown, end = "<unk>", "<eos>"
     others = vocabulary_of(shape) - len(WORDS) - 2
     words = [*WORDS, *[f"w{number}" for number in range(others)], unknown, end]

@@ -41,7 +41,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A page of docs/reports: its script, its output, and the suggested fix as hunks by file."""
+    """A page of docs/reports: its script, its output, and the proposed fix as hunks by file."""
 
     name: str
     script: str
@@ -74,7 +74,7 @@ def _hunks_of(diff: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _side(body: Sequence[str], other: str) -> str:
-    """Return the text of a hunk without the lines of the other side."""
+    """Return a hunk's text without the lines of the other side."""
     return "\n".join(line[1:] for line in body if line[:1] != other)
 
 

@@ -40,7 +40,7 @@ def load_of(engine: Engine, running: int, seed: int = 0) -> Load:
 
 
 class _Noted:
-    """A load's calls from outside the scheduler, with their results. Calling this repeats them without a scheduler."""
+    """A load's calls from outside the scheduler, with their results. Calling it repeats them without a scheduler."""
 
     def __init__(self, running: int) -> None:
         self.load = load_of(vllm(), running)
@@ -70,7 +70,7 @@ class _Noted:
         return call
 
     def __call__(self) -> float:
-        """Make all calls; return their seconds of process time."""
+        """Make all calls; return the process time in seconds."""
         self._answers = iter([returned for *_, returned in self._calls])
         calls = [(getattr(self.scheduler, name), args, kwargs) for name, args, kwargs, _ in self._calls]
         begun = time.process_time()
@@ -84,7 +84,7 @@ class _Noted:
 
 
 def row_of(running: int, folder: Path) -> str:
-    """Return the row of a load with this many clients."""
+    """Return the row for a load with this many clients."""
     noted = _Noted(running)
     bare = min([noted() for _ in range(_ROUNDS)])
     with_it = []

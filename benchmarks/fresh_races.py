@@ -58,7 +58,7 @@ class Race(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shown_as(self) -> str:
-        """Return the mutant or the defect, with its adapter, or the reason for neither."""
+        """Return the mutant or the defect with its adapter, or the reason why there is neither."""
         if self.because:
             return self.because
         adapter, _, settings = self.adapter.partition("+")
@@ -69,7 +69,7 @@ class Race(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_races() -> list[Race]:
-    """Read the rows. Raises msgspec.ValidationError for a row of another form."""
+    """Read the rows. Raises msgspec.ValidationError for a malformed row."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["race"], list[Race])
 
@@ -96,7 +96,7 @@ def how_shown(race: Race) -> str:
 
 
 def _by_its_schedule(race: Race) -> str:
-    """Run the schedule of a mutant of this engine that no search has found."""
+    """Run the schedule of one of this engine's mutants that no search has found."""
     schedule = mutant_named(race.mutant).schedule if race.adapter == DEFAULT_ADAPTER else ""
     if not schedule:
         return _NOT_SHOWN
@@ -127,7 +127,7 @@ def _search(race: Race, plan: SearchPlan) -> SearchReport:
 
 
 def _first_target(race: Race) -> int | None:
-    """Return the number of generated targets up to the first that shows a mutant; None if no tried one does."""
+    """Return how many generated targets it takes to show a mutant; None if none that was tried does."""
     target_adapter = adapter_of(race.mutant, race.adapter)
     for number in range(_TARGETS):
         target = generated_schedule(number, target_adapter)

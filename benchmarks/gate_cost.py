@@ -123,7 +123,7 @@ class BareServer(ExitStack):
 
 
 class _BlockEnd(Exception):
-    """A block has run its steps."""
+    """Raised once a block has run its steps."""
 
 
 class _Stopwatch:
@@ -148,7 +148,7 @@ class _Stopwatch:
 
 
 def _pairs(server: BareServer, pipeline: Pipeline, count: int, steps: int) -> list[tuple[float, float]]:
-    """Return the CPU seconds a step with and without the gate, in pairs of blocks, alternating their order."""
+    """Return the CPU seconds per step with and without the gate, in pairs of blocks in alternating order."""
     tokens = 2 * (WARM_UP_STEPS + 2) + count * 2 * (steps + 2)
     sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
     server.send(Generate(rid="decodes", prompt_ids=(65,) * 8, sampling=sampling))

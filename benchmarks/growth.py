@@ -123,7 +123,7 @@ def _prompts(seed: int, tokens: int) -> Iterator[list[int]]:
 
 
 def _waiting(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
-    """Eight short requests run, ``size`` wait, and one arrives for each that has ended."""
+    """Let eight short requests run and ``size`` wait, and start one for each that has ended."""
     engine = _Engine(_config())
     prompts = _prompts(size, _SHORT_PROMPT)
     arrivals = itertools.count()
@@ -138,7 +138,7 @@ def _waiting(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
 
 
 def _running(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
-    """``size`` requests decode."""
+    """Let ``size`` requests decode."""
     engine = _Engine(_config(max_running_requests=size, max_total_tokens=size * 4_096))
     prompts = _prompts(size, _SHORT_PROMPT)
     engine.step([_request(number, next(prompts), _LONG_ANSWER) for number in range(size)])
@@ -146,7 +146,7 @@ def _running(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
 
 
 def _cached(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
-    """``size`` pages of ended prompts are cached; requests that share a half of one come one after the other."""
+    """Cache ``size`` pages of ended prompts, then start requests one after another that share half a prompt."""
     engine = _Engine(_config(max_total_tokens=(size + 4_096) * _PAGE_SIZE))
     prompts = _prompts(size, _CACHED_PROMPT)
     count = size * _PAGE_SIZE // _CACHED_PROMPT
@@ -166,7 +166,7 @@ def _cached(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
 
 
 def _contexts(size: int) -> tuple[_Engine, Iterator[Sequence[Event]]]:
-    """Eight requests decode behind prompts of ``size`` tokens."""
+    """Let eight requests decode after prompts of ``size`` tokens."""
     engine = _Engine(_config(max_total_tokens=_RUNNING * (size + 8_192)))
     prompts = _prompts(size, size)
     engine.step([_request(number, next(prompts), _LONG_ANSWER) for number in range(_RUNNING)])
@@ -187,7 +187,7 @@ def _freeze() -> None:
 
 
 def measure_point(dimension: str, size: int) -> GrowthPoint:
-    """Measure 2,000 steps at one size, after every prompt of the start has been computed."""
+    """Measure 2,000 steps at one size, once every initial prompt has been computed."""
     engine, events = _DIMENSIONS[dimension][0](size)
     for _ in range(_PROMPT_STEPS):
         engine.step(next(events))
@@ -238,7 +238,7 @@ def _page(points: Sequence[GrowthPoint], machine: Machine) -> str:
 
 
 def main() -> None:
-    """Measure all points, one after the other; print the table and write the page."""
+    """Measure all points one after another; print the table and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--page", type=output_file, help="where the page goes")
     parser.add_argument("dimensions", nargs="*", choices=[*_DIMENSIONS, []], help="unset: all")

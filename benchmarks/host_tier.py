@@ -52,7 +52,7 @@ class HostTierBench:
         return spent * 1e3, self._engine.scheduler.counters.cached_tokens - cached
 
     def turn(self, number: int) -> dict[str, float]:
-        """Run each case once, with prompts of this turn alone."""
+        """Run each case once, with prompts that only this round uses."""
         times: dict[str, float] = {}
         prompt, filler = 2 * number, 2 * number + 1
         times[CASES[0]], none = self.first_token(prompt)

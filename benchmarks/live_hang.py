@@ -1,4 +1,4 @@
-"""A live vLLM that hangs, and what ``scripted stuck`` says: a failed load of KV waits for itself.
+"""A live vLLM that hangs, and the report of ``scripted stuck`` on it: a failed load of KV waits for itself.
 
 `.venv-vllm/bin/python -m benchmarks.live_hang` starts vLLM's server with a KV connector whose loads fail, and with
 `kv_load_failure_policy=recompute`: the defect "A failed load waits for itself" of benchmarks/tables/defects.md. One
@@ -29,14 +29,14 @@ _WAITS_S: Final = 20.0
 
 
 class Asked(KVConnectorMetadata):
-    """The loads of a step: each request with the blocks that it loads into."""
+    """A step's loads: each request with the blocks that it loads into."""
 
     def __init__(self, loads: dict[str, list[int]]) -> None:
         self.loads = loads
 
 
 class FailingLoads(KVConnectorBase_V1):
-    """A connector that offers the whole blocks of each prompt from outside, and fails to load them."""
+    """A connector that offers the whole blocks of each prompt from outside and fails to load them."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -88,7 +88,7 @@ class FailingLoads(KVConnectorBase_V1):
 
 
 def words() -> tuple[str, ...]:
-    """Return the options of the server: memory in which a load and its reservation do not fit side by side."""
+    """Return the server's options: memory in which a load and its reservation do not fit side by side."""
     transfer = {
         "kv_connector": FailingLoads.__name__,
         "kv_connector_module_path": "benchmarks.live_hang",
@@ -100,7 +100,7 @@ def words() -> tuple[str, ...]:
 
 
 async def stuck(server: Server, folder: Path) -> list[str]:
-    """Ask for the answer to one prompt of five blocks; return the report while its client still waits."""
+    """Request the answer to one prompt of five blocks; return the report while its client still waits."""
     body = {"model": _SHAPE, "prompt": list(range(40, 40 + 5 * _BLOCK)), "stream": True, "max_tokens": 4}
     server.body = lambda _: body  # type: ignore[method-assign]
     async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""A live SGLang that admits nobody, and what ``scripted stuck`` says: an abort leaves the flag ``batch_is_full``.
+"""A live SGLang that admits nobody, and the report of ``scripted stuck`` on it: an abort leaves ``batch_is_full`` set.
 
 `.venv-sglang/bin/python -m benchmarks.live_hang_sglang` starts SGLang's server with a small KV pool: the defect "An
 abort of the request that waits for room lets nobody in" of benchmarks/tables/defects.md. A long answer runs, a prompt
@@ -50,7 +50,7 @@ class _Clients:
         (await self._session.post(f"{self._url}/abort_request", json={"rid": rid})).release()
 
     async def hear(self, rid: str, more: int) -> None:
-        """Wait until a client has heard this many more tokens."""
+        """Wait until a client has received this many more tokens."""
         until = self.heard[rid] + more
         while self.heard[rid] < until:
             await asyncio.sleep(_LOOK_S)
@@ -77,7 +77,7 @@ async def stuck(server: Server, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    # Its import takes longer than the long answer.
+    # Importing it takes longer than the long answer.
     adapter_named("sglang")
     with tempfile.TemporaryDirectory() as there:
         model, folder = Path(there) / _SHAPE, Path(there) / "flights"

@@ -131,7 +131,7 @@ class TimedGate(LiveGate):
         self._times.connect(context.settings.gate_options)
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Wait; after a wait for a call, report when it was over."""
+        """Wait; after a wait for a call, report when it ended."""
         step = super().next_step(previous)
         if step is None:
             self._times.close(linger=0)
@@ -149,7 +149,7 @@ class DeviceStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
-    """Play all stages: take the plans of each, sleep for a step, answer for the last."""
+    """Play all stages: take each one's plans, sleep for a step, answer for the last."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channels = [StageChannel(stage_address(private_dir, stage)) for stage in range(STAGES)]
     times = context.socket(zmq.PUSH)
@@ -171,7 +171,7 @@ def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
 
 
 def run_echo(private_dir: Path) -> None:
-    """Echo messages, for the cost of the transport alone."""
+    """Echo messages, to measure the transport alone."""
     channel = StageChannel(private_dir / "echo")
     while (frame := channel.receive()) is not None:
         channel.send(frame)
@@ -253,7 +253,7 @@ def _engine(private_dir: Path) -> Iterator[psutil.Process]:
 
 
 def _bare_round_trips(private_dir: Path) -> list[float]:
-    """Measure round trips between two waiting processes, each after a step's pause, like a token's way."""
+    """Measure round trips between two waiting processes, each after a step's pause, as a token travels."""
     channels = StageChannels([private_dir / "echo"])
     echo = fork_child("echo", lambda _: run_echo(private_dir))
     trips = []
@@ -272,7 +272,7 @@ def _bare_round_trips(private_dir: Path) -> list[float]:
 
 
 def _idle_server() -> dict[str, tuple[float, int]]:
-    """Measure CPU share and wake-ups of each process of a whole server without requests."""
+    """Measure the CPU share and wake-ups of each process of a whole server without requests."""
     with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as folder:
         process = parent.serve(ServerSettings(port=0), Path(folder), Path(folder) / "log")
         pids = process.wait_ready(START_BOUND_S).pids

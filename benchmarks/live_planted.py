@@ -69,7 +69,7 @@ def bugs() -> dict[str, Mutant]:
 
 
 class _Forked:
-    """A forked process in a session of its own."""
+    """A forked process in its own session."""
 
     def __init__(self, target: Callable[..., None], *given: object) -> None:
         self._process = _FORK.Process(target=target, args=given)
@@ -92,13 +92,13 @@ class _Forked:
 
 
 def _serve(words: Sequence[str], environment: Mapping[str, str], log: Path, bug: Mutant, witnesses: Path) -> None:
-    """Run vLLM's own server with the bug in it. Each process that it forks says whether it has the bug."""
+    """Run vLLM's own server with the bug in it. Each process that it forks reports whether it has the bug."""
     os.setsid()
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)
-    # Its platform of CPUs alone asks for new processes, which would import vLLM again and be without the bug.
+    # Only its CPU platform asks for new processes, which would import vLLM again and lack the bug.
     importlib.import_module("vllm.envs").environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
     healthy = _code_of(bug)
     os.register_at_fork(after_in_child=lambda: _witness(bug, healthy, witnesses))
@@ -150,7 +150,7 @@ class Planted(Server):
         return written[0] if written else flight_of(self._flights)
 
     def has_planted(self, flight: Path) -> bool:
-        """Whether the process that wrote the flight has found the bug in its scheduler."""
+        """Whether the process that wrote the flight found the bug in its scheduler."""
         return (self._witnesses / f"{self._bug.name}-{flight.stem.split('-')[1]}").exists()
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class Planted(Server):
                     process.kill()
 
     def load_to_the_end(self, clients: int, seconds: float) -> float:
-        """Load the server until its recorder writes, or all that was asked in time is answered; return the seconds."""
+        """Load the server until its recorder writes or everything requested in time is answered; return the seconds."""
         begun = time.monotonic()
         asyncio.run(self._load(clients, begun + seconds))
         return time.monotonic() - begun
@@ -246,7 +246,7 @@ def told_of(bug: Mutant, flight: Flight, test: Path) -> Told:
 
 
 def _shrunk(bug: Mutant, adapter: Any, config: Any, outcome: FlightOutcome, told: Told, test: Path) -> Told:
-    """Cut and shrink what a flight did, and write the test."""
+    """Cut and shrink a flight's run, and write the test."""
     begun = time.monotonic()
     with bug.switched_on():
         schedule = schedule_of(adapter, config, steps_of(outcome)).schedule
@@ -272,7 +272,7 @@ def _shrunk(bug: Mutant, adapter: Any, config: Any, outcome: FlightOutcome, told
 
 
 class _Noted:
-    """Schedules of which the ``last`` one that was asked for is known."""
+    """Schedules that remember the ``last`` one requested."""
 
     last: Schedule
 
@@ -286,7 +286,7 @@ class _Noted:
 
 
 def _promise_of(breaks: str) -> str:
-    """Return the first sentence without its details; vLLM's names of requests are long."""
+    """Return the first sentence without its details; vLLM's request names are long."""
     first = breaks.partition("; ")[0].replace("|", "/")
     return ": ".join(_REQUESTS.sub("R", first).split(": ")[:2])[:_LONGEST_TEXT].strip(": ")
 
@@ -311,7 +311,7 @@ def _miss(rows: Path, bug: Mutant, why: str) -> None:
 
 
 def hit(bug: Mutant, there: Path, options: argparse.Namespace) -> _Forked | None:
-    """Serve with the bug and load to the end; return the process that judges the flight, None if there is no flight."""
+    """Serve with the bug and load to the end; return the process that judges the flight, None if there is none."""
     server = Planted(bug, there, options.port)
     try:
         server.await_ready()
@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for flights and tests; default: they are removed")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    # Every server and judge is forked from a process that has imported all and done nothing.
+    # Every server and judge is forked from a process that has imported everything and done nothing.
     importlib.import_module("vllm.entrypoints.openai.api_server")
     importlib.import_module("vllm.v1.engine.core")
     importlib.import_module("vllm.v1.core.sched.async_scheduler")

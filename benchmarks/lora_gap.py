@@ -1,4 +1,4 @@
-"""The longest gap of a stream while a LoRA is loaded: read on the step's thread, and beside the computation.
+"""The longest gap of a stream while a LoRA is loaded, read on the step's thread or beside the computation.
 
 One stage in this process, the wall clock, the least of several rounds in turns. Run: ``python -m benchmarks.lora_gap``.
 """
@@ -46,7 +46,7 @@ class ReadsInTurn(LocalPipeline):
 
 
 class Times:
-    """An outbox that notes when each token comes, and the answer of a call."""
+    """An outbox that notes when each token and a call's answer arrive."""
 
     def __init__(self) -> None:
         self.tokens: list[float] = []
@@ -118,7 +118,7 @@ def longest_gap(pipeline: LocalPipeline, limits: Limits, lora: Path | None) -> t
 
 
 def main() -> None:
-    """Print the longest gap of each way to read, and without a load."""
+    """Print the longest gap for each way of reading, and without a load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=100, help="the size of the LoRA's file")
     parser.add_argument("--rounds", type=int, default=5)

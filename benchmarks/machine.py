@@ -46,7 +46,7 @@ _CLASSES: Final = (
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor and its load: ``load`` is the load average of the last minute."""
+    """A processor and its load: ``load`` is the load average over the last minute."""
 
     model: str
     cores: int
@@ -57,7 +57,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls) -> Machine:
-        """Return this machine, now."""
+        """Return the current state of this machine."""
         lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
         described = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         flags = set(described.get("flags", described.get("Features", "")).split())

@@ -1,4 +1,4 @@
-"""One measured number with its target; lists of them as a table and as a file.
+"""One measured number with its target; lists of such numbers as a table and as a file.
 
 Owns table and file format. Measures nothing, and never hides a missed target.
 """
@@ -78,7 +78,7 @@ class MeasurementReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement], load_before: float) -> MeasurementReport:
-        """Make the report of this machine. ``load_before`` is its load average before the first measurement."""
+        """Make this machine's report. ``load_before`` is its load average before the first measurement."""
         return cls(
             python=platform.python_version(),
             machine=f"{platform.system()} {platform.machine()}",
@@ -109,7 +109,7 @@ def write_report(path: Path, report: MeasurementReport) -> None:
 
 
 def output_file(text: str) -> Path:
-    """Parse an option that names the file of results, so that a bad one is refused before the measurements."""
+    """Parse an option that names the results file, so that a bad one is refused before the measurements."""
     path = Path(text)
     try:
         require_writable("it", path)

@@ -49,7 +49,7 @@ class Seen:
 
 
 class Pipeline:
-    """All stages in this process. ``now`` is the time of the scheduler, in seconds of CPU time."""
+    """All stages in this process. ``now`` is the scheduler's time, in seconds of CPU time."""
 
     def __init__(self, config: EngineConfig) -> None:
         limits = Limits.of(config, read_facts(config))
@@ -61,7 +61,7 @@ class Pipeline:
         self._results: deque[tuple[float, Completion]] = deque()
 
     def step(self, *events: Event) -> list[TokenOutput]:
-        """Do one step of the scheduler: with these events, or with the next result if there is nothing to launch."""
+        """Do one step of the scheduler with these events, or with the next result if there is nothing to launch."""
         began = time.process_time()
         result = self.scheduler.step(events, self.now)
         self.now += time.process_time() - began
@@ -91,7 +91,7 @@ class Pipeline:
 
 
 def play(config: EngineConfig, arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
-    """Run streams, then add a long prompt; until its first token and the streams' next ones."""
+    """Run streams, then add a long prompt, up to its first token and the streams' next ones."""
     pipeline, draw = Pipeline(config), random.Random(seed)  # noqa: S311 - a workload is no secret
     streams = [f"s{number}" for number in range(arguments.streams)]
     ticks: dict[str, list[float]] = {rid: [] for rid in (*streams, LONG)}

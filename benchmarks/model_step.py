@@ -1,4 +1,4 @@
-"""Time of one step of the model on a CPU: transformers' forward, the lean one, OpenVINO.
+"""Time of one model step on a CPU: transformers' forward, the lean one, OpenVINO.
 
 A step is a stage's work for a microbatch: page tables, attention metadata, all layers, sampling. The forwards take
 turns in one process, step by step. Time is CPU time, which other load disturbs less. Run: ``python -m
@@ -53,7 +53,7 @@ class ModelStepBench:
         self._launched = 0
 
     def prefill(self, row: int, tokens: int, *, cached: int = 0) -> tuple[int, ...]:
-        """Compute the first token of a prompt whose first ``cached`` tokens are computed already."""
+        """Compute the first token of a prompt whose first ``cached`` tokens are already computed."""
         ids = tuple((row * 7 + place * 3) % VOCABULARY for place in range(cached, tokens))
         # Scattered, like the pages of an engine that has run for a while.
         pages = tuple(page * max(BATCHES) + row for page in range(PAGES_A_ROW))
@@ -74,7 +74,7 @@ class ModelStepBench:
 
 
 def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Measure the CPU milliseconds of each step, in turns."""
+    """Measure the CPU milliseconds of each step, alternating."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():

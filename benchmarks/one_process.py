@@ -36,7 +36,7 @@ PARTS: Final = (PLANNING, *_METHODS, REST)
 
 
 class StepTimes(msgspec.Struct):
-    """From one microbatch's end to the next one's: wall and CPU seconds, seconds by part, computed tokens."""
+    """One microbatch's end to the next one's: wall and CPU seconds, seconds by part, computed tokens."""
 
     mode: ForwardMode
     tokens: int
@@ -53,7 +53,7 @@ class Run(msgspec.Struct):
     steps: list[StepTimes]
 
     def decodes(self, rows: int) -> list[StepTimes]:
-        """The steps that decode all rows, without the first, which may still wait for the prompts' work."""
+        """The steps that decode all rows, except the first, which may still wait for the prompts' work."""
         return [step for step in self.steps if step.mode is ForwardMode.DECODE and step.tokens == rows][1:]
 
 
@@ -113,7 +113,7 @@ class Engine:
 
 
 def prompts_of(rows: int, tokens: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """Random words, the same for each seed."""
+    """Return random words, the same for each seed."""
     numbers = random.Random(seed)  # noqa: S311 - a workload, no secret
     return [[numbers.randrange(vocabulary) for _ in range(tokens)] for _ in range(rows)]
 

@@ -1,4 +1,4 @@
-"""Scripts on the real server of another engine: the cost of its boot and of each script, and whether runs are equal.
+"""Scripts on another engine's real server: the cost of its boot and of each script, and whether runs are equal.
 
 `python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md` runs the scripts of
 tests/registered/other_servers in an environment with vLLM or SGLang, one server a configuration.
@@ -65,7 +65,7 @@ def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     boots = []
-    # Each configuration has a server of its own.
+    # Each configuration has its own server.
     for config in dict.fromkeys(test.config for test in tests):
         begun = time.monotonic()
         with closing(LiveServer(adapter.live, config)) as server:

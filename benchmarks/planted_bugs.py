@@ -69,7 +69,7 @@ def plants_of(engine: str) -> Plants:
 
 
 def page_of(measured: Mapping[str, Mapping[str, TimedSearch]]) -> str:
-    """Format the page from the searches of each engine by the name of the bug."""
+    """Format the page from each engine's searches, by the bug's name."""
     rows = [
         (engine, mutant, mutant in plants.reversals, measured[engine][mutant.name])
         for engine, plants in ((engine, plants_of(engine)) for engine in measured)
@@ -97,7 +97,7 @@ def page_of(measured: Mapping[str, Mapping[str, TimedSearch]]) -> str:
 
 
 def _is_over(row: TimedSearch) -> bool:
-    """Return whether a search succeeded or used its time."""
+    """Return whether a search succeeded or used up its time."""
     return row.is_found or bool(row.misfit) or (row.cpu_bound_s or 0.0) >= _CPU_S
 
 
@@ -119,7 +119,7 @@ def _write_page() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search for the bugs of an engine that its file lacks, and print their rows."""
+    """Search for those bugs of an engine that its file lacks, and print their rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted_bugs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
     parser.add_argument("--adapter", choices=tuple(_FLIGHTS), default="vllm")

@@ -88,7 +88,7 @@ ENGINES: Final = {"vllm": vllm, "sglang": sglang}
 
 
 class _Careless(SimulatedRunner):
-    """A runner without checks: a model computes with any content of its blocks."""
+    """A runner without checks: a model computes with any block contents."""
 
     def _check_reads(self, share: Share, block_ids: Any, begin: int, end: int) -> None:
         pass
@@ -115,7 +115,7 @@ class Load:
         return self.empty >= _STALL_PLANS and bool(self._live)
 
     def step(self, *, arrivals: bool = True) -> None:
-        """Run one turn of an engine's loop. Raises the scheduler's exceptions."""
+        """Run one iteration of an engine's loop. Raises the scheduler's exceptions."""
         events: list[Event] = []
         result = self._runner.next_completion(None)
         if result is not None:
@@ -153,7 +153,7 @@ class Load:
 
 
 def recorded(engine: Engine, settings: Any, seed: int, folder: Path) -> Path | None:
-    """Run a load with a recorder, to a crash, a stall or its end; return the recorder's file."""
+    """Run a load with a recorder to a crash, a stall or its end; return the recorder's file."""
     load = Load(engine, settings, seed)
     recorder = attached(engine, load, folder)
     try:

@@ -82,7 +82,7 @@ async def _play(url: str, families: Sequence[Family], arguments: argparse.Namesp
             asked.append(asyncio.create_task(_first_ms(client, draw.choices(words, k=arguments.prompt_tokens))))
         seen.first += await asyncio.gather(*asked)
         ended = time.monotonic()
-        # A stalled stream counts until its next token, however late it is.
+        # A stalled stream counts until its next token, however late that is.
         while any(ticks[-1] <= ended for ticks in running):
             await asyncio.sleep(0.01)
         spent_s = sum(family.cpu_s() for family in families) - before_s
@@ -109,7 +109,7 @@ async def _first_ms(client: httpx.AsyncClient, ids: Sequence[int]) -> float:
 def _served(
     way: str, folder: Path, cores: Sequence[int], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, list[Family]]]:
-    """Yield the URL of the server of that way, and its processes."""
+    """Yield the URL of the server for this setup, and its processes."""
     threads = arguments.threads
     common = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch", "--max-total-tokens", "30000")
     common = (*common, "--no-radix-cache") if way in ONE else common
@@ -137,7 +137,7 @@ def _came_from_the_other(url: str) -> int:
 
 
 def main() -> None:
-    """Print a row for each way: percentiles of the gaps, tokens a second of a stream, first tokens of prompts."""
+    """Print a row for each setup: percentiles of the gaps, tokens a second of a stream, first tokens of prompts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is measured, in turns")
     parser.add_argument("--streams", type=int, default=4, help="streams that run")
@@ -155,7 +155,7 @@ def main() -> None:
         raise SystemExit("error: two cores are needed, one for each engine")
     seen = {way: Seen() for way in (ONE if arguments.one_engine else (*ONE, APART))}
     with checkpoint("float32") as folder, contextlib.ExitStack() as stack:
-        # An engine without a request takes no time from the others.
+        # An engine without requests takes no time from the others.
         served = {way: stack.enter_context(_served(way, folder, cores, arguments)) for way in seen}
         for number in range(arguments.rounds):
             for way in in_turn([*seen], number):

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts as users do: CPU, memory and end of each with its descendants.
+"""Processes that a benchmark starts as users do: CPU and memory of each with its descendants, and its end.
 
 Memory is the proportional share (PSS), so that shared pages of forked processes count once.
 """
@@ -32,7 +32,7 @@ _LOG_LINES: Final = 40
 
 
 class Family:
-    """A process of ours with its descendants. It writes into ``log``, or to our stderr."""
+    """One of our processes with its descendants. It writes into ``log``, or to our stderr."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Family:
         return "\n".join(lines[-_LOG_LINES:]) or "its log above says why"
 
     def wait_for(self, url: str, within_s: float = _START_S) -> None:
-        """Wait until the server there is healthy. Raises SystemExit if it is not in time."""
+        """Wait until the server there is healthy. Raises SystemExit if that takes too long."""
         deadline = time.monotonic() + within_s
         # One client for all polls: each new one would load certificates, which takes half a core from the server.
         with httpx.Client(base_url=url, timeout=_LOOK_TIMEOUT_S, trust_env=False) as client:
@@ -79,7 +79,7 @@ class Family:
 
     @contextlib.contextmanager
     def watched(self, every_s: float) -> Iterator[list[float]]:
-        """Yield a list to which the memory is appended periodically, until the end of the context."""
+        """Yield a list to which the memory is appended periodically while the context is open."""
         seen: list[float] = []
         over = threading.Event()
 
@@ -156,7 +156,7 @@ def _or_nothing(measure: Callable[[psutil.Process], float], member: psutil.Proce
 
 
 def _pss_bytes(member: psutil.Process) -> float:
-    """Return the kernel's sum if it has one: a large process's single mappings take long to read."""
+    """Return the kernel's sum if it has one: reading each mapping of a large process takes long."""
     rollup = Path(f"/proc/{member.pid}/smaps_rollup")
     if not rollup.is_file():
         return float(member.memory_info().rss)

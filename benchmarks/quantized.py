@@ -72,7 +72,7 @@ def _awq(weight: torch.Tensor) -> _Parts:
 
 
 def _grouped(weight: torch.Tensor, *, symmetric: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return values of 4 bits, and the zero points and scales [out, groups] of groups of inputs."""
+    """Return 4-bit values, and the zero points and scales [out, groups] of groups of inputs."""
     groups = weight.reshape(len(weight), -1, _GROUP)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     if symmetric:
@@ -87,7 +87,7 @@ def _grouped(weight: torch.Tensor, *, symmetric: bool = False) -> tuple[torch.Te
 
 
 def _words(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Pack values into words of 32 bits along the columns; ``places`` are a word's values from its lowest bits on."""
+    """Pack values into 32-bit words along the columns; ``places`` are a word's values from its lowest bits up."""
     parts = values.to(torch.int64).reshape(len(values), -1, len(places))
     shifts = torch.arange(len(places)) * _INT4_BITS
     packed = (parts[..., list(places)] << shifts).sum(-1)
@@ -112,7 +112,7 @@ QUANTIZED: Final[dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], _Parts
 
 
 def quantize(plain: Path, kind: str, folder: Path) -> None:
-    """Write a copy of a checkpoint in one file, with its layers' matrices quantized."""
+    """Write a copy of a checkpoint into one file, with its layers' matrices quantized."""
     said, parts_of = QUANTIZED[kind]
     shutil.copytree(plain, folder)
     kept: _Parts = {}

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _run(pool: RayPool, width: int) -> tuple[float, float]:
-    """Measure schedules a second with ``width`` units at once, and each node's share of a core."""
+    """Measure schedules per second with ``width`` units at once, and each node's share of a core."""
     left = [Unit(PLAN.targets[0], number * SCHEDULES_A_UNIT, 1, SCHEDULES_A_UNIT) for number in range(UNITS)]
     begun, running, done = time.perf_counter(), set[Future[UnitResult]](), list[UnitResult]()
     while left or running:

@@ -117,7 +117,7 @@ class _MeasuredServer:
 
 
 class _Fed:
-    """A gate with prepared steps, so that only the gate around it takes time."""
+    """A gate with prepared steps, so that only the surrounding gate takes time."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = iter(steps)
@@ -134,7 +134,7 @@ class _Fed:
 
 
 def _added_us() -> float:
-    """Return the microseconds a step that a recording gate adds to the gate inside."""
+    """Return the microseconds per step that a recording gate adds to the gate inside it."""
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
     steps, results = _run_of_decodes(scheduler)
     with tempfile.TemporaryDirectory() as folder:

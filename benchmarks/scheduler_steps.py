@@ -1,4 +1,4 @@
-"""Steps a second of the scheduler over the simulated pipeline, with the audit after every step and without.
+"""Steps per second of the scheduler over the simulated pipeline, with and without the audit after every step.
 
 Two workloads on four stages with six microbatches in flight: the flagship (a few prompts of two chunks with a flush
 between rounds), and the same with a prefix tree that stays full. Digests are computed. One scheduler, one core.
@@ -74,7 +74,7 @@ class SchedulerBench:
 
 
 def measure() -> Iterator[Measurement]:
-    """Measure steps a second: the best of a few runs, because other load can only slow a run down."""
+    """Measure steps per second: the best of a few runs, because other load can only slow a run down."""
     for flushed in (True, False):
         for audited, target in ((True, 20_000), (False, 60_000)):
             tree = "" if flushed else ", a tree of 1,024 pages that is full"

@@ -1,4 +1,4 @@
-"""A scripted server's time to its first script, cold and from a preloaded parent, and its scripts a second.
+"""A scripted server's time to its first script, cold and from a preloaded parent, and its scripts per second.
 
 A cold start is a whole ``scripted run`` in a new process, from its first import to the script's result.
 """
@@ -33,7 +33,7 @@ SPEC: Final = f"{spec_of(flush_race).file}::flush_race"
 
 
 def measure() -> Iterator[Measurement]:
-    """Measure cold start, warm start and scripts a second, all on four stages."""
+    """Measure cold start, warm start and scripts per second, all on four stages."""
     yield Measurement(
         name="first script result of a cold `scripted run`, four stages",
         value=min(_cold_s() for _ in range(COLD_RUNS)),
@@ -42,7 +42,7 @@ def measure() -> Iterator[Measurement]:
         spread=f"best of {COLD_RUNS}",
     )
     with PreloadedParent.start() as parent:
-        # The first server waits for the parent's imports; it is not counted.
+        # The first server waits for the parent's imports; it does not count.
         _warm_s(parent)
         warm = [_warm_s(parent) for _ in range(WARM_RUNS)]
         yield Measurement(
@@ -83,7 +83,7 @@ def _warm_s(parent: PreloadedParent) -> float:
 
 
 def _scripts_a_second(parent: PreloadedParent) -> tuple[float, float]:
-    """Measure scripts a second, and the longest script in milliseconds."""
+    """Measure scripts per second, and the longest script in milliseconds."""
     test = spec_of(flush_race)
     options = msgspec.structs.replace(test.options, record=False)
     with EngineServer.start(test.config, parent=parent) as server:

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _rate(folder: Path, program: Sequence[str]) -> float:
-    """Return the schedules a second of process time in one round of the checkout in this folder."""
+    """Return the schedules per second of process time in one round of the checkout in this folder."""
     command = [sys.executable, *program]
     path = os.pathsep.join([str(folder.resolve()), str(folder.resolve() / "adapters")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

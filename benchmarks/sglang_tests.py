@@ -67,7 +67,7 @@ Side = Literal["theirs", "ours"]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How one test ended. ``why`` is empty if it passed; ``seconds`` are of wall time, None where it did not run."""
+    """How one test ended. ``why`` is empty if it passed; ``seconds`` is wall time, None if it did not run."""
 
     side: Side
     file: str
@@ -77,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One test: its class and method; ``engine`` are the arguments of its server, none if it starts its own."""
+    """One test: its class and method; ``engine`` has the arguments of its server, none if it starts its own."""
 
     file: str
     of: type[unittest.TestCase]
@@ -90,12 +90,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server(self) -> str:
-        """Equal for those that share a server."""
+        """A key that is equal for tests that share a server."""
         return json.dumps(self.engine, sort_keys=True, default=str)
 
 
 def main() -> None:
-    """Run what has no result yet, and write the page."""
+    """Run the tests that have no result yet, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang_tests", description=__doc__)
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="SGLang's folder `test`")
     parser.add_argument("--page", type=Path, default=PAGE, help="its tables are written again; what is above stays")
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _cases_in(folder: Path) -> Iterator[Case]:
-    """The tests of scripts in the folder's files. SGLang's processes must be able to import them too."""
+    """Return the script tests in the folder's files. SGLang's processes must be able to import them too."""
     files = sorted(path for path in folder.rglob("test_*.py") if "unit" not in path.parts and _has_scripts(path))
     sys.path[:0] = sorted({str(path.parent.resolve()) for path in files})
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -139,7 +139,7 @@ def _has_scripts(path: Path) -> bool:
 
 
 def _theirs(cases: Sequence[Case], end: float) -> Iterator[Result]:
-    """On SGLang's runtime; the configurations of most tests first."""
+    """Run tests on SGLang's runtime, the most common configurations first."""
     test_case = importlib.import_module("sglang.test.scripted_runtime.test_case")
     http_server: Any = importlib.import_module("sglang.test.scripted_runtime.http_server")
     http_server.LISTENER_ACCEPT_TIMEOUT_S = http_server.HTTP_READY_TIMEOUT_S = _BOOT_S
@@ -190,7 +190,7 @@ def _on_one_server(group: Sequence[Case], start: Callable[..., Any], test_case: 
 
 def _end(server: Any) -> None:
     if server is not None:
-        # What it says at its end is not about one test.
+        # Its output at the end does not belong to one test.
         with suppress(AssertionError):
             server.shutdown()
 
@@ -205,7 +205,7 @@ def _not_here(engine: dict[str, Any]) -> str:
 
 
 def _ours(cases: Sequence[Case], end: float) -> Iterator[Result]:
-    """On this engine, in the sim tier."""
+    """Run tests on this engine, in the sim tier."""
     verbs = importlib.import_module("benchmarks.sglang_verbs")
     for case in cases:
         if time.monotonic() > end:
@@ -235,13 +235,13 @@ def _result(side: Side, case: Case, server: Any) -> Result:
 
 
 def _reason(text: str) -> str:
-    """A traceback in few words, without those of the test itself."""
+    """Summarize a traceback in a few words, without the test's own frames."""
     verbs = importlib.import_module("benchmarks.sglang_verbs")
     said = [line.partition(verbs.MARK)[2] for line in text.splitlines() if verbs.MARK in line]
     if said:
         return said[-1].strip()
     kinds = [line.partition(":")[0].rpartition(".")[2] for line in text.splitlines() if _ends_a_traceback(line)]
-    # An error within the script is told within one of the test's own.
+    # An error within the script is reported inside one of the test's own.
     inner = next((kind for kind in kinds if kind not in ("AssertionError", "ScriptFailed", "Exception")), "")
     return inner or "an assertion does not hold"
 

@@ -1,4 +1,4 @@
-"""The verbs of SGLang's scripts over this engine's, so that its test texts run here unchanged, as far as they go.
+"""SGLang's script verbs on top of this engine's, so that its test texts run here unchanged, as far as they go.
 
 What both contracts have is translated; what a script reads of SGLang's own objects beyond that raises ``Untranslated``,
 with the name.
@@ -42,7 +42,7 @@ _CONTEXT: Final = 8192
 
 
 class Untranslated(Exception):
-    """This contract has no such thing."""
+    """This contract has no equivalent."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{MARK} {what}")
@@ -52,7 +52,7 @@ class Untranslated(Exception):
 
 
 def config_of(engine: Mapping[str, Any]) -> EngineConfig:
-    """This engine's configuration for SGLang's arguments. Raises Untranslated for one that it has not."""
+    """Translate SGLang's arguments into this engine's configuration. Raises Untranslated if one has no equivalent."""
     fields: dict[str, Any] = dict(_DEFAULTS)
     for name, value in engine.items():
         if name in _SAME or name in _RENAMED:
@@ -72,13 +72,13 @@ def config_of(engine: Mapping[str, Any]) -> EngineConfig:
 
 
 class Server:
-    """In the place of SGLang's server."""
+    """Takes the place of SGLang's server."""
 
     def __init__(self, engine: Mapping[str, Any]) -> None:
         self._config = config_of(engine)
 
     def execute_script(self, script: Callable[..., Any], *, args: tuple[Any, ...] = (), **_: Any) -> None:
-        """Raises AssertionError with the report of what failed."""
+        """Run a script. Raises AssertionError with the report of its failure."""
 
         def translated(t: Any) -> Iterator[None]:
             yield from script(_Context(t), *args)
@@ -89,7 +89,7 @@ class Server:
 
 
 class _Partial:
-    """Has what it names; anything else is a part of SGLang that is not translated."""
+    """Has the attributes it defines; any other belongs to a part of SGLang that is not translated."""
 
     _called = ""
 
@@ -105,7 +105,7 @@ class _Context(_Partial):
     def __init__(self, t: Any) -> None:
         self._t = t
         self._handles: dict[str, _Handle] = {}
-        # Prompts of one token over and over: a token of this vocabulary for each of theirs.
+        # Prompts of one repeated token: a token of this vocabulary for each of theirs.
         self._tokens: dict[int, int] = {}
         self.scheduler = _Scheduler(self)
 
@@ -146,7 +146,7 @@ class _Context(_Partial):
         self._t.continue_generation()
 
     def abort(self, handle: Any, *, await_arrival: bool = True) -> None:
-        # A script may make a handle of its own, for a request that never was.
+        # A script may make its own handle, for a request that never existed.
         del await_arrival
         self._t.abort(handle.rid)
 
@@ -208,7 +208,7 @@ class _Context(_Partial):
         return {name: list(parts[name]) for name in ("prefill", "decode", "chunked", "running")}
 
     def engine_stats(self) -> dict[str, int]:
-        # SGLang counts tokens that are free, where this engine counts pages.
+        # SGLang counts free tokens, this engine pages.
         state = self._t.state
         return {
             "kv_pool_free": state.kv.free * state.kv.page_size,
@@ -232,7 +232,7 @@ class _Handle(_Partial):
 
     @property
     def req(self) -> _Req | None:
-        """It is there from its first step on, and a while after its end."""
+        """Whether the request exists: from its first step on, and for a while after its end."""
         if self.of.req is not None:
             self._req.seen = True
         return self._req if self._req.seen else None
@@ -251,7 +251,7 @@ class _Handle(_Partial):
 
     @property
     def status(self) -> str:
-        """SGLang knows no request before its first step."""
+        """Whether a step has seen the request: SGLang knows none before its first step."""
         if self.finished:
             return "finished"
         return "unknown" if self.req is None else str(self.of.status)

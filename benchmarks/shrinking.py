@@ -169,7 +169,7 @@ def _renamed(schedule: Schedule) -> Schedule:
 
 
 def _size(records: Iterable[Any]) -> tuple[int, int]:
-    """Count messages of clients and operators, and the tokens of the prompts and outputs of their requests."""
+    """Count the messages of clients and operators, and their requests' prompt and output tokens."""
     events = [event for step in records for event in step.events if not isinstance(event, (Completion, GrammarReady))]
     starts = [event for event in events if isinstance(event, Generate)]
     return len(events), sum(len(one.prompt_ids) + one.sampling.max_new_tokens for one in starts)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs that adds the tables written by commands to the documentation's site.
+"""A mkdocs hook that adds the tables written by commands to the documentation's site.
 
 The tables are beside the benchmarks that make them, outside the folder that mkdocs reads. Links between the two are
 right on disk; on the site both have the same root.
@@ -19,7 +19,7 @@ _TABLES = "benchmarks/tables"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages and pictures of ``benchmarks/tables``."""
+    """Add the pages and pictures in ``benchmarks/tables``."""
     for path in sorted((_ROOT / _TABLES).iterdir()):
         if path.suffix in {".md", ".svg"}:
             name = path.relative_to(_ROOT).as_posix()
@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite links for the site, whose root is ``docs`` and contains ``benchmarks``."""
+    """Rewrite links for the site, whose root is ``docs`` and includes ``benchmarks``."""
     if page.file.src_uri.startswith(_TABLES):
         return markdown.replace("](../../docs/", "](../../")
     return re.sub(r"\]\(\.\./((?:\.\./)?)benchmarks/", r"](\1benchmarks/", markdown)

@@ -43,7 +43,7 @@ _OTHER: Final = 0.4
 
 
 class Judged(NamedTuple):
-    """Pairs of failures by the result of a sorter."""
+    """Pairs of failures, counted by a sorter's result."""
 
     parted: int
     of_one_bug: int
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 
 
 def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
-    """Judge every pair of failures: by its bug, and by its sorted kind."""
+    """Judge every pair of failures by its bug and by its sorted kind."""
     parted = one = joined = two = 0
     for (bug, kind), (other_bug, other_kind) in itertools.combinations(zip(bugs, sorted_to, strict=True), 2):
         if bug == other_bug:
@@ -72,7 +72,7 @@ def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
 
 
 def findings_of(mutant: str, adapter: str, count: int, seed: int) -> list[Finding]:
-    """Return failures of this mutant on this many generated targets; fewer if the time is over."""
+    """Return failures of this mutant on this many generated targets; fewer if the time runs out."""
     found: list[Finding] = []
     number, until = first_of(seed), time.process_time() + _SEARCH_S
     while len(found) < count and time.process_time() < until:
@@ -121,7 +121,7 @@ def _parsed(text: str) -> Schedule | None:
 
 
 def _signature(schedule: Schedule) -> str:
-    """Return how a schedule fails; empty if it passes, or makes no run."""
+    """Return how a schedule fails; empty if it passes or makes no run."""
     try:
         failure = execute(schedule).failure
     except (ScriptDefinitionError, HarnessError, ValueError):
@@ -143,7 +143,7 @@ def _varied(schedule: Schedule, chance: random.Random) -> Schedule | None:
 
 
 def _is_caused_by(schedule: Schedule, variant: Schedule) -> bool:
-    """Return whether a variant needs each part of the defect's schedule, and fails with these parts alone."""
+    """Return whether a variant needs each part of the defect's schedule and fails with these parts alone."""
     parts = parts_of(schedule) & parts_of(variant)
     needed = [part for part in parts_of(schedule) if not _signature_of(restricted(schedule, parts - {part}))]
     return bool(_signature_of(restricted(variant, parts_of(schedule)))) and not any(

@@ -1,4 +1,4 @@
-"""The speed-up by prompt lookup, on texts where it helps and where it does not.
+"""The speed-up by prompt lookup, on texts where it helps and on texts where it does not.
 
 Scheduler and all layers run in one process, greedily. The forwards are the model's, but the tokens come from a given
 text, so that a checkpoint of random weights copies as a trained one would. Runs with and without lookup take turns;
@@ -88,13 +88,13 @@ class Bench:
         return stats.accepted_tokens / max(1, stats.drafted_tokens)
 
     def run(self, texts: list[list[int]]) -> float:
-        """Return the CPU seconds of emitting each text, without its prompt's."""
+        """Return the CPU seconds for emitting each text, without its prompt's."""
         self._texts = texts
         steps = self._engine.run([text[:PROMPT_TOKENS] for text in texts], OUTPUT_TOKENS).steps
         return sum(step.cpu_s for step in steps if step.mode is ForwardMode.DECODE)
 
     def _told(self, microbatch: Microbatch) -> Completion:
-        """Replace the tokens of the model's forward by the texts'."""
+        """Replace the tokens of the model's forward with the texts'."""
         output = self._forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         assert output.error is None, output.error
@@ -109,7 +109,7 @@ def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
 
 
 def main() -> None:
-    """Print for each text and batch the tokens a CPU second, and the median ratio of the rounds."""
+    """Print for each text and batch the tokens per CPU second, and the median ratio of the rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, in turns")
     arguments = parser.parse_args()

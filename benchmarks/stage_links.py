@@ -55,7 +55,7 @@ PLACEMENTS: Final = {UNIX: "local", TCP: "join"} | ({RAY: "ray"} if importlib.ut
 
 
 def measure() -> Iterator[Measurement]:
-    """Measure a frame's way; tokens a second of eight streams, time between tokens of one, CPU time a token."""
+    """Measure a frame's round trip; tokens a second of eight streams, time between tokens of one, CPU time a token."""
     frames = _found((UNIX, TCP))
     for number in range(ROUNDS):
         for name in in_turn([*frames], number):
@@ -164,7 +164,7 @@ def _end(server: ServerProcess, agents: list[ServerProcess]) -> None:
 
 
 def _rate(url: str) -> float:
-    """Return the tokens a second of concurrent streams."""
+    """Return the tokens per second of concurrent streams."""
     with ThreadPoolExecutor(STREAMS) as pool:
         started = time.monotonic()
         counts = list(pool.map(lambda number: len(_times(url, f"stream {number}")), range(STREAMS)))

@@ -47,7 +47,7 @@ def schedules_on(page: str, adapter: str) -> list[str]:
 
 
 def count_mended(adapter: Any, python: str, other: Path) -> int:
-    """Print how the file of each defect that the other release has not ends with both; 1 if one is wrong."""
+    """Print how each file of a defect that the other release lacks ends on both; 1 if one is wrong."""
     from scripted.core.defects import defects_of, is_of
 
     wrong = 0
@@ -74,7 +74,7 @@ def _red_then_green(standalone: Standalone, schedule: str, python: str, other: P
 
 
 def count_mutants(adapter: Any, python: str, names: Collection[str]) -> int:
-    """Print how the file of each mutant ends with and without it; 1 if one is wrong, not if there is none."""
+    """Print how each mutant's file ends with and without it; 1 if one is wrong, but not if there is none."""
     wrong = right = 0
     for name in [one for one in adapter.mutant_names if one in names or not names]:
         said = _red_with_the_mutant(adapter, name, python)
@@ -86,7 +86,7 @@ def count_mutants(adapter: Any, python: str, names: Collection[str]) -> int:
 
 
 def _red_with_the_mutant(adapter: Any, name: str, python: str) -> str | None:
-    """Say why a mutant's file is not red with the mutant and green without; None if it is."""
+    """Return why a mutant's file is not red with the mutant and green without it; None if it is."""
     from scripted.core.mutant import switched_on
     from scripted.sdk.standalone import text_of
     from scripted.search.execution import execute
@@ -114,7 +114,7 @@ def _red_with_the_mutant(adapter: Any, name: str, python: str) -> str | None:
 
 
 def _is_told_apart(file: str, why: str | None, python: str, *, red: str, green: str) -> str | None:
-    """Say why a file does not fail after the statements ``red`` and pass after ``green``; None if it does."""
+    """Return why a file does not fail after the statements ``red`` and pass after ``green``; None if it does."""
     from scripted.sdk.standalone import run_alone, what_is_wrong
 
     if (said := what_is_wrong(file, why, python, prepare=red)) is not None:

@@ -35,7 +35,7 @@ _MOST_CHARACTERS: Final = 110
 
 
 def sources(kind: str) -> dict[str, str]:
-    """Return the files of the ``right`` or the ``silent`` scripts, by the script's name."""
+    """Return the files of the ``right`` or the ``silent`` scripts, by script name."""
     scripts = tomllib.loads(_SCRIPTS.read_text(encoding="utf-8"))
     begin = "\n\n" if kind == "right" else scripts["begin"]
     return {name: scripts["head"] + begin + body for name, body in scripts[kind].items()}
@@ -50,7 +50,7 @@ def verdict_on(source: str, folder: Path) -> tuple[bool, tuple[str, ...]]:
         (test,) = find_tests(str(path))
     except ScriptDefinitionError as exc:
         return False, (f"{_REFUSED}: {exc}",)
-    # Sequential runs would make a verdict depend on earlier ones.
+    # In sequential runs a verdict would depend on earlier ones.
     findings = Vetting(is_brief=True).findings(test, path.name, _first_of_each(test))
     return findings.is_a_test, tuple(findings.remarks())
 

@@ -98,7 +98,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 class Watch:
-    """Notes which lines of these files run, as long as it is open."""
+    """Notes which lines of these files run while it is open."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self.lines: dict[str, set[int]] = {file: set() for file in files}
@@ -117,7 +117,7 @@ class Watch:
             return None
         if code not in self._left:
             self._left[code] = {line for *_, line in code.co_lines() if line is not None} - {code.co_firstlineno}
-        # Calls of a function whose lines all ran are not watched.
+        # Calls of a function whose lines have all run are no longer watched.
         return self._step if self._left[code] else None
 
     def _step(self, frame: FrameType, event: str, _argument: Any) -> Any:
@@ -151,7 +151,7 @@ def _text_of(statement: Statement, lines: Sequence[str]) -> str:
     for above in reversed(lines[: statement.first - 1]):
         if not above.strip():
             continue
-        # A condition of several lines ends with its bracket.
+        # A condition over several lines ends with its bracket.
         if is_open or _depth(above) < depth:
             if not is_open:
                 closed = len(before)
@@ -159,7 +159,7 @@ def _text_of(statement: Statement, lines: Sequence[str]) -> str:
             depth = min(depth, _depth(above))
             before.append(above.strip())
             if above.lstrip().startswith(("def ", "class ")):
-                # A function's parameters are no conditions.
+                # A function's parameters are not conditions.
                 before[closed:-1] = []
                 break
     return " ".join([*reversed(before), line.strip()])
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from scripted.core.adapters import adapter_named
 
-    # It makes stubs of absent modules that are never called.
+    # It makes stubs for absent modules that are never called.
     installed = adapter_named(asked.adapter).standalone.engine
     specs = [find_spec(f"{engine.package}.{file}") for file in engine.files]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
