@@ -36,12 +36,11 @@ from scripted.api import write_test
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, read_mutants
 from scripted.core.schedule import Schedule
-from scripted.sdk.as_schedule import schedule_of
+from scripted.sdk.as_schedule import schedule_of_flight
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import OPTIONS_VARIABLE, SUFFIX
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
-from scripted.sdk.flight.shown import steps_of
 from scripted.search.shrinking import forms_of, shrink
 from scripted.search.windows import cut_to_window
 
@@ -241,15 +240,16 @@ def told_of(bug: Mutant, flight: Flight, test: Path) -> Told:
     )
     if outcome.breaks is None:
         return told
-    config = adapter.read_config({name: str(value) for name, value in flight.header.config.items()})
-    return _shrunk(bug, adapter, config, outcome, told._replace(promise=_promise_of(outcome.breaks)), test)
+    return _shrunk(bug, flight, outcome, told._replace(promise=_promise_of(outcome.breaks)), test)
 
 
-def _shrunk(bug: Mutant, adapter: Any, config: Any, outcome: FlightOutcome, told: Told, test: Path) -> Told:
+def _shrunk(bug: Mutant, flight: Flight, outcome: FlightOutcome, told: Told, test: Path) -> Told:
     """Cut and shrink a flight's run, and write the test."""
+    adapter: Any = adapter_named("vllm")
+    config = adapter.read_config({name: str(value) for name, value in flight.header.config.items()})
     begun = time.monotonic()
     with bug.switched_on():
-        schedule = schedule_of(adapter, config, steps_of(outcome)).schedule
+        schedule = schedule_of_flight(adapter, config, flight, outcome).schedule
         small = shrink(cut_to_window(schedule), budget_s=_SHRINK_S)
     shrunk = time.monotonic()
     told = told._replace(events=len(schedule.placed), shrink_s=shrunk - begun, left="not as a schedule")

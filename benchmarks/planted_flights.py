@@ -22,11 +22,10 @@ from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, read_mutants
 from scripted.core.violation import Violation
 from scripted.sdk import Abort, Add, FlushCache
-from scripted.sdk.as_schedule import schedule_of
+from scripted.sdk.as_schedule import schedule_of_flight
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import replay_flight
-from scripted.sdk.flight.shown import steps_of
 from scripted.sdk.messages import Event, Share
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.search.shrinking import shrink
@@ -192,7 +191,7 @@ def row_of(engine: Engine, mutant: Mutant, folder: Path) -> str:
                 continue
             replayed_s, begun = time.process_time() - begun, time.process_time()
             as_recorded = "yes" if outcome.differs is None else f"to step {outcome.differs.plan}"
-            schedule = schedule_of(engine.adapter, settings, steps_of(outcome)).schedule
+            schedule = schedule_of_flight(engine.adapter, settings, flight, outcome).schedule
             small = shrink(cut_to_window(schedule))
             shrunk_s = time.process_time() - begun
             events = f"{len(small.schedule.placed)}" if small.fails else "not as a schedule"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["write_whole"]
+from lockstep.output_files import open_private
+
+__all__ = ["open_whole", "write_whole"]
+
+_DRAFT_SUFFIX = ".partial"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -16,5 +23,21 @@ def write_whole(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
         draft.replace(path)
     except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def open_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a private file that appears whole, over an older one, at the end of the block. Raises OSError.
+
+    Its draft has another suffix: a reader that looks for files by their suffix finds none.
+    """
+    draft = path.with_suffix(_DRAFT_SUFFIX)
+    try:
+        with open_private(draft) as file:
+            yield file
+        draft.replace(path)
+    except BaseException:
         draft.unlink(missing_ok=True)
         raise

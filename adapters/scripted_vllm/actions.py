@@ -50,17 +50,21 @@ class _OfTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
-    """Fails the oldest pending load, or the next one, from this block on."""
+    """Fails the oldest pending load, or the next one, from this block on.
+
+    With a ``rid`` it fails a load of this request.
+    """
 
     block: int = 0
+    rid: str | None = None
 
-    examples: ClassVar = ("fail-load", "fail-load block=1")
+    examples: ClassVar = ("fail-load", "fail-load block=1", "fail-load rid=a")
 
     @staticmethod
     @verb
-    def fail_load(t: BaseContext, *, block: int = 0) -> None:
-        """Fail the oldest pending load, or the next one, from this block of the request on."""
-        FailLoad(block=block).tell(t)
+    def fail_load(t: BaseContext, *, block: int = 0, rid: Any = None) -> None:
+        """Fail the oldest pending load, or the next one, or the next of a request, from this block of the request on."""
+        FailLoad(block=block, rid=_named(t, "fail_load()", rid)).tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -68,18 +72,22 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="offer"):
-    """Makes the connector offer this many tokens of each later prompt; with -1 it does not know yet."""
+    """Makes the connector offer this many tokens of each later prompt; with -1 it does not know yet.
+
+    With a ``rid`` it offers them to this request alone, until the next offer to all.
+    """
 
     tokens: int
+    rid: str | None = None
 
-    examples: ClassVar = ("offer tokens=4", "offer tokens=-1")
+    examples: ClassVar = ("offer tokens=4", "offer tokens=-1", "offer tokens=4 rid=a")
     least: ClassVar = UNKNOWN
 
     @staticmethod
     @verb
-    def offer_prefixes(t: BaseContext, tokens: int) -> None:
-        """Let the connector offer this many tokens of each later prompt; with -1 it does not know yet."""
-        OfferPrefixes(tokens=tokens).tell(t)
+    def offer_prefixes(t: BaseContext, tokens: int, *, rid: Any = None) -> None:
+        """Let the connector offer this many tokens of each later prompt, or of a request's; with -1 it does not know."""
+        OfferPrefixes(tokens=tokens, rid=_named(t, "offer_prefixes()", rid)).tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -101,16 +109,24 @@ class HoldConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ReleaseConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
-    """Lets loads and saves end again."""
+    """Lets loads and saves end again; with a ``rid`` only the next one of this request, while the others are held."""
 
-    examples: ClassVar = ("release-transfers",)
+    rid: str | None = None
+
+    examples: ClassVar = ("release-transfers", "release-transfers rid=a")
     added_beside: ClassVar = "hold-transfers"
 
     @staticmethod
     @verb
-    def release_transfers(t: BaseContext) -> None:
-        """Let loads and saves end again."""
-        ReleaseConnector().tell(t)
+    def release_transfers(t: BaseContext, *, rid: Any = None) -> None:
+        """Let loads and saves end again; with a request only its next one, while the others are held."""
+        ReleaseConnector(rid=_named(t, "release_transfers()", rid)).tell(t)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Yield a release of all beside a hold: releases of single requests come from recordings and from scripts."""
+        is_held = HoldConnector in base.kinds and cls.is_known(base.config)
+        return (cls(),) if is_held else ()
 
 
 class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
@@ -230,6 +246,11 @@ class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, ta
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         return [cls(rid=rid) for rid in _sessions_of(base)]
+
+
+def _named(t: BaseContext, call: str, request: Any) -> str | None:
+    """Return the rid of a verb's optional request."""
+    return None if request is None else t.rid_of(call, request)
 
 
 def _sessions_of(base: SearchBase) -> Iterable[str]:

@@ -45,6 +45,7 @@ from scripted_vllm.actions import (
 )
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.flight.machine import VllmOfFlight
+from scripted_vllm.flight.outside import LORAS
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
 from scripted_vllm.machine import PAUSE_MODES, SLEEP_MODES, new_machine
@@ -61,7 +62,8 @@ _KEPT_IMAGES: Final = (
     "machine._images.",
     "ec_connector.due",
 )
-_LORAS: Final = 3
+# Actions on requests that never come: a connector keeps what it was told.
+_TOLD: Final = ("connector.offered_to", "_transfers._let_go", "_transfers._failing_of")
 # The tags of a wake: two parts of the memory, and none of it.
 WAKE_PARTS: Final = ("weights", "kv_cache", "scheduling")
 
@@ -116,7 +118,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         grammars=settings.structured_output,
         sessions=True,
         images=settings.encoder_cache_size,
-        loras=_LORAS if settings.max_loras else 0,
+        loras=LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
         sleep_modes=SLEEP_MODES if settings.enable_sleep_mode else (),
         wake_parts=WAKE_PARTS if settings.enable_sleep_mode else (),
@@ -265,6 +267,6 @@ ADAPTER: Final = VllmAdapter(
     server=VllmServer(),
     # Events are published with the next result, and there is none after the last flush.
     # Encoded images are kept until their room is needed.
-    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),
+    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES, *_TOLD),
     copier=COPIER,
 )

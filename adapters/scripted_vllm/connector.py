@@ -48,6 +48,8 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self.offered: int | None = extra["offered"]
+        # The tokens that single requests are offered instead, by rid.
+        self.offered_to: dict[str, int | None] = {}
         self.saving: list[str] = []
         self._is_async: bool = extra["is_async"]
         self._is_consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
@@ -72,9 +74,17 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         """A load brings the windows and states at its end."""
         return True
 
-    def offer(self, tokens: int | None) -> None:
-        """Offer this many tokens of each later prompt; None: it does not know yet."""
-        self.offered = tokens
+    def offer(self, tokens: int | None, rid: str = "") -> None:
+        """Offer this many tokens of each later prompt, or of this request's; None: it does not know yet."""
+        if rid:
+            self.offered_to[rid] = tokens
+        else:
+            self.offered, self.offered_to = tokens, {}
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it does not know yet what it offers some request."""
+        return None in (self.offered, *self.offered_to.values())
 
     def arrive(self, rid: str, request_id: str) -> None:
         """Note a request; in a fleet, another engine may have its prompt."""
@@ -96,9 +106,11 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Offer tokens. A synchronous load leaves the last token to be computed, since sampling needs its result."""
-        if self.offered is None:
+        # An internal name is the rid with the step of its arrival.
+        own = self.offered_to.get(request.request_id.rpartition("@")[0], self.offered)
+        if own is None:
             return None, False
-        offered = self.promised.get(request.request_id, self.offered) if self.is_remote else self.offered
+        offered = self.promised.get(request.request_id, own) if self.is_remote else own
         there = min(offered, request.num_prompt_tokens if self._is_async else request.num_tokens - 1)
         if self._state_tokens:
             there = min(there, request.num_tokens - 1) // self._state_tokens * self._state_tokens

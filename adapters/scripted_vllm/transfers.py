@@ -9,7 +9,7 @@ import msgspec
 from vllm.v1.outputs import KVConnectorOutput
 
 from scripted.sdk import Load, Signal
-from scripted_vllm.actions import ENDED, FAIL, HOLD, OFFER, UNKNOWN
+from scripted_vllm.actions import ENDED, FAIL, HOLD, OFFER, RELEASE, UNKNOWN
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.connector import RequestedLoad
 from scripted_vllm.ids import rid_of
@@ -51,6 +51,9 @@ class Transfers:
         self._now = 0
         # The block from which on the next load fails.
         self._failing: int | None = None
+        # The same for the next load of a request, and the requests whose next transfer ends although all are held.
+        self._failing_of: dict[str, int] = {}
+        self._let_go: set[str] = set()
         # In a fleet, the other engine ends transfers: by request, and whether everything was lost.
         self.is_remote = False
         self._over: dict[str, bool] = {}
@@ -64,13 +67,13 @@ class Transfers:
 
     @property
     def is_unknown(self) -> bool:
-        return self._connector is not None and self._connector.offered is None
+        return self._connector is not None and bool(self._connector.is_unknown)
 
     @property
     def go_on(self) -> bool:
-        if self.is_remote:
-            return not self.holds and any(map(self._is_over, self.under_way))
-        return bool(self.under_way) and not self.holds
+        if self.is_remote or self.holds:
+            return any(map(self._is_over, self.under_way))
+        return bool(self.under_way)
 
     def begin(self, step: int) -> None:
         self._now = step
@@ -81,12 +84,17 @@ class Transfers:
     def take(self, signal: Signal) -> None:
         if self._connector is None:
             return
-        if signal.name == FAIL:
+        if signal.name == FAIL and signal.rid:
+            self._failing_of[signal.rid] = signal.value
+        elif signal.name == FAIL:
             self._failing = signal.value
         elif signal.name == ENDED:
             self._over[signal.rid] = bool(signal.value)
         elif signal.name == OFFER:
-            self._connector.offer(None if signal.value == UNKNOWN else signal.value)
+            to = (signal.rid,) if signal.rid else ()
+            self._connector.offer(None if signal.value == UNKNOWN else signal.value, *to)
+        elif signal.name == RELEASE and signal.rid:
+            self._let_go.add(signal.rid)
         else:
             self.holds = signal.name == HOLD
 
@@ -96,15 +104,18 @@ class Transfers:
             return None
         saving, self._connector.saving = self._connector.saving, []
         self.under_way += [_Transfer(request_id, self._now + self._steps) for request_id in saving]
-        over = [] if self.holds else [one for one in self.under_way if self._is_over(one)]
-        self.under_way = [one for one in self.under_way if one not in over]
-        self.ended = bool(over)
-        self._ended = over
+        over = [one for one in self.under_way if self._is_over(one)]
         asked = [
             msgspec.structs.replace(load, token_ids=seen_in(load.token_ids, requests[load.request_id].mm_features))
             for load in plan.kv_connector_metadata.loads
         ]
-        self.under_way += [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
+        begun = [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
+        # Workers may be done with a load in the plan that asks for it.
+        over += [one for one in begun if rid_of(one.request_id) in self._let_go]
+        self._let_go -= {rid_of(one.request_id) for one in over}
+        self.under_way = [one for one in (*self.under_way, *begun) if one not in over]
+        self.ended = bool(over)
+        self._ended = over
         if self.is_remote:
             self._asked += asked
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
@@ -127,16 +138,22 @@ class Transfers:
         return {"failed_recving": {names[load.rid] for load in lost}} if lost else {}
 
     def _is_over(self, one: _Transfer) -> bool:
+        if self._let_go and rid_of(one.request_id) in self._let_go:
+            return True
+        if self.holds:
+            return False
         return one.request_id in self._over if self.is_remote else one.due <= self._now
 
     def _arrival(self, load: RequestedLoad, request: Any) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
+        block = self._failing_of.pop(rid_of(load.request_id), None)
         if self._over.get(load.request_id):
             missing = load.block_ids[first:last]
-        elif self._failing is not None and self._may_fail:
-            missing = load.block_ids[first if self._by_name else max(first, min(self._failing, last - 1)) : last]
-            self._failing = None
+        elif block is None and self._may_fail:
+            block, self._failing = self._failing, None
+        if block is not None and self._may_fail and not missing:
+            missing = load.block_ids[first if self._by_name else max(first, min(block, last - 1)) : last]
         tables = tables_of_groups(load.tables, self._settings)
         if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
             # A store of prefixes has no windows for these models.

@@ -108,7 +108,6 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.arrived = []
         self.step = 0
         self.phase = _HARNESS
-        self._steps_limit = STEPS_LIMIT
         # The step in which patience last ran out and the run removed an obstacle.
         self._undone_at = 0
         self.results = Results(self.machine.depth)
@@ -136,6 +135,8 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         """
         self._schedule = schedule
         self._last_step = max(schedule.last_step, until)
+        # A recording has as many steps as its server made.
+        self._steps_limit = max(STEPS_LIMIT, 2 * self._last_step)
         # The actions of each step that apply before its completions are taken, and those that apply after.
         self._before: dict[int, list[Placed]] = {}
         self._after: dict[int, list[Placed]] = {}

@@ -38,13 +38,13 @@ from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
 from scripted.sdk.actions import ResumeAll, WakeAll, actions_of
-from scripted.sdk.as_schedule import plan_of, schedule_of
+from scripted.sdk.as_schedule import plan_of, schedule_of, schedule_of_flight
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.flight.of_machine import MachineOfFlight
 from scripted.sdk.flight.reader import is_flight, read_flight
 from scripted.sdk.flight.replay import FlightMachine, replay_flight
-from scripted.sdk.flight.shown import rerun_of, steps_of
+from scripted.sdk.flight.shown import rerun_of
 from scripted.sdk.flight.standing import Stand
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
@@ -399,7 +399,7 @@ class SchedulerAdapter(
         if is_flight(path):
             flight = read_flight(path)
             config = self.read_config({name: str(value) for name, value in flight.header.config.items()})
-            return schedule_of(self, config, steps_of(replay_flight(self, flight, until=until)))
+            return schedule_of_flight(self, config, flight, replay_flight(self, flight, until=until))
         recording = read_recording(path)
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
 

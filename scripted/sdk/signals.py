@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
@@ -25,12 +25,17 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
     needs: ClassVar[str] = ""
     needed: ClassVar[str] = ""
     least: ClassVar[int] = 0
+    event: ClassVar = Signal
 
     @property
     def value(self) -> Any:
         """The value of the signal: the first field that is not the rid."""
-        first = next(iter(self.__struct_fields__), "rid")
+        first = self._first_field()
         return 0 if first == "rid" else msgspec.structs.asdict(self)[first]
+
+    @classmethod
+    def _first_field(cls) -> str:
+        return next(iter(cls.__struct_fields__), "rid")
 
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=self.kind, value=self.value, rid=rid_of(self) or ""))
@@ -43,6 +48,16 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         if not isinstance(self.value, int) or self.value < self.least:
             raise BadCall(f"{verb}() takes {self.__struct_fields__[0]} of {self.least} or more, got {self.value!r}")
         t.run.act(self)
+
+    @classmethod
+    def read_back(cls, event: Signal, reader: Any) -> Self | None:
+        """Return the action of a recorded signal, with the schedule's name of its request."""
+        if event.name != cls.__struct_config__.tag:
+            return None
+        fields: dict[str, Any] = {} if cls._first_field() == "rid" else {cls._first_field(): event.value}
+        if event.rid and "rid" in cls.__struct_fields__:
+            fields["rid"] = reader.name_of(event.rid)
+        return cls(**fields)
 
     @classmethod
     def is_known(cls, config: msgspec.Struct) -> bool:

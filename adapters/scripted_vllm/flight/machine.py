@@ -33,10 +33,11 @@ from scripted.sdk.flight.frames import (
     Start,
 )
 from scripted.sdk.flight.packed import planned_from
-from scripted.sdk.flight.replay import call_id, name_of
+from scripted.sdk.flight.replay import Outside, call_id, name_of
 from scripted.sdk.flight.standing import Hint
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import new_scheduler, request_hasher, result_of
+from scripted_vllm.flight.outside import OutsideOfFlight
 from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of
 from scripted_vllm.grammar import Compiler, Followed
 from scripted_vllm.quiet import silence
@@ -55,6 +56,7 @@ _WAITS: Final = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": Hint("grammar", "its grammar, which is not compiled"),
     "WAITING_FOR_STREAMING_REQ": Hint("peer", "more input from its client"),
 }
+_UNANSWERED: Final = Hint("load", "its KV connector, which cannot tell yet how much of the prompt it has")
 
 
 class VllmOfFlight:
@@ -71,9 +73,11 @@ class VllmOfFlight:
         self.can = can
         self.scheduler = new_scheduler(settings)
         self._settings = settings
-        # A KV connector's answers for each request, and the requests whose blocks it keeps.
+        # A KV connector's answers for each request, the last one given, and the requests whose blocks it keeps.
         self._answers: dict[str, deque[Offered]] = {}
+        self._answered: dict[str, Offered] = {}
         self._kept: set[str] = set()
+        self._outside = OutsideOfFlight()
         self.knows_contents = self.scheduler.connector is None
         if self.scheduler.connector is not None:
             self._answer_connector(self.scheduler.connector)
@@ -153,36 +157,57 @@ class VllmOfFlight:
             case Called():
                 self._call(event)
             case Ready():
-                self.scheduler.structured_output_manager.backend.finish(self._names[event.id], event.compiles)
+                name = self._names[event.id]
+                self._outside.compile(name, self._plan + 1, compiles=event.compiles)
+                self.scheduler.structured_output_manager.backend.finish(name, event.compiles)
             case Drafted():
                 self._draft(event)
             case Offered():
                 self._answers.setdefault(self._names[event.id], deque()).append(event)
             case Kept():
                 self._kept.add(self._names[event.id])
+                self._outside.keep(self._names[event.id])
             case _:
                 raise TypeError(f"a result arrives by land(), not as an event: {event}")
 
     def _answer_connector(self, connector: Any) -> None:
         """Replace a connector's answers with the recorded ones."""
+        allocated = connector.update_state_after_alloc
 
         def matched(request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-            del num_computed_tokens
-            answers = self._answers.get(request.request_id)
-            answer = answers.popleft() if answers else None
+            answer = self._next_answer(request.request_id)
             self._loads[request.request_id] = (answer.tokens or 0) if answer is not None and answer.is_async else 0
-            return (0, False) if answer is None else (answer.tokens, answer.is_async)
+            if answer is None:
+                return 0, False
+            self._outside.offer(request.request_id, self._plan, num_computed_tokens, answer)
+            return answer.tokens, answer.is_async
+
+        def begun(request: Any, blocks: Any, num_external_tokens: int) -> None:
+            if num_external_tokens:
+                # The load has begun: a later question is a new one.
+                self._answered.pop(request.request_id, None)
+                self._outside.load(request.request_id, request.num_computed_tokens)
+            allocated(request, blocks, num_external_tokens)
 
         def finished(request: Any, block_ids: Any) -> tuple[bool, None]:
             del block_ids
             return request.request_id in self._kept, None
 
         connector.get_num_new_matched_tokens = matched
+        connector.update_state_after_alloc = begun
         connector.request_finished = connector.request_finished_all_groups = finished
+
+    def _next_answer(self, name: str) -> Offered | None:
+        """Return the next recorded answer; after the recording's end the last one, if it led to nothing."""
+        answers = self._answers.get(name)
+        if answers:
+            self._answered[name] = answers.popleft()
+        return self._answered.get(name)
 
     def _new_request(self, event: Arrived) -> Any:
         name = self._names[event.id] = name_of(event)
         self._numbers.add(name, event.id)
+        self._outside.arrive(event)
         grammar = StructuredOutputsParams(json_object=True) if event.grammar else None
         least = event.engine.get("min_tokens")
         sampling = SamplingParams(
@@ -214,6 +239,7 @@ class VllmOfFlight:
         for name in names:
             # One by one: vLLM iterates over a set of names in hash order.
             for request in self.scheduler.finish_requests(name, RequestStatus[status]):
+                self._outside.end(request.request_id, is_abort=True)
                 self._replies.append(Tokens(rid=request.request_id, finish_reason="abort"))
 
     def _call(self, event: Called) -> None:
@@ -262,13 +288,26 @@ class VllmOfFlight:
         said = {self._names[one]: ids for one, ids in tokens.items()}
         for one in (*result.received, *result.failed):
             self._loaded[self._names[one]] = self._plan
+        self._note_transfers(result)
         outputs = self.scheduler.update_from_output(plan, result_of(plan, said, self._transferred(result)))
         for output in outputs.values():
             for one in output.outputs:
                 reason = None if one.finish_reason is None else str(one.finish_reason)
+                if reason is not None:
+                    self._outside.end(one.request_id, is_abort=False)
                 self._replies.append(
                     Tokens(rid=one.request_id, token_ids=tuple(one.new_token_ids), finish_reason=reason)
                 )
+
+    def _note_transfers(self, result: Result) -> None:
+        if not (result.sent or result.received or result.failed or result.lost):
+            return
+        tables = self.scheduler.kv_cache_manager.get_block_ids
+        blocks = {name: tables(name)[0] for name in self.scheduler.requests} if result.lost else {}
+        self._outside.land(result, self._names, blocks, self.limits.block_size)
+
+    def outside(self) -> Outside:
+        return self._outside.outside(has_connector=self.scheduler.connector is not None)
 
     def _transferred(self, result: Result) -> KVConnectorOutput | None:
         if self.scheduler.connector is None:
@@ -325,7 +364,9 @@ class VllmOfFlight:
             if hint is not None and hint.kind == "load" and name in self._loaded:
                 hint = Hint("nothing", f"nothing: its load ended in step {self._loaded[name]}, and nothing wakes it")
             if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                hint = self._reservation(name, reserved)
+                answer = self._answered.get(name)
+                is_unknown = answer is not None and answer.tokens is None
+                hint = _UNANSWERED if is_unknown else self._reservation(name, reserved)
             if hint is not None:
                 hints[name] = hint
         return hints

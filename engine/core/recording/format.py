@@ -24,6 +24,7 @@ from engine.core.limits import Limits
 from engine.core.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.core.scheduler.ports import StepResult
 from lockstep.output_files import open_private
+from lockstep.whole_file import open_whole
 
 FORMAT: Final = "lockstep-recording-4"
 # Before the stages read LoRAs beside the computation. Without LoRAs its steps are the same.
@@ -136,7 +137,8 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def write_frames(path: Path, frames: Iterable[bytes]) -> None:
-    with open_private(path) as file:
+    """Write a recording that appears whole: an earlier dump of this name stays until then, also on a full disk."""
+    with open_whole(path) as file:
         file.writelines(frames)
 
 

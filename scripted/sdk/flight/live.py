@@ -124,6 +124,8 @@ def _asked(folder: Path, pid: int) -> Path | None:
 
 def _refusal(folder: Path, pid: int) -> str | None:
     """Return why a signal to the process would go unanswered or end it; None if its recorder answers."""
+    if _is_stopped(pid):
+        return f"is stopped, by SIGSTOP or a debugger; continue it, for example with kill -CONT {pid}"
     announced = list(folder.glob(f"*-{pid}{LIVE_SUFFIX}"))
     if announced and all(DEAF in _words_of(path) for path in announced):
         return (
@@ -134,6 +136,13 @@ def _refusal(folder: Path, pid: int) -> str | None:
         left = sum([len(flights_of(folder, path.stem)) for path in announced])
         return f"has left {left} flights in {folder}, and a recorder leaves at most {MOST_FILES}; move some away"
     return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _times(folder: Path, pid: int) -> dict[Path, int]:

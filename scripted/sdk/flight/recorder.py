@@ -24,6 +24,7 @@ import msgspec
 import psutil
 
 from lockstep.output_files import open_private
+from lockstep.whole_file import open_whole
 from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
 from scripted.sdk.flight.packed import MICROSECONDS, packed, unpacked
 from scripted.sdk.flight.redaction import Redactor
@@ -334,7 +335,8 @@ class FlightRecorder:
         hears = HEARS if signal.getsignal(SIGNAL) is _ask_all else DEAF
         with contextlib.suppress(OSError):
             self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open_private(self._live_file) as file:
+            # A reader sends a signal to the process that it names: half of a number is another process.
+            with open_whole(self._live_file) as file:
                 file.write(f"{os.getpid()} {hears} {psutil.Process().create_time()}".encode())
 
     @property
@@ -468,15 +470,9 @@ def _line(frame: AnyFrame, redactor: Redactor | None) -> bytes:
 def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | None = None) -> None:
     """Write a flight; the file appears whole, readable by its owner only. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    try:
-        with open_private(partial) as file:
-            for frame in frames:
-                file.write(_line(frame, redactor))
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with open_whole(path) as file:
+        for frame in frames:
+            file.write(_line(frame, redactor))
 
 
 def recorder_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -99,6 +99,28 @@ class FlightMachine(Protocol):
         ...
 
 
+class Outside(NamedTuple):
+    """The world outside of a scheduler during a flight, as a schedule of its adapter expresses it.
+
+    ``signals`` belong to the steps of their plans; ``settings`` are the configuration's that they need. ``requests``
+    are fields of ``Add`` by request, where the schedule's differ from the replay's. ``notes`` say what is lost.
+    """
+
+    signals: Sequence[tuple[int, Signal]] = ()
+    settings: Mapping[str, object] = {}
+    requests: Mapping[str, Mapping[str, Any]] = {}
+    notes: Sequence[str] = ()
+
+
+@runtime_checkable
+class TellsOutside(Protocol):
+    """A machine whose frames of the world outside its scheduler become actions of a schedule."""
+
+    def outside(self) -> Outside:
+        """Return what happened outside since the replay began."""
+        ...
+
+
 @runtime_checkable
 class ReplaysFlights(Protocol):
     """An adapter that makes machines for flights of its scheduler."""
@@ -125,6 +147,8 @@ class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     ``stands`` are the requests stuck at the recording's end; ``hangs`` the requests that never resume, if that was
     tried. ``opening`` are the requests at a ring's beginning, with their earlier output as part of their prompts.
+    ``plans`` are the numbers of the steps' plans: of many consecutive empty plans only a few are made. ``outside`` is
+    None for a machine that does not tell it.
     """
 
     opening: tuple[Add, ...]
@@ -134,6 +158,8 @@ class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     stands: tuple[Stand, ...]
     hangs: tuple[str, ...]
+    plans: tuple[int, ...] = ()
+    outside: Outside | None = None
 
     @property
     def breaks(self) -> str | None:
@@ -269,6 +295,7 @@ class _Run:
             self._oracle = None
         self._watch = Watch(machine.limits)
         self._records: list[Record] = []
+        self._plans: list[int] = []
         self._opening: list[Add] = []
         self._events: list[SdkEvent] = []
         self._calls = 0
@@ -306,6 +333,8 @@ class _Run:
             error=self._error,
             stands=self._stood,
             hangs=hangs,
+            plans=tuple(self._plans),
+            outside=self._machine.outside() if isinstance(self._machine, TellsOutside) else None,
         )
 
     @property
@@ -444,6 +473,7 @@ class _Run:
         batch = stepped.microbatch
         self._in_flight[recorded.plan] = () if batch is None else tuple([share.rid for share in batch.shares])
         self._records.append(Record(Step(events, recorded.now), stepped, dict(self._machine.counts())))
+        self._plans.append(recorded.plan)
         if is_recorded and self._differs is None:
             self._compare(recorded, planned)
         self._watch.follow(events, stepped, recorded.plan)
@@ -501,6 +531,7 @@ class _Run:
         self._error = f"{type(exc).__name__}: {exc}"
         step = Step(tuple(self._events), self._records[-1].step.now if self._records else 0.0)
         self._records.append(Record(step, None, {}, self._error))
+        self._plans.append(self._plan)
 
     # -- after the end --
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ci.register import register_cpu_ci
@@ -26,11 +27,15 @@ from scripted_vllm.machine import VllmMachine
 from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
+from scripted.core.translation import Translated
 from scripted.sdk import Add
+from scripted.sdk.as_schedule import schedule_of_flight
+from scripted.sdk.flight.frames import Offered, Planned
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
-from scripted.search.execution import execute
+from scripted.search.execution import execute, record
+from scripted.search.shrinking import shrink
 
 register_cpu_ci(est_time=20, suite="vllm-cpu")
 
@@ -53,6 +58,22 @@ WORKLOADS = (
     *("loads-async", "windows-async", "grammars-async", "grammars-guesses", "loras", "saves"),
 )
 IN_THE_MIDDLE = ("growing", "growing-first-runner", "chunks", "priority-async", "async-tight", "windows-async", "loras")
+WAITS_FOR_ITSELF = (
+    "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute kv_offered_tokens=16; "
+    "1 start a prompt=16 new=1; 1 fail-load"
+)
+LOADS = "kv_connector=async kv_load_failure_policy=recompute"
+# Loads that end in another order than they begin, offers to one request, and priorities.
+CONNECTED = {
+    "ends of loads in another order": f"{LOADS}; 1 start a prompt=12 new=3; 1 start b prompt=12 seed=1 new=2; "
+    "2 hold-transfers; 4 release-transfers rid=b; 7 fail-load block=1 rid=a; 8 release-transfers",
+    "offers to one request": f"{LOADS} num_gpu_blocks=20; 1 offer tokens=4 rid=b; 1 start a prompt=12 new=3; "
+    "1 start b prompt=12 seed=1 new=2; 2 start c prompt=9 seed=2 new=2; 3 offer tokens=0",
+    "priorities": "policy=priority max_num_seqs=1; 1 start a prompt=6 new=4; 2 start b prompt=6 seed=1; "
+    "2 start c prompt=6 seed=2 priority=3",
+    "saves": "kv_connector=async kv_saves=True kv_transfer_steps=3; 1 start a prompt=9 new=2; "
+    "2 start b prompt=9 seed=1 new=5; 4 abort b",
+}
 # The second prompt begins with the first one, which is in the prefix cache.
 SHARING = "default; 1 start a prompt=13 new=2; 8 start b prompt=17 new=2"
 
@@ -142,9 +163,7 @@ def test_a_request_that_waits_for_a_load_says_so(
 
 def test_a_failed_load_that_waits_for_itself_says_so(recorders: list[FlightRecorder]) -> None:
     """The defect of benchmarks/tables/defects.md: the last load reserves blocks that the next one needs."""
-    sizes = "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute"
-    line = f"{sizes} kv_offered_tokens=16; 1 start a prompt=16 new=1; 1 fail-load"
-    (flight,) = flights_of(line, recorders, why="stall")
+    (flight,) = flights_of(WAITS_FOR_ITSELF, recorders, why="stall")
     (stand,) = replay_flight(ADAPTER, flight).stands
     wait = "4 blocks for its load: 6 free, 4 of them reserved for a_1 itself, whose load of step 3 has failed"
     assert stand.root == f"a_1 waits for {wait}"
@@ -159,6 +178,59 @@ def test_a_request_that_every_queue_has_lost_is_open(recorders: list[FlightRecor
     assert machine.scheduler.get_num_unfinished_requests() == 0
     assert recorders[-1]._live == 1
     recorders[-1].close()
+
+
+def schedule_of(flight: Flight) -> Translated:
+    """The schedule of a flight of a scheduler that is no longer recorded."""
+    config = ADAPTER.read_config({name: str(value) for name, value in flight.header.config.items()})
+    return schedule_of_flight(ADAPTER, config, flight, replay_flight(ADAPTER, flight))
+
+
+# In a schedule other guesses are right, because its tokens are others.
+@pytest.mark.parametrize("workload", [*[one for one in WORKLOADS if "guesses" not in one], *CONNECTED])
+def test_a_schedule_of_a_flight_launches_the_same(
+    workload: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the priorities, LoRAs, grammars, offers, ends of transfers and failed loads of the recording."""
+    (flight,) = flights_of(CONNECTED.get(workload, workload), recorders)
+    monkeypatch.undo()
+    translated = schedule_of(flight)
+    _, records = record(translated.schedule)
+    launched = [ADAPTER.plan_of(records[step - 1]) for step in translated.steps if step <= len(records)]
+    assert [one for one in launched if one] == [one for one in translated.plans if one]
+
+
+def test_a_hang_in_production_is_a_schedule_of_two_events(
+    recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed load waits for itself: the schedule has the pool, the connector and the failure, and the hang's words.
+
+    The recording has a thousand steps in which the connector is asked in vain. The replay says of the flight itself
+    that its request waits for ever.
+    """
+    (flight,) = flights_of(WAITS_FOR_ITSELF, recorders, why="stall")
+    monkeypatch.undo()
+    flight = asked_in_vain(flight, 1000)
+    outcome = replay_flight(ADAPTER, flight)
+    assert (outcome.differs, outcome.hangs) == (None, ("a_1",))
+    translated = schedule_of(flight)
+    assert translated.notes == ()
+    small = shrink(translated.schedule)
+    assert "nothing happens any more, but something waits for ever" in execute(small.schedule).failure.text
+    assert [one.action.kind for one in small.schedule.placed] == ["start", "fail-load"]
+    settings = ADAPTER.config_words(small.schedule.config)
+    assert {"num_gpu_blocks", "kv_connector", "kv_load_failure_policy"} <= set(settings)
+
+
+def asked_in_vain(flight: Flight, times: int) -> Flight:
+    """The flight with its last question to the connector so many times."""
+    *before, offered, planned = flight.frames
+    assert isinstance(offered, Offered), "the request asks in every step"
+    assert isinstance(planned, Planned)
+    more: list[Any] = []
+    for number in range(planned.plan + 1, planned.plan + 1 + times):
+        more += [offered, Planned(plan=number, now=planned.now, shape=0)]
+    return msgspec.structs.replace(flight, frames=(*before, offered, planned, *more))
 
 
 def test_what_is_not_recorded_ends_the_recording_and_not_the_engine(recorders: list[FlightRecorder]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.whole_file import write_whole
+from lockstep.whole_file import open_whole, write_whole
 from scripted.core.defects import Defect, add_known
 from scripted.search.failure_database import FailureDatabase, SavedFailure
 
@@ -55,3 +55,23 @@ def test_a_file_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_whole(tmp_path / "kv-0.address", b"unix:/a#b")
     assert drafts == [".address"]
     assert (tmp_path / "kv-0.address").read_bytes() == b"unix:/a#b"
+
+
+def write_half(place: Path) -> None:
+    with open_whole(place) as file:
+        file.write(b"half")
+        assert [one.name for one in place.parent.glob("*.rec")] == ["run.rec"]
+        raise OSError("full")
+
+
+def test_a_large_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A reader by suffix meets no draft; where writing fails, the file of before stays."""
+    place = tmp_path / "run.rec"
+    place.write_bytes(b"before")
+    with pytest.raises(OSError, match="full"):
+        write_half(place)
+    assert place.read_bytes() == b"before"
+    with open_whole(place) as file:
+        file.write(b"after")
+    assert (place.read_bytes(), place.stat().st_mode & 0o777) == (b"after", 0o600)
+    assert [*tmp_path.iterdir()] == [place]

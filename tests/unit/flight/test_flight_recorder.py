@@ -10,11 +10,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from flights import Clock, new_recorder
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight import live
+from scripted.sdk.flight import recorder as recorders
 from scripted.sdk.flight.frames import Arrived, Planned, Result, Start
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
@@ -230,6 +232,33 @@ def test_a_process_that_has_left_its_most_flights_says_so_at_once(
         assert flight_of(tmp_path).name.endswith("-16-signal.flight")
         assert recorder.leave("stall") is None
         assert recorder.leave("crash") is not None
+
+
+def test_the_announcement_of_a_server_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sends SIGUSR2 to the process that it names, and the first digits of a number are another process."""
+    recorder = new_recorder(tmp_path, start)
+    seen: list[list[str]] = []
+    process = recorders.psutil.Process
+
+    def looking() -> psutil.Process:
+        seen.append([one.name for one in tmp_path.glob("*.live")])
+        return process()
+
+    monkeypatch.setattr(recorders.psutil, "Process", looking)
+    with answering(recorder):
+        (announced,) = tmp_path.iterdir()
+        assert announced.read_text().startswith(f"{os.getpid()} hears ")
+        assert announced.stat().st_mode & 0o777 == 0o600
+    assert seen == [[]]
+
+
+def test_a_stopped_server_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no signal until it continues; after 20 s the text was to look into its log, which has nothing."""
+    recorder = new_recorder(tmp_path, start)
+    with answering(recorder):
+        monkeypatch.setattr(live.psutil.Process, "status", lambda _: psutil.STATUS_STOPPED)
+        with pytest.raises(ScriptDefinitionError, match="is stopped, by SIGSTOP or a debugger; continue it"):
+            flight_of(tmp_path)
 
 
 def test_an_engine_outside_of_the_main_thread_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
