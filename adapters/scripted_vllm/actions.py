@@ -63,7 +63,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
     @staticmethod
     @verb
     def fail_load(t: BaseContext, *, block: int = 0, rid: Any = None) -> None:
-        """Fail the oldest pending load, or the next one, or the next of a request, from this block of the request on."""
+        """Fail the oldest pending load, or the next one, or the next of a request, from this block on."""
         FailLoad(block=block, rid=_named(t, "fail_load()", rid)).tell(t)
 
     @classmethod
@@ -86,7 +86,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def offer_prefixes(t: BaseContext, tokens: int, *, rid: Any = None) -> None:
-        """Let the connector offer this many tokens of each later prompt, or of a request's; with -1 it does not know."""
+        """Let the connector offer this many tokens of each later prompt, or of one request; -1: it does not know."""
         OfferPrefixes(tokens=tokens, rid=_named(t, "offer_prefixes()", rid)).tell(t)
 
     @classmethod
