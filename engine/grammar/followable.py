@@ -6,6 +6,7 @@ properties of an object become alternatives. The library refuses the keywords th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -69,13 +70,14 @@ class _Mending:
         if isinstance(part.get("pattern"), str):
             part["pattern"] = _SAME_PATTERN.get(part["pattern"], part["pattern"])
         part.pop("$dynamicAnchor", None)
-        if part.get("$dynamicRef") in self._anchors:
+        if isinstance(part.get("$dynamicRef"), str) and part["$dynamicRef"] in self._anchors:
             part["$ref"] = self._anchors[part.pop("$dynamicRef")]
         _name_properties(part, self._target)
         _merge_exhausted_patterns(part)
         _list_unique_values(part, self._target)
         _close(part)
-        _tell_apart(part)
+        _tell_apart(part, self._target)
+        _spread_conditions(part)
         conditions = [*_dependent(part), *_conditional(part), *_negated(part)]
         if conditions:
             part["allOf"] = [*listed(part, "allOf"), *conditions]
@@ -94,7 +96,7 @@ def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(part.get("$dynamicAnchor"), str):
         yield f"#{part['$dynamicAnchor']}", f"#{place}"
     for key, one in named(part, "$defs").items():
-        yield from _dynamic_anchors(one, f"{place}/$defs/{key}")
+        yield from _dynamic_anchors(one, f"{place}/$defs/{key.replace('~', '~0').replace('/', '~1')}")
 
 
 def _name_properties(part: dict[str, Any], target: Any) -> None:
@@ -166,10 +168,17 @@ def _values_of(schema: dict[str, Any]) -> list[Any]:
 
 
 def _list_unique_values(part: dict[str, Any], target: Any) -> None:
-    """Rewrite lists of distinct values out of a few as an enumeration, in the order of the values."""
+    """Rewrite lists of distinct values out of a few as an enumeration, in the order of the values.
+
+    Lists that begin with other items stay as they are.
+    """
     if part.get("uniqueItems") is False or part.get("maxItems") in (0, 1):
         part.pop("uniqueItems", None)
-    values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
+    if not part.keys().isdisjoint(("prefixItems", "contains")):
+        return
+    listed_values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
+    # In JSON 1 and 1.0 are one value, and true is another.
+    values = list({_identity(value): value for value in reversed(listed_values)}.values())[::-1]
     fewest, most = part.get("minItems", 0), part.get("maxItems", len(values))
     if part.get("uniqueItems") is not True or not 0 < len(values) <= MOST_UNIQUE_VALUES:
         return
@@ -181,6 +190,13 @@ def _list_unique_values(part: dict[str, Any], target: Any) -> None:
     part["enum"] = [some for some in chosen if fewest <= len(some) <= most]
 
 
+def _identity(value: Any) -> str:
+    """Return a text that is the same for values that are equal in JSON."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
 def _close(part: dict[str, Any]) -> None:
     """Rewrite ``unevaluatedProperties`` of an object without alternatives and references."""
     if part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties")):
@@ -189,15 +205,16 @@ def _close(part: dict[str, Any]) -> None:
             part["additionalProperties"] = more
 
 
-def _tell_apart(part: dict[str, Any]) -> None:
+def _tell_apart(part: dict[str, Any], target: Any) -> None:
     """Rewrite ``oneOf`` of mutually exclusive alternatives as ``anyOf``."""
     alternatives = listed(part, "oneOf")
     if not alternatives or "anyOf" in part:
         return
     if isinstance(part.get("discriminator"), dict):
-        # The named property makes the alternatives exclusive.
-        part["anyOf"] = part.pop("oneOf")
-        del part["discriminator"]
+        name = part.pop("discriminator").get("propertyName")
+        # The named property, which each must have, makes the alternatives exclusive.
+        if all(isinstance(one, dict) and name in listed(one, "required") for one in map(target, alternatives)):
+            part["anyOf"] = part.pop("oneOf")
         return
     required = [
         one.get("required") if isinstance(one, dict) and one.keys() == {"required"} else None for one in alternatives
@@ -223,6 +240,17 @@ def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _without(key: str) -> dict[str, Any]:
     return {"properties": {key: _FORBIDDEN}}
+
+
+def _spread_conditions(part: dict[str, Any]) -> None:
+    """Rewrite conditions that stand beside each other in ``allOf``, on a property that is declared beside that."""
+    parts = []
+    for one in listed(part, "allOf"):
+        alone = {"properties": named(part, "properties"), **one} if isinstance(one, dict) else {}
+        is_condition = isinstance(one, dict) and "if" in one and one.keys() <= {"if", "then", "else"}
+        parts += (list(_conditional(alone)) if is_condition else []) or [one]
+    if parts:
+        part["allOf"] = parts
 
 
 def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:

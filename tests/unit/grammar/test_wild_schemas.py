@@ -77,6 +77,12 @@ CONDITIONS: list[dict[str, Any]] = [
     {"dependencies": {"a": {"required": ["b"]}}},
     {"if": {"properties": {"a": {"const": True}}, "required": ["a"]}, "then": {"required": ["b"]}},
     {"if": {"properties": {"a": {"const": True}}}, "then": {"required": ["b"]}, "else": {"required": ["c"]}},
+    {
+        "allOf": [
+            {"if": {"properties": {"a": {"const": True}}}, "then": {"required": ["b"]}},
+            {"if": {"properties": {"a": {"const": False}}, "required": ["a"]}, "then": {"required": ["c"]}},
+        ]
+    },
     {"not": {"required": ["b"]}},
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
     {"propertyNames": {"pattern": "^[ab]$"}},
@@ -101,6 +107,41 @@ def test_conditions_hold_in_every_output(condition: dict[str, Any]) -> None:
     for output in found:
         jsonschema.validate(json.loads(output), schema)
     assert len(found) > 1
+
+
+def test_equal_numbers_are_one_value_of_a_list() -> None:
+    schema = {"type": "array", "items": {"enum": [1, 1.0, True, 2]}, "uniqueItems": True, "minItems": 3}
+    for seed in range(5):
+        assert sorted(json.loads(output_of(schema, seed))) == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "remedy"),
+    [
+        (
+            {"prefixItems": [{"type": "string"}], "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 2},
+            "leave them out",
+        ),
+        (
+            {
+                "oneOf": [{"type": "object", "properties": {"v": {"type": kind}}} for kind in ("integer", "number")],
+                "discriminator": {"propertyName": "t"},
+            },
+            "use anyOf",
+        ),
+        ({"$dynamicRef": [1]}, "leave them out"),
+    ],
+)
+def test_a_form_that_is_not_followed_names_a_remedy(schema: dict[str, Any], remedy: str) -> None:
+    """A list that begins otherwise was refused as one without values, and a discriminator of nothing was believed."""
+    fault = fault_of(schema_grammar(schema))
+    assert fault is not None
+    assert remedy in fault.message
+
+
+def test_a_dynamic_anchor_may_have_any_name() -> None:
+    schema = {"$defs": {"a/b~c": {"$dynamicAnchor": "n", "type": "integer"}}, "$dynamicRef": "#n"}
+    assert isinstance(json.loads(output_of(schema, 1)), int)
 
 
 @pytest.mark.parametrize("pattern", thinned(["^a$", "^(a|b)$", "^(?:b|a)$", "^[ab]$", "^a", "a"], one_in=3))
