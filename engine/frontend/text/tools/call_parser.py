@@ -50,6 +50,11 @@ class CallParts:
         self._arguments.append(text)
         appended(self._parts, CallArguments(text))
 
+    def give(self, arguments: str) -> None:
+        """Add the whole arguments and the end of the call."""
+        self.argue(arguments)
+        self.end()
+
     def end(self, missing: str = "") -> None:
         """Add the ``missing`` closers and the end of the call, if the arguments are a JSON object then."""
         if is_object("".join(self._arguments) + missing):
@@ -259,6 +264,16 @@ def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -
     return not missing
 
 
+def read_other_arguments(text: IncomingText) -> Reading[str]:
+    """Read arguments that do not begin as an object: an object in a string, or null. Empty for anything else."""
+    if (yield from text.peek()) == '"':
+        written: list[str] = []
+        whole = yield from read_string(text, written.append)
+        said = _decoded("".join(written)) if whole else None
+        return said if said is not None and is_object(said) else ""
+    return NO_ARGUMENTS if (yield from text.word(LITERAL)) == "null" else ""
+
+
 NO_ARGUMENTS: Final = "{}"
 NAME: Final = "name"
 ARGUMENTS: Final = ("arguments", "parameters")
@@ -365,8 +380,7 @@ class CallObject:
             self._arguments = arguments
             return
         self._begin(self._name)
-        self._parts.argue(arguments)
-        self._parts.end()
+        self._parts.give(arguments)
 
     def _begin(self, name: str) -> None:
         self._begun = True

@@ -238,6 +238,29 @@ def test_llama_4_may_write_json_after_its_marker() -> None:
     assert parse("llama4", text) == [("call", "add", '{"n": 1}')]
 
 
+@pytest.mark.parametrize(("written", "given"), [('"{\\"n\\": 1}"', '{"n": 1}'), ("null", "{}")])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]add[ARGS]{}"),
+        ("deepseek", f"{CALLS}{CALL}function{SEPARATOR}add\n```json\n{{}}\n```{END_CALL}{END_CALLS}"),
+        ("deepseek", f"{CALLS}{CALL}add{SEPARATOR}{{}}{END_CALL}{END_CALLS}"),
+        ("hermes", '<tool_call>{{"name": "add", "arguments": {}}}</tool_call>'),
+    ],
+)
+def test_arguments_may_be_an_object_in_a_string_or_null(family: str, text: str, written: str, given: str) -> None:
+    """Models of every family encode their arguments twice at times: the call was content, or named by a quote."""
+    if family == "deepseek" and "function" not in text and written == "null":
+        return  # A name, before a fence.
+    assert parse(family, text.format(written)) == [("call", "add", given)]
+
+
+@pytest.mark.parametrize("said", ['"no object"', '"{', "nulls", "7", '"[1]"'])
+def test_other_arguments_are_content_as_they_were_written(said: str) -> None:
+    text = f"[TOOL_CALLS]add[ARGS]{said}"
+    assert parse("mistral", text) == [("content", text)]
+
+
 @pytest.mark.parametrize(
     ("said", "schema", "value"),
     [

@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import SPACE, read_arguments
+from engine.frontend.text.tools.call_parser import SPACE, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
 
 
@@ -32,6 +32,8 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
     separator=("\n",),
     closing=(END_CALLS,),
 )
+# How arguments begin, the second where they are an object in a string.
+_BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 _REST = re.compile(r"[\s`}]*")
 
@@ -74,16 +76,24 @@ class DeepSeekParser(CallParser):
         name = yield from self._read_name()
         separated = (yield from text.marker((SEPARATOR,))) is not None
         yield from text.run(SPACE)
-        if separated and (yield from text.peek()) != "{":
+        fenced = False
+        if separated and (yield from text.peek()) not in _BEGINNINGS:
             name = yield from self._read_name()
-            yield from text.marker((FENCE,))
+            fenced = (yield from text.marker((FENCE,))) is not None
             yield from text.run(SPACE)
-        if not (separated and name) or (yield from text.peek()) != "{":
+        first = yield from text.peek()
+        given = ""
+        if separated and name and (first == '"' or (fenced and first != "{")):
+            given = yield from read_other_arguments(text)
+        if not (separated and name) or not (first == "{" or given):
             self._give_back()
             return False
         text.unmark()
         self._parts.begin(name)
-        yield from read_arguments(text, self._parts, self.markers + self.separators)
+        if given:
+            self._parts.give(given)
+        else:
+            yield from read_arguments(text, self._parts, self.markers + self.separators)
         yield from text.run(_REST)
         yield from self._skip_closer(END_CALL)
         yield from text.run(SPACE)

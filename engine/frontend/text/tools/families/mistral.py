@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import SPACE, read_arguments
+from engine.frontend.text.tools.call_parser import SPACE, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
 
 TOOL_CALLS: Final = "[TOOL_CALLS]"
@@ -63,14 +63,19 @@ class MistralParser(CallParser):
         call_id = None
         if (yield from text.marker((CALL_ID,))) is not None:
             call_id = (yield from self._read_name()) or None
-        yield from text.marker((ARGS,))
+        announced = (yield from text.marker((ARGS,))) is not None
         yield from text.run(SPACE)
-        if not name or (yield from text.peek()) != "{":
+        begins = (yield from text.peek()) == "{"
+        given = (yield from read_other_arguments(text)) if announced and name and not begins else ""
+        if not name or not (begins or given):
             self._give_back()
             return
         text.unmark()
         self._parts.begin(name, call_id)
-        yield from read_arguments(text, self._parts, self.markers)
+        if given:
+            self._parts.give(given)
+        else:
+            yield from read_arguments(text, self._parts, self.markers)
         yield from self._read_between()
 
     def _read_name(self) -> Reading[str]:
