@@ -1,6 +1,6 @@
 """The two checkpoints that benchmarks run on, with random weights: S, tiny, and M, in the shape of Qwen3-0.6B.
 
-Owns their shapes and a tokenizer with one token a word, so that all servers count alike.
+Owns their shapes and a tokenizer with one token per word, so that all servers count alike.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def mended(report: Report, python: str, folder: Path) -> dict[str, str]:
 
 
 def _output(command: Sequence[str], folder: Path) -> tuple[int, str]:
-    done = subprocess.run(  # noqa: S603 - files of ours
+    done = subprocess.run(  # noqa: S603 - files that we wrote
         command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
     return done.returncode, done.stdout + done.stderr
@@ -127,9 +127,9 @@ def row_of(report: Report, python: str, prepare: str = "") -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all reports of an engine; the exit status is 1 if one is not red and then green."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.defect_reports", description=__doc__)
-    parser.add_argument("--adapter", choices=_ADAPTERS, required=True, help="whose reports")
-    parser.add_argument("--python", default=sys.executable, help="runs the scripts (default: this one)")
-    parser.add_argument("--only", default="", help="the report of this name alone")
+    parser.add_argument("--adapter", choices=_ADAPTERS, required=True, help="the adapter whose reports to run")
+    parser.add_argument("--python", default=sys.executable, help="the Python that runs the scripts (default: this one)")
+    parser.add_argument("--only", default="", help="run only the report of this name")
     asked = parser.parse_args(arguments)
     from scripted.core.adapters import adapter_named
 

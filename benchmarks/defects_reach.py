@@ -49,9 +49,14 @@ def with_reach(table: str, name: str, line: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all of an adapter, or one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.defects_reach", description=__doc__)
-    parser.add_argument("--adapter", choices=("vllm", "sglang", "transformers"), required=True, help="whose defects")
-    parser.add_argument("--only", default="", help="the defect of this id alone")
-    parser.add_argument("--workloads", type=int, default=_WORKLOADS, help="random ones of each defect")
+    parser.add_argument(
+        "--adapter",
+        choices=("vllm", "sglang", "transformers"),
+        required=True,
+        help="the adapter whose defects to measure",
+    )
+    parser.add_argument("--only", default="", help="measure only the defect with this id")
+    parser.add_argument("--workloads", type=int, default=_WORKLOADS, help="random workloads for each defect")
     asked = parser.parse_args(arguments)
     file = _ROOT / f"adapters/scripted_{asked.adapter}/defects.toml"
     for defect in read_defects(file).defect:

@@ -75,7 +75,9 @@ def rows() -> Iterator[str]:
 def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="its table is written again; what stands above it stays")
+    parser.add_argument(
+        "--page", type=Path, help="the page whose table is written again; the text above the table stays"
+    )
     options = parser.parse_args()
     heads = ("engine", "adapter, lines", "planted bug", "schedules until found, of seeds 0, 1, 2", "events when shrunk")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]

@@ -35,7 +35,7 @@ def main() -> None:
     """Run the named benchmarks. A missed target is shown but is no error, because the machine may be busy."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--json", type=output_file, default=RESULTS, help="where the numbers go")
+    parser.add_argument("--json", type=output_file, default=RESULTS, help="the file for the numbers")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:

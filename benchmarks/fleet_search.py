@@ -47,8 +47,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     """Search and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, required=True, help="its table is written again; what is above it stays")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of process time, over all runs of the command")
+    parser.add_argument("--page", type=Path, required=True, help="the page whose table is written again")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="process time over all runs of the command")
     options = parser.parse_args()
     kept = options.page.with_suffix(".jsonl")
     done = [msgspec.json.decode(line, type=Slice) for line in kept.read_bytes().splitlines()] if kept.exists() else []

@@ -1,8 +1,8 @@
 """The cost of vLLM's flight recorder: microseconds of a step and of each running request, bytes in memory and on disk.
 
 `.venv-vllm/bin/python -m benchmarks.flight_cost [RUNNING ...]` prints a row for each number of running requests. The
-calls of a load are noted once and repeated without the scheduler's own work, with and without a recorder's wrappers, so
-that the difference is only the recorder's. `--steps` prints the time of whole steps instead.
+calls of a load are recorded once and repeated without the scheduler's own work, with and without a recorder's wrappers,
+so that the difference is only the recorder's. `--steps` prints the time of whole steps instead.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def row_of(running: int, folder: Path) -> str:
 
 def _sizes(recorder: FlightRecorder) -> tuple[int, int]:
     """Return the bytes of a ring in memory and in its file."""
-    memory = sum([part.bytes for part in recorder._parts])  # noqa: SLF001 - nobody else asks
+    memory = sum([part.bytes for part in recorder._parts])  # noqa: SLF001 - not public
     path = recorder.leave("call")
     assert path is not None, recorder.failure
     size = path.stat().st_size
@@ -136,8 +136,12 @@ def whole_steps(running: int, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("running", nargs="*", type=int, metavar="RUNNING", help="clients that ask all the time")
-    parser.add_argument("--steps", action="store_true", help="time whole steps, of a model that computes nothing")
+    parser.add_argument(
+        "running", nargs="*", type=int, metavar="RUNNING", help="clients that always have a request open"
+    )
+    parser.add_argument(
+        "--steps", action="store_true", help="time whole steps instead, with a model that computes nothing"
+    )
     options = parser.parse_args()
     head = "| clients | a step in us | with a recorder |\n| ---: | ---: | ---: |\n"
     if not options.steps:

@@ -179,7 +179,7 @@ def _searched(races: list[Race], names: list[str]) -> Iterator[tuple[Race, str]]
 def main() -> None:
     """Search for the rows of the table and write its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="*", help="search for the rows of these adapters, mutants and defects alone")
+    parser.add_argument("name", nargs="*", help="search only for the rows of these adapters, mutants and defects")
     parser.add_argument("--page", type=Path, default=_PAGE)
     options = parser.parse_args()
     races, shown = read_races(), shown_on(options.page)

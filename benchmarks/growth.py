@@ -1,6 +1,6 @@
 """How the CPU time of a scheduler's step grows with waiting and running requests, cached pages and contexts.
 
-Each point has a process of its own, with its imports frozen for the garbage collector and without digests, as a live
+Each point has its own process, with its imports frozen for the garbage collector and without digests, as a live
 server has them. Only ``Scheduler.step`` is timed. Run: `python -m benchmarks.growth [--page FILE]`.
 """
 
@@ -240,7 +240,7 @@ def _page(points: Sequence[GrowthPoint], machine: Machine) -> str:
 def main() -> None:
     """Measure all points one after another; print the table and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("--page", type=output_file, help="where the page goes")
+    parser.add_argument("--page", type=output_file, help="the page to write")
     parser.add_argument("dimensions", nargs="*", choices=[*_DIMENSIONS, []], help="unset: all")
     arguments = parser.parse_args()
     asked = [(name, size) for name in arguments.dimensions or _DIMENSIONS for size in _DIMENSIONS[name][1]]

@@ -69,7 +69,7 @@ def main() -> None:
     """Print each case's median and minimum, and its speed-up over computing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per prompt")
     parser.add_argument("--shape", choices=("S", "M"), default="S")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()

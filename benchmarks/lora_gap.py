@@ -1,6 +1,7 @@
 """The longest gap of a stream while a LoRA is loaded, read on the step's thread or beside the computation.
 
-One stage in this process, the wall clock, the least of several rounds in turns. Run: ``python -m benchmarks.lora_gap``.
+One stage in this process, wall-clock time, the minimum over several alternating rounds. Run: ``python -m
+benchmarks.lora_gap``.
 """
 
 from __future__ import annotations

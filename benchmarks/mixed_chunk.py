@@ -127,11 +127,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=("embedded", "S", "M"), default="S")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=2, help="how often each is measured, in turns")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each setting is measured, alternating")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--chunk", type=int, nargs="+", default=[512], help="values of chunked_prefill_size")
-    parser.add_argument("--max-gap-ms", type=int, nargs="*", default=[50], help="values of max_gap_ms, beside none")
+    parser.add_argument(
+        "--max-gap-ms", type=int, nargs="*", default=[50], help="values of max_gap_ms, in addition to none"
+    )
     parser.add_argument("--max-gap-steps", type=int, nargs="*", default=[4], help="values of max_gap_steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Time of one model step on a CPU: transformers' forward, the lean one, OpenVINO.
 
-A step is a stage's work for a microbatch: page tables, attention metadata, all layers, sampling. The forwards take
-turns in one process, step by step. Time is CPU time, which other load disturbs less. Run: ``python -m
+A step is a stage's work for a microbatch: page tables, attention metadata, all layers, sampling. The forwards alternate
+in one process, step by step. Time is CPU time, which other load disturbs less. Run: ``python -m
 benchmarks.model_step``.
 """
 
@@ -105,7 +105,7 @@ def cases(benches: dict[str, ModelStepBench], repeats: int) -> dict[str, dict[st
 def main() -> None:
     """Print each forward's median and minimum, and its speed-up over transformers'."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
+    parser.add_argument("--repeats", type=int, default=100, help="decode steps per case")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; OpenVINO takes one fewer than cores")
     arguments = parser.parse_args()
     console = Console(width=120)

@@ -1,7 +1,7 @@
 """Scripts on another engine's real server: the cost of its boot and of each script, and whether runs are equal.
 
 `python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md` runs the scripts of
-tests/registered/other_servers in an environment with vLLM or SGLang, one server a configuration.
+tests/registered/other_servers in an environment with vLLM or SGLang, one server per configuration.
 """
 
 from __future__ import annotations

@@ -124,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="planted bugs; default: all")
     parser.add_argument("--adapter", choices=tuple(_FLIGHTS), default="vllm")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cpu-seconds", type=float, default=_CPU_S, help="for each (default: %(default)s)")
+    parser.add_argument(
+        "--cpu-seconds", type=float, default=_CPU_S, help="process time for each bug (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     adapter, plants = adapter_named(options.adapter), plants_of(options.adapter)
     assert isinstance(adapter, SchedulerAdapter)

@@ -1,6 +1,6 @@
 """Streams beside long prompts: one engine on two cores against a prefill and a decode engine on one core each.
 
-Each way gets the same streams and the same prompts at the same times, in turns. Run: ``python -m
+Each setup gets the same streams and the same prompts at the same times, alternating. Run: ``python -m
 benchmarks.prefill_apart``, with ``--one-engine`` for only one engine, of ``--stages`` stages.
 """
 
@@ -139,15 +139,17 @@ def _came_from_the_other(url: str) -> int:
 def main() -> None:
     """Print a row for each setup: percentiles of the gaps, tokens a second of a stream, first tokens of prompts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way is measured, in turns")
-    parser.add_argument("--streams", type=int, default=4, help="streams that run")
-    parser.add_argument("--stream-tokens", type=int, default=7000, help="more than they get before the prompts end")
-    parser.add_argument("--prompts", type=int, default=8, help="long prompts of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each setup is measured, alternating")
+    parser.add_argument("--streams", type=int, default=4, help="running streams")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=7000, help="tokens per stream; more than fit before the prompts end"
+    )
+    parser.add_argument("--prompts", type=int, default=8, help="long prompts per round")
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--every-s", type=float, default=2.5, help="seconds between two long prompts")
     parser.add_argument("--threads", type=int, default=2, help="threads of the engine that has both cores")
-    parser.add_argument("--one-engine", action="store_true", help="without those apart")
-    parser.add_argument("--stages", type=int, default=1, help="of one engine")
+    parser.add_argument("--one-engine", action="store_true", help="measure only one engine")
+    parser.add_argument("--stages", type=int, default=1, help="stages of the one engine")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]

@@ -1,7 +1,7 @@
 """Measures a search's speed-up by Ray nodes: ``python -m benchmarks.ray_search``, on its own local cluster.
 
-Units of the flagship's search run sequentially on one node, then two and more at once, in turn. The cluster has run
-units before the measurement. More nodes than idle cores gain nothing.
+Units of the flagship's search run sequentially on one node, then two and more at once, alternating. The cluster is
+warm: it has run units before. More nodes than idle cores gain nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cost of a recording: throughput of a whole server with and without a recording of every step.
 
 Two servers of the embedded model get the same work in short alternating blocks, so that other load slows both down. The
-median of the pairs' ratios has a 95 % interval from resampling the pairs. The time of recording one step alone is given
+median of the pairs' ratios has a 95 % interval from resampling the pairs. The time to record a single step is given
 too, because other load disturbs it less.
 """
 

@@ -1,7 +1,7 @@
-"""Measures schedules a second: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
+"""Measures schedules per second: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
 
 Runs all workloads with single added events, spread over each sweep, in a campaign's units; or generated targets. Time
-is process time. Another checkout of this repository takes turns with this one, so that other load slows both down.
+is process time. Another checkout of this repository alternates with this one, so that other load slows both down.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ print(done, time.process_time() - began)
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
-    parser.add_argument("--generated", metavar="STRATEGY", help="over generated targets, with this strategy")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, measured alternately")
+    parser.add_argument("--generated", metavar="STRATEGY", help="search generated targets with this strategy")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     program = ["-c", _ROUND, str(UNITS), str(SCHEDULES_A_UNIT)]

@@ -1,8 +1,8 @@
 """SGLang's scripted tests on its own runtime and on this engine: `python -m benchmarks.sglang_tests --tests FOLDER`.
 
 FOLDER is ``test`` of a clone of SGLang. In an environment of SGLang, each configuration of the tests gets one server of
-SGLang's, on the CPU, with a tiny random model in the place of its small one; then the same texts run on this engine in
-the sim tier. A result is kept beside the page as soon as it is there, so the command goes on where it was stopped.
+SGLang's, on the CPU, with a tiny random model in place of its small one; then the same texts run on this engine in the
+sim tier. Each result is kept beside the page at once, so the command resumes where it was stopped.
 """
 
 from __future__ import annotations
@@ -98,8 +98,10 @@ def main() -> None:
     """Run the tests that have no result yet, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang_tests", description=__doc__)
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="SGLang's folder `test`")
-    parser.add_argument("--page", type=Path, default=PAGE, help="its tables are written again; what is above stays")
-    parser.add_argument("--minutes", type=float, default=45.0, help="no server is started after so many")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, help="the page whose tables are written again; the text above stays"
+    )
+    parser.add_argument("--minutes", type=float, default=45.0, help="start no server after this many minutes")
     parser.add_argument("--match", default="", help="only tests whose file, class or method has this in its name")
     arguments = parser.parse_args()
     kept = arguments.page.with_suffix(".jsonl")

@@ -1,6 +1,6 @@
 """SGLang's script verbs on top of this engine's, so that its test texts run here unchanged, as far as they go.
 
-What both contracts have is translated; what a script reads of SGLang's own objects beyond that raises ``Untranslated``,
+Everything that both contracts have is translated; reading anything else of SGLang's own objects raises ``Untranslated``
 with the name.
 """
 

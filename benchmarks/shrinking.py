@@ -1,8 +1,8 @@
 """Measures the size of shrunk failures: ``python -m benchmarks.shrinking [--page benchmarks/tables/shrinking.md]``.
 
 For each bug of the gallery the search finds one failure in generated targets and shrinks it. Then it runs every smaller
-neighbour, with an event, a setting or a number less, and the same with other names. The hand-written script for the bug
-is listed beside it.
+neighbour, with one event, setting or number less, and the same schedule with other names. The hand-written script for
+the bug is listed beside it.
 """
 
 from __future__ import annotations
@@ -111,9 +111,11 @@ def check(finding: Finding, *, budget_s: float = _BUDGET_S) -> Checked:
 def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="its table is written again; what stands above it stays")
+    parser.add_argument(
+        "--page", type=Path, help="the page whose table is written again; the text above the table stays"
+    )
     parser.add_argument("--findings", type=int, default=100)
-    parser.add_argument("--schedules", type=int, default=400, help="of one search")
+    parser.add_argument("--schedules", type=int, default=400, help="schedules per search")
     options = parser.parse_args()
     adapter, rows = adapter_named(DEFAULT_ADAPTER), list[Checked]()
     for mutant in (*adapter.mutant_names, *getattr(adapter, "contract_names", ())):
@@ -147,7 +149,7 @@ def _fails(schedule: Schedule, signature: str, way: Callable[..., Outcome]) -> b
     try:
         failure = way(schedule).failure
     except (ValueError, HarnessError, ScriptDefinitionError):
-        return False  # Invalid schedules.
+        return False  # an invalid schedule
     return failure is not None and failure.signature == signature
 
 

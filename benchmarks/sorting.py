@@ -2,8 +2,8 @@
 
 Each bug of the gallery is found in several schedules; with ``--defects``, each known defect of the installed release is
 found in variants of its schedules. The sorter of ``scripted explore`` gets all of these failures, and every pair is
-judged: two failures of one bug in two kinds are wrongly parted, two failures of two bugs in one kind are wrongly
-joined. The same numbers are given for sorting by the failures' texts, without names and numbers.
+judged: two failures of one bug in two kinds are wrongly split, two failures of two bugs in one kind are wrongly joined.
+The same numbers are given for sorting by the failures' texts, without names and numbers.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Collect, sort, judge, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sorting", description=__doc__)
     parser.add_argument("--adapter", default=DEFAULT_ADAPTER)
-    parser.add_argument("--mutants", type=int, default=20, help="that are found often enough")
-    parser.add_argument("--each", type=int, default=10, help="schedules for each")
+    parser.add_argument("--mutants", type=int, default=20, help="how many mutants to draw")
+    parser.add_argument("--each", type=int, default=10, help="schedules per bug")
     parser.add_argument("--defects", action="store_true", help="known defects of the release instead of mutants")
-    parser.add_argument("--seed", type=int, default=1, help="which mutants and targets are drawn")
+    parser.add_argument("--seed", type=int, default=1, help="seed for drawing mutants and targets")
     options = parser.parse_args(arguments)
     findings = list(_of_defects(options) if options.defects else _collected(options))
     # In a search's order, because one bug after another would be easier.

@@ -111,7 +111,7 @@ def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
 def main() -> None:
     """Print for each text and batch the tokens per CPU second, and the median ratio of the rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, in turns")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, alternating")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=120)

@@ -1,8 +1,8 @@
 """The cost of TCP between the scheduler and its stages, compared with Unix sockets; on loopback, without network time.
 
 Measures one frame's round trip between two processes; then servers of four stages in turn: forked, joined by hand, and
-placed by Ray if it is installed. On a busy machine read the CPU time a token: agents are process sessions of their own,
-to which Linux gives their own shares.
+placed by Ray if it is installed. On a busy machine read the CPU time per token: agents are separate process sessions,
+to which Linux gives separate shares.
 """
 
 from __future__ import annotations

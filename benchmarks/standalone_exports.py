@@ -129,10 +129,14 @@ def _is_told_apart(file: str, why: str | None, python: str, *, red: str, green: 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export each, run each, count."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.standalone_exports", description=__doc__)
-    parser.add_argument("--adapter", choices=tuple(_SECTIONS), required=True, help="whose defects")
-    parser.add_argument("--python", default=sys.executable, help="runs the files (default: this one)")
+    parser.add_argument(
+        "--adapter", choices=tuple(_SECTIONS), required=True, help="the adapter whose defects to export"
+    )
+    parser.add_argument("--python", default=sys.executable, help="the Python that runs the files (default: this one)")
     parser.add_argument("--mended", type=Path, metavar="FOLDER", help="another release, named by its version")
-    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="mutants of the adapter; without a name, all")
+    parser.add_argument(
+        "--mutants", nargs="*", metavar="NAME", help="these mutants of the adapter; all if none is named"
+    )
     asked = parser.parse_args(arguments)
     from scripted.core.adapters import adapter_named
     from scripted.core.schedule import Schedule
@@ -185,7 +189,7 @@ def _failed(said: str) -> tuple[int, int]:
 
 def _shows(python: str, example: Path) -> bool:
     """Whether it fails with the defect's text without this project on the path."""
-    done = subprocess.run(  # noqa: S603 - a file of ours
+    done = subprocess.run(  # noqa: S603 - a file that we wrote
         [python, "-I", str(example)], cwd=example.parent, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
     # A file that cannot even start ends with the same status.
