@@ -1,7 +1,7 @@
 """The run that scripts drive, for every adapter: its next step waits for the script's next yield.
 
-For each script, it prepares the scheduler, runs the script, and settles what the script left open. Each ``yield`` lets
-one step run; then the run judges the step and updates handles and clients.
+For each script, it prepares the scheduler, runs the script and settles everything that the script left open. Each
+``yield`` lets one step run; then the run judges the step and updates handles and clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripted.script.handles import Handles
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.wait import Steps, words_of_yielded
 
-# A script has a budget of steps of its own, and the run ends only when it does.
+# A script has its own budget of steps, and the run ends only when the script does.
 _NEVER: Final = 2**62
 
 
@@ -50,7 +50,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         self.handles = Handles()
         self.launches = 0
         self.script: ScriptExecution | None = None
-        # The exception that the script itself raised, in contrast to a violation by the scheduler.
+        # The exception that the script itself raised, as opposed to a violation by the scheduler.
         self.script_error: BaseException | None = None
         # None for an engine of a fleet that no script drives.
         self._source: Any = source
@@ -76,7 +76,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @abstractmethod
     def last_batch(self) -> MicrobatchInFlight | None:
-        """Return the last launch while it is in flight and in the step that takes its result."""
+        """Return the last launch while it is in flight, and in the step that takes its result."""
 
     @abstractmethod
     def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
@@ -91,7 +91,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
 
     @property
     def is_at_rest(self) -> bool:
-        """True when nothing is in flight, waiting, held or due, and the last step did nothing, so the next will not.
+        """True when nothing is in flight, waiting, held or due, and the last step did nothing: nor will the next.
 
         A buggy scheduler may call itself idle, so open work is looked up in the harness's own books.
         """
@@ -118,13 +118,13 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Return whether a step launched something that can fail, or took a failure."""
 
     def before_script(self, script: ScriptExecution) -> Steps:
-        """Bring the scheduler to its initial state, in which a new one is already."""
+        """Bring the scheduler to its initial state, which a new one is already in."""
         del script
         yield from ()
 
     @abstractmethod
     def after_script(self, script: ScriptExecution) -> Steps:
-        """Settle what the script left open, and judge the end. Raises Violation."""
+        """Settle everything that the script left open, and judge the end. Raises Violation."""
 
     @abstractmethod
     def take_step(self, stepped: OutputT) -> None:
@@ -207,7 +207,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
     fatal: ClassVar[tuple[type[Exception], ...]] = ()
 
     def as_found(self, exc: Exception) -> Exception:
-        """Return the exception that a script's failure is reported with."""
+        """Return the exception that reports a script's failure."""
         return exc
 
     # -- one script --
@@ -235,7 +235,7 @@ class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Forward the script's yields, within its budget of steps."""
         most = script.options.max_steps
         for steps in range(most + 1):
-            context._note_position(script.script)  # noqa: SLF001 - no verb of scripts, but part of its run
+            context._note_position(script.script)  # noqa: SLF001 - not a verb of scripts, but part of their run
             try:
                 value = script.resume()
             except StopIteration:

@@ -37,8 +37,8 @@ from scripted.sdk.messages import (
 )
 from scripted.sdk.request_tokens import RequestTokens
 
-# The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from it, which
-# no model samples.
+# The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from such KV,
+# which no model samples.
 _SPOILT: Final = -1
 _NONSENSE: Final = 999_999_999
 
@@ -57,8 +57,8 @@ class SimulatedRunner:
         self._keeps_logits = can.kept_logits
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
         self._encoder = SimulatedEncoder(can.images)
-        # The fingerprint in each slot of every block that was ever written, 0 for an unwritten slot; and the number of
-        # flushes before the block's last write.
+        # The fingerprint in each slot of every block ever written, 0 for an unwritten slot; and the number of flushes
+        # before the block's last write.
         self._blocks: dict[int, list[int]] = {}
         self._written: dict[int, int] = {}
         # The fingerprint of the tokens whose state a block holds.
@@ -66,13 +66,13 @@ class SimulatedRunner:
         # Shares with guesses and states; until the next launch the scheduler may say that fewer of their guesses hold.
         self._guessing: list[tuple[Share, RequestTokens]] = []
         self._flushes = 0
-        # The fingerprint of each prompt that was computed to its end, with the number of flushes before.
+        # The fingerprint of each prompt that was computed to its end, with the number of flushes before that.
         self._logits: dict[int, int] = {}
         # Requests whose first token came from kept logits in this step.
         self.from_logits: set[str] = set()
         self._flush_calls: set[str] = set()
         self._requests: dict[str, RequestTokens] = {}
-        # The next requests of a session, which begin when its current one has ended.
+        # The next requests of a session, which begin once its current one has ended.
         self._queued: dict[str, deque[Add]] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
         self._failing = False
@@ -81,14 +81,14 @@ class SimulatedRunner:
         self.violation: Violation | None = None
         # Requests whose KV is missing because a batch failed, with the first missing position.
         self._missing: dict[str, int] = {}
-        # Requests of the last batch that were computed from KV which did not arrive.
+        # Requests of the last batch that were computed from KV that did not arrive.
         self.spoilt: set[str] = set()
         self._may_be_spoilt = False
         # Requests whose scheduler accepted fewer guesses than the device had verified, with their next position.
         self.shortened: dict[str, int] = {}
 
     def begin(self, request: Add, *, is_queued: bool = False) -> None:
-        """Begin a request, perhaps under an old rid. If it ``is_queued``, it begins when the one before it ends."""
+        """Begin a request, perhaps under an old rid. If it ``is_queued``, it begins once the one before it ends."""
         if is_queued:
             self._queued.setdefault(request.rid, deque()).append(request)
             return
@@ -130,7 +130,7 @@ class SimulatedRunner:
             del self._queued[rid]
 
     def _begin_from_logits(self, stepped: Stepped) -> None:
-        """Begin the requests that are told a token before their first launch, where their logits may be kept."""
+        """Begin the requests that get a token before their first launch, if their logits may be kept."""
         self.from_logits = set()
         for reply in stepped.replies if self._keeps_logits else ():
             if isinstance(reply, Tokens) and reply.token_ids and self.has_logits(reply.rid):
@@ -150,7 +150,7 @@ class SimulatedRunner:
         self._failing = True
 
     def known_tokens(self, rid: str) -> int:
-        """Count a request's tokens, including those in flight."""
+        """Count a request's tokens, those in flight included."""
         return len(self._requests[rid].ids) if rid in self._requests else 0
 
     def lora_of(self, rid: str) -> int:
@@ -220,7 +220,7 @@ class SimulatedRunner:
         )
 
     def next_completion(self, timeout_s: float | None) -> BatchResult | BatchFailed | None:
-        """Return the oldest result; None when there is none."""
+        """Return the oldest result; None if there is none."""
         del timeout_s
         return self._done.popleft() if self._done else None
 
@@ -458,7 +458,7 @@ class SimulatedRunner:
                 )
 
     def _read(self, share: Share) -> tuple[int, ...]:
-        """Check all KV that the share attends to. Returns the tokens that it samples."""
+        """Check all KV that the share attends to; return the tokens that it samples."""
         tokens = self._requests[share.rid]
         end = share.start + share.count - len(share.draft_ids)
         begin, gap = 0, share.gap
