@@ -172,7 +172,8 @@ def explore(
     require_writable("--markdown", markdown)
     adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
     adapter = adapter if target is None else api.adapter_of(target, adapter)
-    wanted = _wanted_windows(must_reach or [], adapter)
+    watched = _watched_windows(target, adapter)
+    wanted = _wanted_windows(must_reach or [], watched, target, adapter)
     database = FailureDatabase(failures) if keep and mutant is None else None
     shown = _Shown(plain_console(), database, to_script, standalone)
     sorting = _sorting(shown, against, adapter, known if mutant is None else None)
@@ -193,7 +194,17 @@ def explore(
             watch=watch,
             sorter=sorter,
         )
-    _tell(shown, report, sorter, adapter=adapter, against=against, coverage=coverage, markdown=markdown, wanted=wanted)
+    _tell(
+        shown,
+        report,
+        sorter,
+        adapter=adapter,
+        against=against,
+        coverage=coverage,
+        markdown=markdown,
+        watched=watched,
+        wanted=wanted,
+    )
 
 
 def _tell(
@@ -205,6 +216,7 @@ def _tell(
     against: str | None,
     coverage: bool,
     markdown: Path | None,
+    watched: tuple[str, ...] | None,
     wanted: tuple[str, ...],
 ) -> None:
     """Print the report, and write the requested files. Raises Exit for a failure or a missed window."""
@@ -216,17 +228,31 @@ def _tell(
         write_output(markdown, _comment(sorter, adapter, against))
     shown.keep_counts(sorter.kinds)
     shown.write_test()
-    missed = _print_windows(console, report, adapter, wanted)
+    missed = _print_windows(console, report, watched or (), wanted)
     console.print(_verdict(report, sorter), soft_wrap=True)
     if missed or any(kind.defect is None for kind in sorter.kinds):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
-    """Return the windows that a search must reach. Raises ScriptDefinitionError for an undeclared window."""
+def _watched_windows(target: str | None, adapter: str) -> tuple[str, ...] | None:
+    """Return the windows whose runs a search counts; None for a script, which names its windows itself."""
     from scripted.core.adapters import adapter_named
+    from scripted.search.targets import schedule_of
 
-    known = windows_of(adapter_named(adapter))
+    if target is not None and schedule_of(target, adapter) is None:
+        return None
+    return windows_of(adapter_named(adapter))
+
+
+def _wanted_windows(
+    names: list[str], watched: tuple[str, ...] | None, target: str | None, adapter: str
+) -> tuple[str, ...]:
+    """Return the windows that a search must reach. Raises ScriptDefinitionError for a window that is not watched."""
+    if watched is None and names:
+        raise ScriptDefinitionError(
+            f"--must-reach needs schedules, got the script {target}; name windows in its own must_reach"
+        )
+    known = watched or ()
     for name in names:
         if name != _ALL and name not in known:
             there = ", ".join(map(repr, known)) or "none; SchedulerAdapter(windows=) declares them"
@@ -234,11 +260,9 @@ def _wanted_windows(names: list[str], adapter: str) -> tuple[str, ...]:
     return known if _ALL in names else tuple(names)
 
 
-def _print_windows(console: Console, report: SearchReport, adapter: str, wanted: tuple[str, ...]) -> bool:
-    """Print in how many runs each declared window was open; return whether a required window never was."""
-    from scripted.core.adapters import adapter_named
-
-    reached = report.coverage.windows(windows_of(adapter_named(adapter)))
+def _print_windows(console: Console, report: SearchReport, watched: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Print in how many runs each watched window was open; return whether a required window never was."""
+    reached = report.coverage.windows(watched)
     if not reached:
         return False
     never = [name for name, runs in reached.items() if not runs]
