@@ -47,7 +47,7 @@ _PAGES = sorted(
     for page in Path(specification.__file__).parent.glob("*.py")
     if page.stem not in ("__init__", "conformance", "expected")
 )
-_LINES_LIMIT = 430
+_LINES_LIMIT = 450
 _LIMITS = Limits.of(EngineConfig(page_size=4, chunked_prefill_size=8, max_total_tokens=64), EMBEDDED_FACTS)
 
 
