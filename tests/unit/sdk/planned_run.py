@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from scripted.core.prompts import prompt_ids
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Load, Rows, Share, Stepped, Tokens
+from scripted.sdk import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    Capabilities,
+    Limits,
+    Load,
+    PauseMode,
+    Rows,
+    Share,
+    Stepped,
+    Tokens,
+    Violation,
+)
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.images import images_in, with_images
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 
 LIMITS = Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=3, context_tokens=32, depth=2)
+STOP = PauseMode(name="stop")
+KEEP = PauseMode(name="keep", stops_running=False)
+ABORT = PauseMode(name="abort", aborts=True)
 
 
 class FakeMachine:
@@ -113,3 +132,12 @@ def told(rid: str, *tokens: int, end: str | None = None) -> Tokens:
 
 def answered(call_id: str, *, ok: bool = True) -> Answer:
     return Answer(call_id=call_id, ok=ok)
+
+
+def planned_run() -> PlannedRun:
+    """Make the run of most tests of checks: with every pause, and with batches that fail."""
+    return PlannedRun(pause_modes=(STOP, KEEP, ABORT), fail=True)
+
+
+def refused(words: str):
+    return pytest.raises(Violation, match=words)
