@@ -162,3 +162,12 @@ def receive(number: int, *pages: int) -> ReceivePages:
 
 def send(number: int, address: object, *pages: int, to_transfer: int = 1, first: int = 0) -> SendPages:
     return SendPages(number, pages, (str(address),), to_transfer, first)
+
+
+Open = Callable[[Any], Any]
+Decode = tuple[SmallStage, KVReceiver]
+Prefill = tuple[SmallStage, KVSender]
+
+
+def images(stage: SmallStage, *pages: int) -> list[bytes]:
+    return [stage.image(page) for page in pages]
