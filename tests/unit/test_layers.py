@@ -126,9 +126,11 @@ PURE = (
     "engine.core.scheduler",
     "engine.core.audit",
     "scripted.core.tokens",
+    "scripted_lockstep.simulated.failures",
     "scripted_lockstep.simulated.grammar",
     "scripted_lockstep.simulated.model",
     "scripted_lockstep.simulated.pipeline",
+    "scripted_lockstep.simulated.row",
     "scripted_lockstep.simulated.transfers",
 )
 WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.cluster.router", "engine.cluster.serve_app")

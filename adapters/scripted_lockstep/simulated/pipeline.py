@@ -23,7 +23,6 @@ from engine.core.config import (
 from engine.core.limits import Limits
 from engine.core.messages import (
     Completion,
-    FinishReason,
     Generate,
     GrammarReady,
     LoraRead,
@@ -51,6 +50,7 @@ from engine.core.plan import (
 from engine.pipeline.wire import StageView
 from scripted.core.promises import CachedPrefix
 from scripted.core.tokens import CHAIN, MASK, START, links_of
+from scripted_lockstep.simulated.failures import dead_end, injected
 from scripted_lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
 from scripted_lockstep.simulated.held_orders import HeldOrders
 from scripted_lockstep.simulated.model import (
@@ -60,33 +60,13 @@ from scripted_lockstep.simulated.model import (
     prompt_logprobs_of,
     salt_of,
 )
+from scripted_lockstep.simulated.row import Row
 from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
 
 _CORRUPTED: Final = 0x1EADBEEF
 # A draft model with other weights makes one wrong guess in this many.
 _GUESSES_PER_MISTAKE: Final = 3
 _MISTAKE: Final = 0x5EED
-
-
-class _Row:
-    """A stage's page table row: its request's pages, and the write counts of those pages when it last looked.
-
-    ``poisoned`` rows miss the KV of a failed microbatch: later launches for the same request, from before the failure
-    was known, compute nothing, and their results are dropped. With ``looks_back`` a token depends on all tokens before
-    it. ``newest`` is the token chosen last, from which a segment planned ahead continues.
-    """
-
-    __slots__ = ("looks_back", "newest", "pages", "poisoned", "salt", "seen", "spec", "window")
-
-    def __init__(self, spec: SamplingSpec) -> None:
-        self.spec = spec
-        self.salt = 0 if spec.temperature == 0 else salt_of(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
-        self.looks_back = spec.has_penalty or spec.grammar_id > 0
-        self.pages: list[int] = []
-        self.seen: list[int] = []
-        self.window: list[int] = []
-        self.poisoned = False
-        self.newest: int | None = None
 
 
 class SimulatedPipeline:
@@ -110,7 +90,7 @@ class SimulatedPipeline:
         self._host_pages = limits.host_pages
         self._ends = limits.eos_token_ids
         self._plans_ahead = limits.async_scheduling
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         self._make_kv()
         self.forget()
 
@@ -293,7 +273,7 @@ class SimulatedPipeline:
         if isinstance(microbatch, LoraUpdate):
             self._read_paths.pop(microbatch.change.version, None)
         stage, self._failing_stage = self._failing_stage, None
-        return Completion(microbatch_id=microbatch.id, error=_injected(stage, microbatch))
+        return Completion(microbatch_id=microbatch.id, error=injected(stage, microbatch))
 
     # -- computing --
 
@@ -339,7 +319,7 @@ class SimulatedPipeline:
     def _emit(
         self,
         segment: Segment,
-        row: _Row,
+        row: Row,
         links: Sequence[int],
         tokens: list[int],
         logprobs: list[TokenLogprob | None],
@@ -360,7 +340,7 @@ class SimulatedPipeline:
                 # The previous draft is not accepted: the next decode meets this dead end by itself.
                 return end - 1, links[-2 - draft]
             if is_stuck:
-                errors.append(_stuck(segment, end - spec.prompt_tokens))
+                errors.append(dead_end(segment, end - spec.prompt_tokens))
             token = choose(value, end, spec, self._alphabet, allowed)
             tokens.append(token)
             logprobs.append(logprob_of(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
@@ -455,7 +435,7 @@ class SimulatedPipeline:
             digest = (digest * CHAIN + (page[-1] if page else 0) + len(page)) & MASK
         return digest
 
-    def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
+    def _forward(self, segment: Segment) -> tuple[list[int], Row]:
         """Write one segment's KV. Returns the fingerprint before it and the one after each of its tokens."""
         row = self._take_over(segment)
         if row.poisoned:
@@ -468,7 +448,7 @@ class SimulatedPipeline:
         self._write(segment, row, links)
         return links, row
 
-    def _newest_of(self, segment: Segment, row: _Row) -> tuple[int, ...]:
+    def _newest_of(self, segment: Segment, row: Row) -> tuple[int, ...]:
         """Return the token from which a segment planned ahead continues; the histories of the host lack it."""
         if row.looks_back:
             what = "what it says next depends on the token before, which is not known when it is planned ahead"
@@ -477,10 +457,10 @@ class SimulatedPipeline:
             return (self._corrupted(segment, "no token was chosen that what is planned ahead could go on from"),)
         return (row.newest,)
 
-    def _take_over(self, segment: Segment) -> _Row:
+    def _take_over(self, segment: Segment) -> Row:
         """Update a row's page table and request."""
         if segment.sampling is not None:
-            self._rows[segment.row] = _Row(segment.sampling)
+            self._rows[segment.row] = Row(segment.sampling)
         row = self._rows[segment.row]
         if segment.pages:
             row.pages[segment.page_start :] = segment.pages
@@ -488,7 +468,7 @@ class SimulatedPipeline:
             row.window[segment.page_start :] = segment.window_pages
         return row
 
-    def _read(self, segment: Segment, row: _Row) -> int:
+    def _read(self, segment: Segment, row: Row) -> int:
         """Return the fingerprint of the KV before this segment, after checking that this row may read all of it."""
         if segment.lora not in self._loras:
             return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
@@ -508,7 +488,7 @@ class SimulatedPipeline:
             return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
 
-    def _penalty(self, end: int, row: _Row) -> int:
+    def _penalty(self, end: int, row: Row) -> int:
         """Return the effect of penalties on a token: they count the request's output, which is read from its KV."""
         spec, tokens = row.spec, self._tokens_of(end, row)
         if tokens is None:
@@ -518,7 +498,7 @@ class SimulatedPipeline:
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
         return salt_of(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
-    def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...] | None:
+    def _allowed(self, segment: Segment, end: int, row: Row) -> tuple[int, ...] | None:
         """Return the tokens that a row's grammar allows at ``end``, by the output that is read from its KV.
 
         Returns None at a dead end.
@@ -537,7 +517,7 @@ class SimulatedPipeline:
             self.corruptions.append(f"{segment.rid} (row {segment.row}) has said {said}, which its grammar forbids")
         return allowed or self._ends
 
-    def _tokens_of(self, end: int, row: _Row) -> list[int] | None:
+    def _tokens_of(self, end: int, row: Row) -> list[int] | None:
         """Read all tokens of a row before ``end`` back from its KV; None when one was never written."""
         size = self._page_size
         tokens: list[int] = []
@@ -550,7 +530,7 @@ class SimulatedPipeline:
             tokens += [(after - before * CHAIN - 1) & MASK for before, after in links]
         return tokens
 
-    def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
+    def _strange_window_place(self, segment: Segment, row: Row, last: int) -> int | None:
         """Find the first position in the segment's window whose window page has other content."""
         first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
         for place in range(first, last + 1):
@@ -569,7 +549,7 @@ class SimulatedPipeline:
             before = slots[-1]
         return True
 
-    def _write(self, segment: Segment, row: _Row, links: list[int]) -> None:
+    def _write(self, segment: Segment, row: Row, links: list[int]) -> None:
         """Store ``links[1:]`` from the segment's start on; the pages' other slots stay as they are."""
         size, done, count = self._page_size, 0, len(links) - 1
         while done < count:
@@ -593,20 +573,3 @@ class SimulatedPipeline:
     def _corrupted(self, segment: Segment, what: str) -> int:
         self.corruptions.append(f"{segment.rid} (row {segment.row}) reads positions 0 to {segment.start - 1}: {what}")
         return _CORRUPTED ^ segment.start
-
-
-def _stuck(segment: Segment, said: int) -> RequestError:
-    """Make the error of a request whose grammar has a dead end after ``said`` tokens of output."""
-    why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
-    return RequestError(segment.rid, why, FinishReason.INVALID)
-
-
-def _injected(stage: int | None, microbatch: Microbatch) -> str:
-    """Return a failure in the words of a real stage."""
-    why = "a failure was injected into this forward"
-    if isinstance(microbatch, LoraUpdate):
-        change = microbatch.change
-        return f"stage {stage} could not load the LoRA {change.name!r} from {change.path}: {why}"
-    if microbatch.is_control:
-        return f"stage {stage}: {why}"
-    return f"stage {stage} failed in microbatch {microbatch.id}: StepFailedError: {why}"
