@@ -7,7 +7,7 @@ outputs of its requests are compared with the same requests run alone.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import msgspec
@@ -32,7 +32,6 @@ from engine.core.messages import (
 from engine.core.plan import ForwardMode
 from engine.core.routing.cache_index import CacheMirror
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
-from engine.core.scheduler.deadlines import earliest
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.clock import VirtualClock
 from scripted.core.errors import BadCall, NotIdle, Overdue, RequestRefused
@@ -49,6 +48,7 @@ from scripted_lockstep.actions import EngineCall
 from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.oracle.growth import check_growth, check_sizes, check_stages
 from scripted_lockstep.oracle.step_checks import EngineOracle
+from scripted_lockstep.script.causes import causes_of_holds, causes_of_memory, causes_of_the_engine
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import EngineExecution
 from scripted_lockstep.script.fleet import Fleet
@@ -182,61 +182,14 @@ class EngineRun(ScriptedRun):
 
     def own_causes(self) -> list[str]:
         """Return this engine's causes, without those of other engines of a fleet."""
-        causes = *self._causes_of_results(), *self._causes_of_transfers(), *self._causes_of_memory()
-        return [*causes, *self._causes_of_the_engine()]
-
-    def _causes_of_results(self) -> Iterator[str]:
-        results = self.results
-        if results.is_holding:
-            yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
-        if self.grammars.is_holding:
-            yield f"grammars are held, {len(self.grammars)} are not ready until t.release_grammars()"
-        if self.loras.is_holding:
-            yield f"LoRAs are held, {len(self.loras)} are not read until t.release_loras()"
-        for stage in sorted(results.stalled):
-            yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
-        for stage in sorted(results.cut):
-            yield f"the link of stage {stage} is cut, nothing completes until t.heal_link({stage})"
-
-    def _causes_of_transfers(self) -> Iterator[str]:
-        if self.scheduler.books.open_transfers and self.world.transfers.holds_some:
-            yield "transfers of KV are held, until t.release_transfers()"
-
-    def _causes_of_memory(self) -> Iterator[str]:
-        memory = self.scheduler.memory
-        window = 0 if memory.sliding_window is None else memory.sliding_window.pages.reserved
-        kept = (
-            (memory.pages.reserved, "pages", "exhaust_kv"),
-            (window, "window pages", "exhaust_window"),
-            (memory.rows.reserved, "rows", "exhaust_rows"),
-        )
-        for count, what, verb in kept:
-            if count:
-                yield f"{count} {what} are kept back by t.{verb}(), until t.release_exhausted()"
-        if self.scheduler.pressure.pins:
-            yield "nodes of the prefix tree are locked by t.exhaust_locks(), until t.release_exhausted()"
-
-    def _causes_of_the_engine(self) -> Iterator[str]:
         scheduler = self.scheduler
-        if scheduler.failure is not None:
-            yield f"the engine has lost its pipeline: {scheduler.failure}"
-        elif not scheduler.books.is_awake:
-            yield "the engine sleeps, or is about to, until t.wake()"
-        elif scheduler.books.paused is not None:
-            yield f"generation is paused ({scheduler.books.paused.value}), until t.continue_generation()"
-        features = scheduler.features
-        call = earliest(features.flush_and_update.deadline, features.loras.deadline)
-        waits = (
-            (call, "a deferred call waits, at most until"),
-            (features.time_limits.deadline, "a request has time until"),
-            (features.transfers.deadline, "KV of another engine is waited for, at most until"),
-        )
-        for deadline, what in waits:
-            if deadline is not None:
-                now = f"it is {scheduler.now:g} s now, and only t.clock.advance(seconds) moves that"
-                yield f"{what} {deadline:g} s; {now}"
+        causes = [*causes_of_holds(self.results, self.grammars, self.loras)]
+        if scheduler.books.open_transfers and self.world.transfers.holds_some:
+            causes.append("transfers of KV are held, until t.release_transfers()")
+        causes += [*causes_of_memory(scheduler), *causes_of_the_engine(scheduler)]
         if scheduler.books.is_fully_idle and not self.has_unseen:
-            yield self.idle_words
+            causes.append(self.idle_words)
+        return causes
 
     # -- for the verbs --
 
