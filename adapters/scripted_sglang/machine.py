@@ -26,7 +26,6 @@ from sglang.srt.managers.io_struct import (
     ReleaseMemoryOccupationReqOutput,
     ResumeMemoryOccupationReqInput,
     ResumeMemoryOccupationReqOutput,
-    TokenizedGenerateReqInput,
 )
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -46,7 +45,6 @@ from scripted.sdk import (
     PauseMode,
     Refused,
     Resume,
-    Share,
     Signal,
     Sleep,
     Stepped,
@@ -60,7 +58,8 @@ from scripted_sglang.config import SglangSettings, new_scheduler
 from scripted_sglang.event_loop import request
 from scripted_sglang.host import HostTier, NoHost, written_by
 from scripted_sglang.roles import LOOPS, role_of
-from scripted_sglang.scheduler_view import Retractions, cached_in, counts_of, inner_name, queries_of, rid_of, shares_of
+from scripted_sglang.scheduler_view import Retractions, cached_in, counts_of, inner_name, queries_of, rid_of
+from scripted_sglang.stand_ins import Dispatcher, Receiver, Sender, Worker, keep_nothing
 from scripted_sglang.transfers import Launched
 
 _IN_PLACE: Final = PauseMode(name="in_place")
@@ -69,12 +68,8 @@ _ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
 # The modes of /pause_generation. The front end carries out the last one by aborting everything.
 PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
 
-# Handles stand for tokens that a batch will choose: above every token id and every substitute of a redacted flight.
-_FIRST_HANDLE: Final = 1 << 48
 # A turn with a batch may follow an empty turn, but never this many consecutive ones without an event.
 _EMPTY_TURNS: Final = 3
-_MOST_ROWS: Final = 64
-_NOTHING: Final = 0
 
 
 class _Wait(Enum):
@@ -115,91 +110,6 @@ def check_loops() -> None:
             )
 
 
-class _Receiver:
-    """Stands in for the receiving sockets; messages are put into the scheduler's own list."""
-
-    def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
-        return list(local_reqs)
-
-
-class _Sender:
-    """Stands in for the sockets to the front end; ``flushed`` is the last answer to a flush."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.flushed = False
-
-    def send_output(self, output: Any, recv_obj: Any = None) -> None:
-        del recv_obj
-        self.sent.append(output)
-
-
-def _keep_nothing(batch: Any) -> None:
-    """Stand in for the function that keeps tensors alive for a GPU."""
-
-
-class _Dispatcher:
-    """Stands in for the table of messages and handlers, with the messages that this machine gives."""
-
-    def __init__(self, scheduler: Any, table: Mapping[type, Any]) -> None:
-        self._scheduler = scheduler
-        self._handlers = {}
-        for kind in (AbortReq, ContinueGenerationReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput):
-            assert table[kind].__self__ is scheduler, f"{kind.__name__} is handled by the scheduler"
-            self._handlers[kind] = table[kind].__name__
-
-    def __call__(self, message: Any) -> Any:
-        if isinstance(message, FlushCacheReqInput):
-            return self._scheduler.flush_wrapper.handle(message)
-        if isinstance(message, ReleaseMemoryOccupationReqInput):
-            return self._scheduler.weight_updater.release_memory_occupation(message)
-        if isinstance(message, ResumeMemoryOccupationReqInput):
-            return self._scheduler.weight_updater.resume_memory_occupation(message)
-        return getattr(self._scheduler, self._handlers[type(message)])(message)
-
-
-class _Worker:
-    """Stands in for the worker: a forward pass returns handles, which become tokens with the result."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self.launched = 0
-        self.shares: tuple[Share, ...] = ()
-        # The handle of each request's newest token, and the token once its result is there.
-        self.chosen: dict[str, tuple[int, int | None]] = {}
-
-    def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        self.launched += 1
-        self.shares = tuple(shares_of(batch, self._page_size, self._token))
-        first = _FIRST_HANDLE + _MOST_ROWS * self.launched
-        handles = range(first, first + len(batch.reqs))
-        for req, handle in zip(batch.reqs, handles, strict=True):
-            self.chosen[req.rid] = handle, None
-        return GenerationBatchResult(
-            logits_output=None,
-            next_token_ids=torch.tensor(handles, dtype=torch.int64),
-            can_run_cuda_graph=False,
-        )
-
-    def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
-        """Take the tokens of a batch's handles; a row before the end of its prompt samples an unused token."""
-        known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
-        handles.copy_(torch.tensor(list(known.values())))
-        for rid, (handle, _) in self.chosen.items():
-            if handle in known:
-                self.chosen[rid] = handle, known[handle]
-
-    def _token(self, req: Any, token: int) -> int:
-        """Return the token of an input, which may be a handle; -1 while it is unknown."""
-        if token < _FIRST_HANDLE:
-            return token
-        handle, known = self.chosen.get(req.rid, (None, None))
-        if token != handle:
-            other = next((rid for rid, (one, _) in self.chosen.items() if one == token), "an earlier batch")
-            raise Violation(f"{req.rid} is fed the token that was chosen for {other}")
-        return -1 if known is None else known
-
-
 class SglangMachine:
     """Steps a new scheduler of these settings as ``event_loop_overlap`` or ``event_loop_normal`` does."""
 
@@ -212,8 +122,8 @@ class SglangMachine:
         has_role = self.role.transfers is not None
         self._rows = scheduler.req_to_token_pool.available_size()
         scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
-        self._front = _Sender()
-        self._worker = _Worker(settings.page_size)
+        self._front = Sender()
+        self._worker = Worker(settings.page_size)
         self._connect()
         # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()
@@ -248,11 +158,11 @@ class SglangMachine:
         )
         scheduler.output_streamer.send_to_detokenizer = self._front
         scheduler.load_snapshot_writer = None
-        scheduler.request_receiver = _Receiver()
+        scheduler.request_receiver = Receiver()
         scheduler.recv_from_tokenizer = scheduler.watchdog = None
-        scheduler.record_batch_in_overlap = _keep_nothing
+        scheduler.record_batch_in_overlap = keep_nothing
         table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - its table
-        scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
+        scheduler._request_dispatcher = Dispatcher(scheduler, table)  # noqa: SLF001 - as above
         scheduler.model_worker = self._worker
 
     # -- the machine's interface --
