@@ -10,19 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
-from benchmarks.checkpoints import make_checkpoint
 from benchmarks.live_flight import Server, Turn
-from scripted.reruns import stands_in
+from benchmarks.live_stuck import SHAPE, lines_of_stuck, print_stuck
 
-_SHAPE: Final = "S"
 _BLOCK: Final = 32
 # For an answer; a server that hangs gives none.
 _WAITS_S: Final = 20.0
@@ -101,26 +97,18 @@ def words() -> tuple[str, ...]:
 
 async def stuck(server: Server, folder: Path) -> list[str]:
     """Request the answer to one prompt of five blocks; return the report while its client still waits."""
-    body = {"model": _SHAPE, "prompt": list(range(40, 40 + 5 * _BLOCK)), "stream": True, "max_tokens": 4}
+    body = {"model": SHAPE, "prompt": list(range(40, 40 + 5 * _BLOCK)), "stream": True, "max_tokens": 4}
     server.body = lambda _: body  # type: ignore[method-assign]
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(server.ask(session, random.Random(0), Turn(0)))  # noqa: S311 - nothing is secret
         await asyncio.wait([asked], timeout=_WAITS_S)
-        path, _, lines = await asyncio.to_thread(stands_in, folder)
+        lines = await lines_of_stuck(folder)
         asked.cancel()
-    return [*lines, f"from {path.name}"]
+    return lines
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as there:
-        model, folder = Path(there) / _SHAPE, Path(there) / "flights"
-        make_checkpoint(model, "float32", _SHAPE)
-        server = Server("vllm", model, 30493, folder, words(), {"PYTHONPATH": str(Path(__file__).parents[1])})
-        try:
-            server.await_ready()
-            sys.stdout.write("\n".join([*asyncio.run(stuck(server, folder)), ""]))
-        finally:
-            server.stop()
+    print_stuck("vllm", 30493, stuck, words(), {"PYTHONPATH": str(Path(__file__).parents[1])})
 
 
 if __name__ == "__main__":

@@ -9,21 +9,18 @@ running server's folder.
 from __future__ import annotations
 
 import asyncio
-import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 
-from benchmarks.checkpoints import make_checkpoint, vocabulary_of
+from benchmarks.checkpoints import vocabulary_of
 from benchmarks.live_flight import Server
+from benchmarks.live_stuck import SHAPE, lines_of_stuck, print_stuck
 from scripted.core.adapters import adapter_named
-from scripted.reruns import stands_in
 from scripted.sdk.flight.recorder import OPTIONS_VARIABLE
 
-_SHAPE: Final = "S"
 _POOL: Final = 1000
 _LONG_NEW: Final = 700
 _LOOK_S: Final = 0.05
@@ -40,7 +37,7 @@ class _Clients:
     async def ask(self, rid: str, prompt: int, new: int) -> None:
         sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
         # Another first token for each: a shared prefix would need less room.
-        tokens = [40 + (len(rid) + one) % (vocabulary_of(_SHAPE) - 60) for one in range(prompt)]
+        tokens = [40 + (len(rid) + one) % (vocabulary_of(SHAPE) - 60) for one in range(prompt)]
         body = {"rid": rid, "input_ids": tokens, "stream": True, "sampling_params": sampling}
         async with self._session.post(f"{self._url}/generate", json=body) as answer:
             async for line in answer.content:
@@ -68,27 +65,18 @@ async def stuck(server: Server, folder: Path) -> list[str]:
         await clients.hear("long", 8)
         await clients.abort("large")
         await clients.hear("long", 60)
-        path, _, lines = await asyncio.to_thread(stands_in, folder)
+        lines = await lines_of_stuck(folder)
         heard = dict(clients.heard)
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    return [*lines, f"from {path.name}; tokens heard: {heard}"]
+    return [*lines, f"tokens heard: {heard}"]
 
 
 def main() -> None:
     # Importing it takes longer than the long answer.
     adapter_named("sglang")
-    with tempfile.TemporaryDirectory() as there:
-        model, folder = Path(there) / _SHAPE, Path(there) / "flights"
-        make_checkpoint(model, "float32", _SHAPE)
-        words = ("--max-total-tokens", str(_POOL))
-        server = Server("sglang", model, 30494, folder, words, {OPTIONS_VARIABLE: "all=1"})
-        try:
-            server.await_ready()
-            sys.stdout.write("\n".join([*asyncio.run(stuck(server, folder)), ""]))
-        finally:
-            server.stop()
+    print_stuck("sglang", 30494, stuck, ("--max-total-tokens", str(_POOL)), {OPTIONS_VARIABLE: "all=1"})
 
 
 if __name__ == "__main__":
