@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -29,21 +29,31 @@ _SHOWN_STEPS = 20
 # Longer tests are unreadable.
 _SCRIPT_LIMIT_EVENTS = 400
 
+_What: TypeAlias = Annotated[
+    str, typer.Argument(metavar="SCHEDULE|RECORDING|TRACE", help="a schedule's line, or a file")
+]
+_Until: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")]
+_Mutant: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")]
+_TraceFile: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps for `scripted view`")]
+_ToScript: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="write it as a test")]
+_Twice: TypeAlias = Annotated[
+    bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
+]
+_Bisect: TypeAlias = Annotated[
+    bool,
+    typer.Option(help="for `git bisect run`: exit status 0 if no promise breaks, 1 if one does, 125 if unknown"),
+]
+
 
 def replay(
-    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING|TRACE", help="a schedule's line, or a file")],
-    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps for `scripted view`")] = None,
-    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write it as a test")] = None,
+    what: _What,
+    until: _Until = None,
+    mutant: _Mutant = None,
+    trace: _TraceFile = None,
+    to_script: _ToScript = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
-    twice: Annotated[
-        bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
-    ] = False,
-    bisect: Annotated[
-        bool,
-        typer.Option(help="for `git bisect run`: exit status 0 if no promise breaks, 1 if one does, 125 if unknown"),
-    ] = False,
+    twice: _Twice = False,
+    bisect: _Bisect = False,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Run a schedule, a recording or a trace again.
@@ -53,46 +63,88 @@ def replay(
     """
     if bisect:
         raise typer.Exit(_bisected(what, adapter, until))
-    from scripted import api
-    from scripted.cli.reach import server_lines
-    from scripted.core.schedule import Schedule
-    from scripted.report.trace import is_trace, read_trace, write_trace
-    from scripted.reruns import is_recording
-
     require_writable("--trace", trace)
     require_writable("--to-script", to_script)
-    console = plain_console()
-    traced = read_trace(what).header if is_recording(what) and is_trace(Path(what)) else None
-    recorded = is_recording(what) and traced is None
+    console, traced = plain_console(), _trace_in(what)
     if traced is not None and (twice or to_script is not None):
         _check_no_script(what, traced)
+    recorded = _is_recorded(what) and traced is None
     whole = twice or trace is not None or to_script is not None or not recorded
+    run, seconds = _run_again(console, what, adapter, until, mutant, last_steps=None if whole else _SHOWN_STEPS)
+    _show(console, run)
+    if run.schedule and not recorded:
+        _show_server_lines(console, run.schedule)
+    _show_comparison(console, run, what, seconds, is_traced=traced is not None)
+    if trace is not None:
+        _write_trace(trace, run, Path(what).name if recorded else f"schedule of {run.adapter}", mutant)
+    recording = Path(what) if recorded else None
+    is_written = to_script is None or _write_test(console, run, recording, to_script, until, mutant, standalone)
+    target = what if recorded else run.schedule
+    is_repeated = not (is_written and twice) or _same_again(console, target, run, until, mutant)
+    if not (is_written and is_repeated and run.passed):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _is_recorded(what: str) -> bool:
+    from scripted.reruns import is_recording
+
+    return is_recording(what)
+
+
+def _trace_in(what: str) -> TraceHeader | None:
+    """Return the header of a trace; None for a schedule or a recording."""
+    from scripted.report.trace import is_trace, read_trace
+
+    return read_trace(what).header if _is_recorded(what) and is_trace(Path(what)) else None
+
+
+def _run_again(
+    console: Console, what: str, adapter: str, until: int | None, mutant: str | None, *, last_steps: int | None
+) -> tuple[Rerun, float]:
+    """Run it and return the seconds that it took. Prints the notes of an error before raising it."""
+    from scripted import api
+
     begun = time.monotonic()
     try:
-        run = api.replay(what, adapter=adapter, until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
+        run = api.replay(what, adapter=adapter, until=until, mutant=mutant, last_steps=last_steps)
     except LockstepError as exc:
         for line in getattr(exc, "__notes__", ()):
             console.print(line, soft_wrap=True)
         raise
-    seconds = time.monotonic() - begun
-    _show(console, run)
-    if run.schedule and not recorded:
-        for line in server_lines(Schedule.parse(run.schedule)):
-            console.print(line, soft_wrap=True)
-    _show_comparison(console, run, what, seconds, is_traced=traced is not None)
-    if trace is not None:
-        write_trace(trace, run.trace(Path(what).name if recorded else f"schedule of {run.adapter}", mutant))
-    is_written = True
-    if to_script is not None and recorded:
-        is_written = _write_script(console, Path(what), until, to_script, mutant, standalone)
-    elif to_script is not None:
-        schedule = Schedule.parse(run.schedule)
-        is_written = save_test(console, [schedule], to_script, name="schedule", mutant=mutant, standalone=standalone)
-    is_repeated = not (is_written and twice) or _same_again(
-        console, what if recorded else run.schedule, run, until, mutant
-    )
-    if not (is_written and is_repeated and run.passed):
-        raise typer.Exit(EXIT_FAILED)
+    return run, time.monotonic() - begun
+
+
+def _show_server_lines(console: Console, schedule: str) -> None:
+    """Print the settings of a server that a schedule stands for."""
+    from scripted.cli.reach import server_lines
+    from scripted.core.schedule import Schedule
+
+    for line in server_lines(Schedule.parse(schedule)):
+        console.print(line, soft_wrap=True)
+
+
+def _write_trace(file: Path, run: Rerun, title: str, mutant: str | None) -> None:
+    from scripted.report.trace import write_trace
+
+    write_trace(file, run.trace(title, mutant))
+
+
+def _write_test(
+    console: Console,
+    run: Rerun,
+    recording: Path | None,
+    to_script: Path,
+    until: int | None,
+    mutant: str | None,
+    standalone: bool,
+) -> bool:
+    """Write a recording or the run's schedule as a test. Returns False if no test of it is right."""
+    from scripted.core.schedule import Schedule
+
+    if recording is not None:
+        return _write_script(console, recording, until, to_script, mutant, standalone)
+    schedule = Schedule.parse(run.schedule)
+    return save_test(console, [schedule], to_script, name="schedule", mutant=mutant, standalone=standalone)
 
 
 def _check_no_script(what: str, traced: TraceHeader) -> None:
