@@ -62,44 +62,76 @@ def explore(
     """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has one for each promise.
 
     ``target`` is a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or a Schedule. None
-    is generated targets, other ones for each ``seed``, or with ``corpus`` the workloads of the adapter. ``strategy`` is
-    what is added: if it is not given, random events to generated targets, else one event everywhere. The exhaustive one
-    adds ``events`` at a time. A search without an end stops after a minute, unless ``schedules`` or ``minutes`` say
-    when. ``watch`` is called with the report as it grows. A ``sorter`` tells the kinds of failure by their causes, and
-    ``stop_at_first`` then means the first new kind. Raises ScriptDefinitionError, or what the adapter raises for a bad
-    configuration or an unknown mutant.
+    is generated targets, other ones for each ``seed``, or with ``corpus`` the adapter's workloads. ``strategy`` says
+    what is added: by default random events to generated targets, else one event everywhere; the exhaustive one adds
+    ``events`` at a time. A search without an end stops after a minute, unless ``schedules`` or ``minutes`` limit it.
+    ``watch`` gets the report as it grows. A ``sorter`` tells kinds of failure by their causes; ``stop_at_first`` then
+    means the first new kind. Raises ScriptDefinitionError, or the adapter's error for a configuration or a mutant.
     """
+    plan = _plan_of(
+        target,
+        adapter,
+        corpus=corpus,
+        strategy=strategy,
+        events=events,
+        minutes=minutes,
+        schedules=schedules,
+        seed=seed,
+    )
+    with switched_on(adapter_named(plan.adapter), mutant):
+        pass  # An unknown name is refused before anything runs.
+    plan = msgspec.structs.replace(plan, jobs=jobs, ray=ray, mutant=mutant)
+    if sorter is None:
+        return Campaign(msgspec.structs.replace(plan, stop_at_first=stop_at_first), watch).run()
+    return _sorted(plan, watch, sorter, stop_at_first=stop_at_first)
+
+
+def _plan_of(
+    target: str | Schedule | None,
+    adapter: str,
+    *,
+    corpus: bool,
+    strategy: str | None,
+    events: int,
+    minutes: float | None,
+    schedules: int | None,
+    seed: int,
+) -> SearchPlan:
+    """Return the plan of a search in one process, without a mutant. Raises as ``explore`` does."""
     _check_length(minutes, events)
     if target is not None:
         adapter, target = adapter_of(target, adapter), str(target)
         target_named(target, adapter)
-    known = adapter_named(adapter)
-    with switched_on(known, mutant):
-        pass  # An unknown name is refused before anything runs.
     generated = target is None and not corpus
     if generated:
         generated_schedule(0, adapter)
-    how = StrategyName(strategy or (StrategyName.RANDOM if generated else StrategyName.EXHAUSTIVE))
-    if events != 1 and how is not StrategyName.EXHAUSTIVE:
-        raise ScriptDefinitionError(f"events is of the exhaustive strategy, got {events} with {how}; leave it out")
-    endless = (generated or how is not StrategyName.EXHAUSTIVE) and minutes is None and schedules is None
-    plan = SearchPlan(
-        targets=() if generated else tuple(known.workloads) if target is None else (target,),
+    every = tuple(adapter_named(adapter).workloads) if corpus else ()
+    how = _strategy_of(strategy, events, generated=generated)
+    return SearchPlan(
+        targets=every if target is None else (target,),
         generated_from=first_of(seed),
         strategy=how,
         seed=seed,
         events=events,
         schedules=schedules,
-        seconds=_SECONDS_PER_MINUTE if endless else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
-        jobs=jobs,
-        ray=ray,
-        mutant=mutant,
-        stop_at_first=stop_at_first and sorter is None,
+        seconds=_seconds_of(minutes, schedules, is_endless=generated or how is not StrategyName.EXHAUSTIVE),
         adapter=adapter,
     )
-    if sorter is None:
-        return Campaign(plan, watch).run()
-    return _sorted(plan, watch, sorter, stop_at_first=stop_at_first)
+
+
+def _strategy_of(strategy: str | None, events: int, *, generated: bool) -> StrategyName:
+    """Return the strategy of this name, or the default one. Raises ScriptDefinitionError for events that it ignores."""
+    how = StrategyName(strategy or (StrategyName.RANDOM if generated else StrategyName.EXHAUSTIVE))
+    if events != 1 and how is not StrategyName.EXHAUSTIVE:
+        raise ScriptDefinitionError(f"events is of the exhaustive strategy, got {events} with {how}; leave it out")
+    return how
+
+
+def _seconds_of(minutes: float | None, schedules: int | None, *, is_endless: bool) -> float | None:
+    """Return the time limit: a minute for a search that has no other end."""
+    if minutes is not None:
+        return minutes * _SECONDS_PER_MINUTE
+    return _SECONDS_PER_MINUTE if is_endless and schedules is None else None
 
 
 def _sorted(
@@ -293,18 +325,23 @@ def run_script(
     except ScriptError as exc:
         error = exc
     seconds = time.perf_counter() - started
-    header = TraceHeader(
-        title=title or test.script.__name__,
-        tier=cast("Literal['sim', 'server']", tier),
-        adapter=test.adapter,
-        config=dict(adapter_named(test.adapter).config_words(test.config)),
-        outcome="passed" if error is None else error.report.headline,
-        mutant=mutant,
-    )
+    outcome = "passed" if error is None else error.report.headline
+    header = _header_of(test, tier, title=title, outcome=outcome, mutant=mutant)
     if isinstance(script, str):
         header = msgspec.structs.replace(header, script=script, arguments=dict(arguments or {}))
     trace = _trace_of(header, success if error is None else error.report)
     return RecordedRun(test=test, tier=tier, success=success, error=error, trace=trace, seconds=seconds)
+
+
+def _header_of(test: ScriptedTest, tier: str, *, title: str, outcome: str, mutant: str | None) -> TraceHeader:
+    return TraceHeader(
+        title=title or test.script.__name__,
+        tier=cast("Literal['sim', 'server']", tier),
+        adapter=test.adapter,
+        config=dict(adapter_named(test.adapter).config_words(test.config)),
+        outcome=outcome,
+        mutant=mutant,
+    )
 
 
 def _trace_of(header: TraceHeader, ended: ScriptOutcome | FailureReport | None) -> Trace | None:
