@@ -81,26 +81,39 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
         self._interventions.append(event)
 
     def advance(self) -> bool:
-        """Take a step if an event, the last step or a deadline requires one. Raises Violation."""
+        """Take the next step if an event, the last step or a deadline requires it. Raises Violation.
+
+        Returns whether it was taken.
+        """
+        self._collect_events()
+        self.stepped = bool(self._events) or self._is_due
+        if self.stepped:
+            self._take_step()
+        return self.stepped
+
+    def _collect_events(self) -> None:
+        """Collect the events of the next step: interventions, results, then messages."""
         self.begin_composing()
         self.step += 1
-        self._events, self._interventions = self._interventions, []
+        self._events.extend(self._interventions)
+        self._interventions.clear()
         self._take_due()
         self._events += self.adapter.also_due(self)
         self._events += self.arrived
         self.arrived.clear()
-        self.stepped = bool(self._events) or self._is_due
-        if self.stepped:
-            self.phase = Phase.ADAPTER
-            step = self.adapter.new_step(tuple(self._events), self.clock.now())
-            try:
-                self._previous = output = member_adapter(self._schedule.of).take_step(self, step)
-            except Exception as exc:
-                self.__exit__(type(exc), exc, exc.__traceback__)
-                raise
-            self._judge(output)
-            self.phase = Phase.HARNESS
-        return self.stepped
+
+    def _take_step(self) -> None:
+        """Take a step with the collected events and judge it. A scheduler that raises leaves the record of its step."""
+        self.phase = Phase.ADAPTER
+        step = self.adapter.new_step(tuple(self._events), self.clock.now())
+        try:
+            output = member_adapter(self._schedule.of).take_step(self, step)
+        except Exception as exc:
+            self.__exit__(type(exc), exc, exc.__traceback__)
+            raise
+        self._previous = output
+        self._judge(output)
+        self.phase = Phase.HARNESS
 
     @property
     def _is_due(self) -> bool:
@@ -121,8 +134,8 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
         return ReleaseResults() if self._holding else super().obstacle
 
 
-# Fewer than a run allows: machines that go round in circles, for instance because each needs what is on a link that is
-# held, count as standing still, so that what keeps them is undone.
+# Fewer than a run allows: machines that go round in circles, for instance because each needs a message on a held link,
+# count as standing still, so that the run releases the link.
 SILENT_STEPS_LIMIT: Final = EMPTY_STEPS_LIMIT // 2
 
 
