@@ -425,28 +425,50 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         ]
 
     def verbs(self) -> tuple[Verb, ...]:
-        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed} if self.prompt else {}
-        if self.wide and self.prompt:
-            prompt = {"prompt_ids": list(self.prompt_ids)}
-        elif (self.shared or self.parts) and self.prompt:
-            prompt = {"prompt_ids": self.prompt_code}
+        """Return ``start_req``, or ``prefill`` for a request to a prefill engine."""
+        prompt = {**self._prompt_arguments(), **self.turn_arguments}
+        changed = self._changed_arguments()
+        if self.first_page is not None:
+            kept = {name: changed[name] for name in ("priority", "cache_salt") if name in changed}
+            return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **kept),)
+        more = changed | self._derived_arguments()
+        return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
+
+    def _prompt_arguments(self) -> dict[str, Any]:
+        """Return the length and the seed of the prompt, or its tokens if they are not made from a seed alone."""
+        if not self.prompt:
+            return {}
+        if self.wide:
+            return {"prompt_ids": list(self.prompt_ids)}
+        if self.shared or self.parts:
+            return {"prompt_ids": self.prompt_code}
+        return {"prompt_len": self.prompt, "prompt_seed": self.seed}
+
+    def _changed_arguments(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults, of fields that are one argument each."""
         named = {**_OF_MESSAGE, **_OF_SAMPLING}
         changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
-        more: dict[str, Any] = {named[field]: getattr(self, field) for field in changed if field in named}
-        prompt |= self.turn_arguments
-        if self.first_page is not None:
-            more = {name: more[name] for name in ("priority", "cache_salt") if name in more}
-            return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **more),)
-        more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
-        more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
+        return {named[field]: getattr(self, field) for field in changed if field in named}
+
+    def _derived_arguments(self) -> dict[str, Any]:
+        """Return the arguments that combine several fields, or have another form than their field."""
+        more: dict[str, Any] = {}
+        if self.stop is not None:
+            more["stop_token_ids"] = [self.stop]
+        if self.biased is not None:
+            more["logit_bias"] = {self.biased: self.bias}
+        if self.logprobs_from is not None or self.top_logprobs:
+            more["return_logprob"] = True
         if self.logprobs_from is not None:
-            first = self.logprobs_from if self.after else min(self.logprobs_from, self.prompt - 1)
-            more |= {"return_logprob": True, "logprob_start_len": first}
-        more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
-        more |= {"n": self.n} if self.n > 1 else {}
-        if (grammar := self.grammar) is not None:
-            more |= {"ebnf" if self.dead_end else "regex": grammar.text}
-        return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
+            # The prompt of a further turn is longer than its own tokens.
+            more["logprob_start_len"] = self.logprobs_from if self.after else min(self.logprobs_from, self.prompt - 1)
+        if self.top_logprobs:
+            more["top_logprobs_num"] = self.top_logprobs
+        if self.n > 1:
+            more["n"] = self.n
+        if self.grammar is not None:
+            more["ebnf" if self.dead_end else "regex"] = self.grammar.text
+        return more
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
