@@ -52,6 +52,11 @@ class ScriptTarget:
         """The number of the script's yields when nothing is added."""
         return self._yields
 
+    def is_distinct(self, step: int, action: Action) -> bool:
+        """Return True: the states between the script's yields are unknown."""
+        del step, action
+        return True
+
     def execute(self, *extra: Placed) -> Outcome:
         """Run the script with additions; an addition's step is the yield before which it happens."""
         return self._run(extra)

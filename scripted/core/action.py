@@ -251,6 +251,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         """Return whether it has anything to act on."""
         return not (self.needs_open and run.is_settled) and (self.target_rid is None or run.is_live(self.target_rid))
 
+    def is_distinct(self, run: RunLike) -> bool:
+        """Return whether it has an effect now, and not the same as another action or as itself one step later."""
+        del run
+        return True
+
     def verbs(self) -> tuple[Verb, ...]:
         """Return the equivalent calls in a script: the class's verb, with the fields in order as arguments."""
         ((name, function),) = verbs_of(type(self)).items()

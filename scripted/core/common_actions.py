@@ -27,6 +27,10 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     def apply(self, run: RunLike) -> None:
         run.hold_results()
 
+    def is_distinct(self, run: RunLike) -> bool:
+        """Return whether a result is due now: otherwise a hold from the next step on withholds the same."""
+        return run.results.is_due(run.step + 1)
+
 
 class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):
     """Releases the oldest ``count`` held results; without a count, releases all and ends the hold."""

@@ -71,6 +71,10 @@ class Results:
         else:
             self._released += count
 
+    def is_due(self, step: int) -> bool:
+        """Return whether a microbatch in flight is due by this step."""
+        return bool(self._in_flight) and self._in_flight[0][1] <= step
+
     def due_steps(self) -> dict[int, int]:
         """Return the step in which each microbatch in flight is due, by id."""
         return dict(self._in_flight)

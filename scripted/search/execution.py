@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.action import Action
 from scripted.core.errors import Overdue
 from scripted.core.installed import harness_packages
 from scripted.core.phrases import path_of, text_of
@@ -27,7 +28,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation, is_raised_in
 from scripted.script import watchdog as watching
-from scripted.search.strategies import Drawn
+from scripted.search.strategies import Drawn, extras_of
 
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; a longer one is in an endless loop or waits forever.
@@ -255,6 +256,10 @@ class Prefixes:
         self._walked: Counter[int] = Counter()
         # Before each step: the outline of the state, and the number of the base's records.
         self._passed: list[tuple[object, int, int]] = []
+        # Before each step: the control actions that add nothing there.
+        self._indistinct: list[tuple[Action, ...]] = []
+        self._controls = [action for action in extras_of(base) if action.is_control] if is_copied else []
+        self._controlled = {placed.step for placed in base.placed if placed.action.is_control}
         # Runs with the base's outline before each step; and failed comparisons, by additions.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
@@ -306,6 +311,10 @@ class Prefixes:
     def steps(self) -> int:
         """Return the number of steps of the base, estimated if it has not run."""
         return len(self._passed) or self.base.last_step + _USUAL_REST_STEPS
+
+    def is_distinct(self, step: int, action: Action) -> bool:
+        """Return whether an action added before this step has an effect of its own; True if the base does not know."""
+        return step > len(self._indistinct) or action not in self._indistinct[step - 1]
 
     def execute(self, *extra: Placed) -> Outcome:
         """Run the base schedule with these additions. Raises HarnessError."""
@@ -405,6 +414,9 @@ class Prefixes:
             return
         outline = _outline(gate) if self._is_readable else None
         self._passed.append((outline, len(gate.cells), len(gate.unreached)))
+        # Added after the base's own control actions of a step, it may meet another state than this one.
+        controls = () if gate.step + 1 in self._controlled else self._controls
+        self._indistinct.append(tuple(action for action in controls if not action.is_distinct(gate)))
 
     def _leave_copied(self, gate: Run) -> None:
         """Leave the copy before the first step, for a run without records, like the runs that start from it."""

@@ -50,6 +50,13 @@ def extras_of(schedule: Schedule) -> tuple[Action, ...]:
 
 # The state that an action would meet in the run now; None if it has nothing to act on.
 Meets = Callable[[Action], Cell | None]
+# Whether an action, added before this step, has an effect of its own.
+Distinguishes = Callable[[int, Action], bool]
+
+
+def _distinct(step: int, action: Action) -> bool:
+    del step, action
+    return True
 
 
 class Drawn:
@@ -81,17 +88,21 @@ class Strategy(ABC):
     complete: ClassVar[bool]
 
     @abstractmethod
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
+    def additions(
+        self, name: str, base: Schedule, steps: int, *, first: int = 0, is_distinct: Distinguishes = _distinct
+    ) -> Iterator[Addition]:
         """Yield additions to the workload ``base``, whose own run takes ``steps`` steps, from number ``first`` on.
 
-        Each is a tuple of Placed, or Drawn. Equal calls yield the same.
+        Each is a tuple of Placed, or Drawn. Equal calls yield the same. A complete strategy leaves out actions that are
+        not distinct at their step.
         """
 
 
 class Exhaustive(Strategy):
     """Every ``events`` extra events, each at most ``window_steps`` after the one before it.
 
-    Bound: it tries all such runs, so a scheduler that passes has no bug that any of them shows.
+    Bound: it tries all such runs, so a scheduler that passes has no bug that any of them shows. A first event that is
+    not distinct is left out: another run shows the same.
     """
 
     complete = True
@@ -100,20 +111,33 @@ class Exhaustive(Strategy):
         self._events = events
         self._window_steps = window_steps
 
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
-        """Iterate over steps, then kinds, first events outermost, so that runs with a common prefix are adjacent."""
-        del name
-        return itertools.islice(self._all(extras_of(base), 1, steps, self._events), first, None)
+    def additions(
+        self, name: str, base: Schedule, steps: int, *, first: int = 0, is_distinct: Distinguishes = _distinct
+    ) -> Iterator[tuple[Placed, ...]]:
+        """Iterate over steps, then kinds, first events outermost, so that runs with a common prefix are adjacent.
 
-    def _all(self, extras: tuple[Action, ...], first: int, last: int, events: int) -> Iterator[tuple[Placed, ...]]:
-        for step in range(first, last + 1):
-            for action in extras:
-                here = Placed(step, action)
-                if events == 1:
-                    yield (here,)
-                else:
-                    for later in self._all(extras, step, step + self._window_steps, events - 1):
-                        yield (here, *later)
+        One action of each fatal kind comes before all others: its runs are the shortest.
+        """
+        del name
+        extras = extras_of(base)
+        fatal = {action.kind: action for action in reversed(extras) if action.is_fatal}
+        ordered = sorted(extras, key=lambda action: fatal.get(action.kind) is not action)
+        return itertools.islice(self._all(ordered, steps, is_distinct), first, None)
+
+    def _all(self, extras: Sequence[Action], steps: int, is_distinct: Distinguishes) -> Iterator[tuple[Placed, ...]]:
+        for step, action in itertools.product(range(1, steps + 1), extras):
+            if is_distinct(step, action):
+                for later in self._later(extras, step, self._events - 1):
+                    yield (Placed(step, action), *later)
+
+    def _later(self, extras: Sequence[Action], step: int, events: int) -> Iterator[tuple[Placed, ...]]:
+        """Yield every ``events`` events that follow an event of this step."""
+        if not events:
+            yield ()
+            return
+        for at, action in itertools.product(range(step, step + self._window_steps + 1), extras):
+            for later in self._later(extras, at, events - 1):
+                yield (Placed(at, action), *later)
 
 
 class _Seeded(Strategy):
@@ -124,7 +148,10 @@ class _Seeded(Strategy):
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
+    def additions(
+        self, name: str, base: Schedule, steps: int, *, first: int = 0, is_distinct: Distinguishes = _distinct
+    ) -> Iterator[Addition]:
+        del is_distinct
         every = self._every(base)
         for run in itertools.count(first):
             key = f"{self._seed}/{name}/{run}"

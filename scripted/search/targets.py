@@ -10,6 +10,7 @@ import runpy
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
+from scripted.core.action import Action
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.placed_action import Placed
@@ -44,6 +45,10 @@ class Target(Protocol):
 
     @property
     def steps(self) -> int: ...
+
+    def is_distinct(self, step: int, action: Action) -> bool:
+        """Return whether an action added before this step has an effect of its own, as far as the target knows."""
+        ...
 
     def execute(self, *extra: Placed) -> Outcome: ...
 

@@ -216,7 +216,9 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
 def _additions(unit: Unit, strategy: Strategy, target: Target) -> Iterator[tuple[Placed, ...] | Drawn]:
     if not unit.parts:
         return iter([()])
-    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first)
+    additions = strategy.additions(
+        unit.target, target.base, target.steps, first=unit.first, is_distinct=target.is_distinct
+    )
     if unit.alone_first:
         return itertools.islice(itertools.chain([()], additions), unit.count)
     return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)

@@ -88,6 +88,10 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
             if on_its_way is not None:
                 run.give(on_its_way)
 
+    def is_distinct(self, run: RunLike) -> bool:
+        """Return whether a result is on its way, if it is to come late."""
+        return not self.late or len(run.results) > 0
+
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         del base

@@ -213,6 +213,10 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         pressure = run.machine.scheduler.pressure
         return all(count <= getattr(pressure, _SCARCE[name].most) for name, count in self._asked.items())
 
+    def is_distinct(self, run: RunLike) -> bool:
+        """Return whether there is a node to lock, if nothing else is reserved."""
+        return self._asked.keys() != {"unlocked"} or bool(run.machine.scheduler.pressure.most_unlocked_nodes)
+
     def verbs(self) -> tuple[Verb, ...]:
         return tuple(Verb(_SCARCE[name].verb, count) for name, count in self._asked.items())
 
@@ -279,6 +283,10 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0))
+
+    def is_distinct(self, run: RunLike) -> bool:
+        """Return whether it evicts a page, and with a number fewer pages than all."""
+        return bool(run.machine.scheduler.memory.tree.evictable_pages > (self.pages or 0))
 
     @classmethod
     def words(cls, event: EvictCache) -> str:

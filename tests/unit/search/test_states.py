@@ -7,18 +7,22 @@ from collections import deque
 from typing import Any
 
 import pytest
+from scripted_lockstep.actions import Evict, KillStage, Press
 from scripted_lockstep.run_forks import COPIER, STATES
 from thinned import thinned
 
+from scripted.core.action import Action
 from scripted.core.adapters import adapter_named
+from scripted.core.common_actions import HoldResults
 from scripted.core.forks import Frozen
+from scripted.core.placed_action import Placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader, UnreadableState
 from scripted.search import units
 from scripted.search.campaign import Campaign
-from scripted.search.execution import Prefixes, execute
-from scripted.search.strategies import Exhaustive, StrategyName
+from scripted.search.execution import Prefixes, execute, record
+from scripted.search.strategies import Exhaustive, StrategyName, extras_of
 from scripted.search.targets import target_named, workload_named
 from scripted.search.units import SearchPlan
 
@@ -94,6 +98,36 @@ def test_a_run_that_becomes_its_target_again_ends_there_and_says_the_same(name: 
         if prefixes.rejoined > before:
             assert outcome == execute(prefixes.base.with_placed(extra)), extra
     assert len(sweep) / 30 < prefixes.rejoined < len(sweep) / 3
+
+
+# The action that shows the same where another one is left out of a sweep, and how many steps later; none for nothing.
+STANDS_FOR: dict[Action, list[tuple[Action, int]]] = {
+    Evict(): [],
+    Evict(pages=1): [(Evict(), 0)],
+    Press(unlocked=0): [],
+    KillStage(late=True): [(KillStage(), 0)],
+    HoldResults(): [(HoldResults(), 1)],
+}
+
+
+def test_a_sweep_leaves_out_what_shows_nothing_of_its_own() -> None:
+    """B15: each action is left out where it changes nothing, or the same as another, and nowhere else."""
+    base = workload_named("twins")
+    prefixes = Prefixes(base)
+
+    def plans(*placed: Placed) -> list[Any]:
+        _, records = record(base.with_placed(placed))
+        return [one.microbatch for one in records if one.microbatch is not None]
+
+    everywhere = [Placed(step, action) for step in range(1, prefixes.steps + 1) for action in extras_of(base)]
+    sweep = Exhaustive().additions("x", base, prefixes.steps, is_distinct=prefixes.is_distinct)
+    swept = {placed for (placed,) in sweep}
+    left_out = [placed for placed in everywhere if placed not in swept]
+    assert {placed.action for placed in left_out} == STANDS_FOR.keys()
+    assert {placed.action for placed in swept} >= STANDS_FOR.keys()
+    for placed in left_out[::3]:
+        others = [Placed(placed.step + later, action) for action, later in STANDS_FOR[placed.action]]
+        assert plans(placed) == plans(*others), placed
 
 
 def test_an_adapter_reads_the_same_state_of_a_run_that_was_thawed_twice() -> None:
