@@ -1,6 +1,6 @@
 """The page of the gallery: each mutant's bug, the test that catches it, and the search's time to find it.
 
-This module makes the gallery's page and the figures in the README.
+This module makes the gallery's page, and the figures of the gallery in the README and in its guide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.output_files import write_output
 from scripted.script.loader import find_test
-from scripted.search.mutant_search import Found
+from scripted.search.mutant_search import ADDED, Found
 from scripted_lockstep.mutants import ESCAPES, RACES, Mutant
 
 _HEADING: Final = "### "
@@ -22,10 +22,15 @@ _FIRST_HEADING: Final = re.compile(r"^###? ", re.MULTILINE)
 _RESULT: Final = re.compile(r"^### ([a-z0-9-]+)$(?:(?!^#).)*?^- Search: ([^\n]+)\.$", re.MULTILINE | re.DOTALL)
 _WIDTH_COLUMNS: Final = 100
 _README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
-_README_COUNTS: Final = (
-    (re.compile(r"\b\d+(?= races and scheduling bugs )"), len(RACES)),
-    (re.compile(r"\b\d+(?= more were found by review )"), len(ESCAPES)),
-)
+_COUNTS: Final = {
+    "README.md": (
+        r"\b\d+(?= races and scheduling bugs )",
+        r"\b\d+(?= more were found by review )",
+        r"\b\d+ of \d+(?= bugs, )",
+        r"\b\d+(?= of them with one\sadded event)",
+    ),
+    "docs/gallery.md": (r"\b\d+ of the \d+(?=\sbugs, )", r"\b\d+(?= need one\sadded event)"),
+}
 
 
 def gallery_markdown(results: Mapping[str, str]) -> str:
@@ -41,19 +46,33 @@ def results_on(page: str) -> dict[str, str]:
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
     """Write the page's entries. Keeps the text above the first entry, and the results of other mutants.
 
-    A README two folders above the page gets the same figures, in the rows of its own table, and the numbers of entries.
+    A README two folders above the page and ``docs/gallery.md`` beside it get the same figures: the README in the rows
+    of its own table, and both the numbers of entries and of bugs that were found.
     """
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     results = results_on(before) | {one.mutant: one.result for one in found}
     write_output(page, _FIRST_HEADING.split(before, maxsplit=1)[0] + gallery_markdown(results))
-    readme = page.parent.parent.parent / "README.md"
-    if readme.exists():
-        text = _README_ROW.sub(
-            lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
-        )
-        for number, count in _README_COUNTS:
-            text = number.sub(str(count), text)
-        readme.write_text(text, encoding="utf-8")
+    root, (found_alone, found_added) = page.parent.parent.parent, _found_in(results)
+    entries, found_at_all = len(RACES) + len(ESCAPES), found_alone + found_added
+    figures = {
+        "README.md": (len(RACES), len(ESCAPES), f"{found_at_all} of {entries}", found_added),
+        "docs/gallery.md": (f"{found_alone} of the {entries}", found_added),
+    }
+    for name, counts in _COUNTS.items():
+        if (file := root / name).exists():
+            text = _README_ROW.sub(
+                lambda row: f"{row[1]}{results.get(row[2], row[3])} |", file.read_text(encoding="utf-8")
+            )
+            for count, figure in zip(counts, figures[name], strict=True):
+                text = re.sub(count, str(figure), text)
+            file.write_text(text, encoding="utf-8")
+
+
+def _found_in(results: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many mutants a workload shows by itself, and how many with one added event."""
+    found = [result for result in results.values() if result.startswith("schedule ")]
+    added = sum(result.endswith(ADDED) for result in found)
+    return len(found) - added, added
 
 
 def _section(title: str, mutants: Iterable[Mutant], results: Mapping[str, str]) -> str:

@@ -28,6 +28,8 @@ from scripted.search.units import Finding, SearchPlan
 # The strategy without additions, and the sweep of the hand-written workloads, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"
+# Ends the result of a mutant that no workload shows by itself.
+ADDED: Final = "with one added event"
 # A row keeps the beginning of a failure's text.
 _MOST_CHARS: Final = 300
 
@@ -62,12 +64,13 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> str:
-        """Format the result: the schedule that found the mutant, and the seconds of process time."""
+        """Format the result: the schedule that found it, the seconds of process time, and an added event."""
         if self.misfit:
             return "skipped: it does not fit the installed version"
         if self.finding is None:
             return f"not by a sweep ({self.schedules:,} schedules)"
-        return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s"
+        added = f" {ADDED}" if self.finding.extra else ""
+        return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s{added}"
 
 
 @runtime_checkable

@@ -88,7 +88,8 @@ def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
         "# The gallery\n\nAbove.\n\n### stale\n\n- Search: never.\n\n### head-blocks-the-queue\n\n- Search: kept.\n"
     )
     rows = "| `decode-runs-twice` | origin | schedule 0, 0.00 s |\n| `other` | origin | schedule 7 |\n"
-    readme.write_text(rows + "0 races and scheduling bugs that\n0 more were found by review of\n")
+    counts = "0 races and scheduling bugs that\n0 more were found by review of\n"
+    readme.write_text(f"{rows}{counts}0 of 0 bugs, 0 of them with one\nadded event.\n")
     status, output = run("gallery", "find", "decode-runs-twice", "--markdown", str(page))
     assert status == 0
     assert "decode-runs-twice: schedule " in output
@@ -97,7 +98,8 @@ def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
     assert "### decode-runs-twice\n" in text
     assert "### stale" not in text
     assert results_on(text)["head-blocks-the-queue"] == "kept"
-    first, other, races, escapes = readme.read_text().splitlines()
+    first, other, races, escapes, by_search, _ = readme.read_text().splitlines()
+    assert by_search == f"1 of {len(RACES) + len(ESCAPES)} bugs, 0 of them with one"
     assert races == f"{len(RACES)} races and scheduling bugs that"
     assert escapes == f"{len(ESCAPES)} more were found by review of"
     assert first.startswith("| `decode-runs-twice` | origin | schedule ")
