@@ -1,6 +1,6 @@
 """The harness as five functions: search, replay, shrink, write a test, run a script.
 
-The commands are thin shells over them. Every function takes the name of an adapter; none prints anything.
+The commands are thin shells around them. Every function takes the name of an adapter; none prints anything.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ def explore(
     watch: Callable[[SearchReport], None] = lambda _: None,
     sorter: Sorter | None = None,
 ) -> SearchReport:
-    """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has one for each promise.
+    """Search for schedules under which a scheduler breaks a promise; ``report.findings`` has one per promise.
 
     ``target`` is a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or a Schedule. None
-    is generated targets, other ones for each ``seed``, or with ``corpus`` the adapter's workloads. ``strategy`` says
-    what is added: by default random events to generated targets, else one event everywhere; the exhaustive one adds
-    ``events`` at a time. A search without an end stops after a minute, unless ``schedules`` or ``minutes`` limit it.
-    ``watch`` gets the report as it grows. A ``sorter`` tells kinds of failure by their causes; ``stop_at_first`` then
-    means the first new kind. Raises ScriptDefinitionError, or the adapter's error for a configuration or a mutant.
+    stands for generated targets, different ones for each ``seed``, or with ``corpus`` for the adapter's workloads.
+    ``strategy`` selects the additions: by default random events for generated targets, otherwise one event at every
+    step; the exhaustive strategy adds ``events`` at a time. An endless search stops after a minute, unless
+    ``schedules`` or ``minutes`` limits it. ``watch`` gets the report as it grows. A ``sorter`` tells kinds of failure
+    apart by cause; ``stop_at_first`` then means the first new kind. Raises ScriptDefinitionError, or the adapter's
+    error for a configuration or a mutant.
     """
     plan = _plan_of(
         target,
@@ -79,7 +80,7 @@ def explore(
         seed=seed,
     )
     with switched_on(adapter_named(plan.adapter), mutant):
-        pass  # An unknown name is refused before anything runs.
+        pass  # an unknown name is refused before anything runs
     plan = msgspec.structs.replace(plan, jobs=jobs, ray=ray, mutant=mutant)
     if sorter is None:
         return Campaign(msgspec.structs.replace(plan, stop_at_first=stop_at_first), watch).run()
@@ -97,7 +98,7 @@ def _plan_of(
     schedules: int | None,
     seed: int,
 ) -> SearchPlan:
-    """Return the plan of a search in one process, without a mutant. Raises as ``explore`` does."""
+    """Make the plan of a search in one process, without a mutant. Raises the same exceptions as ``explore``."""
     _check_length(minutes, events)
     if target is not None:
         adapter, target = adapter_of(target, adapter), str(target)
@@ -123,7 +124,7 @@ def _strategy_of(strategy: str | None, events: int, *, generated: bool) -> Strat
     """Return the strategy of this name, or the default one. Raises ScriptDefinitionError for events that it ignores."""
     how = StrategyName(strategy or (StrategyName.RANDOM if generated else StrategyName.EXHAUSTIVE))
     if events != 1 and how is not StrategyName.EXHAUSTIVE:
-        raise ScriptDefinitionError(f"events is of the exhaustive strategy, got {events} with {how}; leave it out")
+        raise ScriptDefinitionError(f"events belongs to the exhaustive strategy, got {events} with {how}; leave it out")
     return how
 
 
@@ -164,9 +165,10 @@ def replay(
 ) -> Rerun:
     """Run a schedule's line, a workload or a recording's file again, without model and sockets.
 
-    ``log`` of what comes back has the steps up to ``until``; of a recording only ``last_steps`` of them, if given. What
-    a trace shows is run again, in its tier and with its mutant if there is no other; ``differs`` says where it is left.
-    Raises ScriptDefinitionError, or RecordingError or TraceError for a file that cannot be replayed.
+    The returned ``log`` has the steps up to ``until``; for a recording only the ``last_steps`` of them, if given. The
+    run in a trace is repeated in its tier and with its mutant, unless another is given; ``differs`` says where the
+    repetition diverges. Raises ScriptDefinitionError, or RecordingError or TraceError for a file that cannot be
+    replayed.
     """
     line = str(what)
     if not isinstance(what, Schedule) and is_recording(line):
@@ -192,7 +194,7 @@ def _replay_trace(path: Path, until: int | None, mutant: str | None) -> Rerun:
         again = Rerun(log, error, adapter=header.adapter, config=header.config)
     else:
         raise TraceError(
-            f"{path} does not say what makes it again: it is of a recording, a function or a session; replay the "
+            f"{path} does not say how to repeat it: it comes from a recording, a function or a session; replay the "
             "recording, or keep the trace of a script with `scripted run FILE::NAME --trace FILE`"
         )
     found = first_difference(seen, again.log, exactly=header.tier == "sim")
@@ -209,9 +211,10 @@ def shrink(
     mutant: str | None = None,
     budget_s: float = SHRINK_BUDGET_S,
 ) -> Shrunk:
-    """The few events that matter, while the same promise is broken. A finding brings its adapter and its mutant.
+    """Reduce a failing schedule to the few events that matter, while the same promise is broken.
 
-    Raises ScriptDefinitionError for a finding that is of a script and of no schedule.
+    A finding brings its adapter and its mutant. Raises ScriptDefinitionError for a script's finding, which has no
+    schedule.
     """
     schedule = _schedule_of(what, adapter)
     signature = what.failure.signature if isinstance(what, Finding) else None
@@ -228,10 +231,10 @@ def write_test(
     mutant: str | None = None,
     standalone: bool = False,
 ) -> WrittenTest:
-    """A pytest file of a finding, which is shrunk first, or of the first of several schedules that makes one.
+    """Write a pytest file for a finding, which is shrunk first, or for the first of several schedules that makes one.
 
-    ``text`` is None where no form of it is red with the bug and green without; ``said`` says why. A
-    ``standalone`` one needs the searched scheduler alone. Raises ScriptDefinitionError.
+    ``text`` is None if no form of the test is red with the bug and green without; ``said`` says why. A ``standalone``
+    test needs only the searched scheduler. Raises ScriptDefinitionError.
     """
     schedules: Iterable[Schedule]
     if isinstance(what, Finding):
@@ -249,7 +252,7 @@ def _schedule_of(what: Finding | Schedule | str | Path, adapter: str) -> Schedul
     if isinstance(what, Finding):
         if (schedule := what.schedule) is None:
             raise ScriptDefinitionError(
-                f"{what.target} is a script and no schedule; add the verbs of these events to it: "
+                f"{what.target} is a script and not a schedule; add the verbs of these events to it: "
                 f"{'; '.join(map(str, what.extra)) or 'none, it fails by itself'}"
             )
         return schedule
@@ -258,7 +261,7 @@ def _schedule_of(what: Finding | Schedule | str | Path, adapter: str) -> Schedul
 
 
 def adapter_of(target: str | Schedule, adapter: str) -> str:
-    """The adapter of a search of this target: a schedule may name its own."""
+    """Return the adapter of a search of this target: a schedule may name its own."""
     if isinstance(target, Schedule):
         return target.of
     return adapter if "::" in target or is_one_word(target, adapter) else Schedule.parse(target, of=adapter).of
@@ -269,7 +272,7 @@ def adapter_of(target: str | Schedule, adapter: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """How a run ended: a success or an error, never both. ``trace`` is None when no step was run."""
+    """How a run ended: a success or an error, never both. ``trace`` is None if no step was run."""
 
     test: ScriptedTest
     tier: str
@@ -280,12 +283,12 @@ class RecordedRun:
 
     @property
     def passed(self) -> bool:
-        """The script ended, and every check held."""
+        """Whether the script ended and every check held."""
         return self.error is None
 
     @property
     def steps(self) -> int:
-        """Steps of the script that are known of."""
+        """How many steps the script is known to have run."""
         if self.success is not None:
             return self.success.steps
         return len(self.trace.log.steps) if self.trace is not None else 0
@@ -304,12 +307,12 @@ def run_script(
     replay: str = "",
     harness: Harness[object, ScriptOutcome] | None = None,
 ) -> RecordedRun:
-    """Run one script and keep every step of it. That it fails is no exception here: ``error`` has the report.
+    """Run one script and keep its every step. A failing script raises nothing here: ``error`` has the report.
 
-    ``script`` is ``FILE::NAME``, a decorated function, or a generator function of ``t`` with a ``config``, whose type
-    says the adapter unless ``adapter`` names it. ``tier`` is the first that it names. ``every_step`` audits after each
-    step, which is the default without a ``mutant``. ``harness`` is one that was started already. Raises
-    ScriptDefinitionError.
+    ``script`` is ``FILE::NAME``, a decorated function, or a generator function that takes ``t``, with a ``config``
+    whose type selects the adapter unless ``adapter`` names it. ``tier`` defaults to the first that the script names.
+    ``every_step`` audits after each step, the default without a ``mutant``. ``harness`` is one that is already started.
+    Raises ScriptDefinitionError.
     """
     test = _test_of(script, config, adapter)
     if tier is not None and tier not in test.tiers:

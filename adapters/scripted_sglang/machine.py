@@ -1,6 +1,6 @@
-"""SGLang's scheduler as a machine of the search: its own methods in the order of its own event loops.
+"""SGLang's scheduler as a machine for the search: its own methods in the order of its own event loops.
 
-A loop is cut where it waits for the result of a batch or for messages. Only the worker's forward pass is simulated.
+A loop is cut where it waits for a batch's result or for messages. Only the worker's forward pass is simulated.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Wait(Enum):
 _FOR_NOTHING, _BEFORE_LAUNCH, _AFTER_LAUNCH = _Wait
 
 
-# The calls of the loops, whose order is written in ``SglangMachine``.
+# The calls of the loops, in the order written in ``SglangMachine``.
 _TURN: Final = frozenset({
     "ingest_requests", "_record_scheduler_state_for_paused_engine", "get_next_batch_to_run", "run_batch",
     "process_batch_result", "on_idle",
@@ -106,12 +106,12 @@ def check_loops() -> None:
             words = [f"{loop} {'calls' if name in calls else 'does not call'} {name}" for name in sorted(calls ^ known)]
             raise ScriptDefinitionError(
                 f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {', '.join(words)}; it was "
-                "tried with 0.5.23"
+                "tested with 0.5.23"
             )
 
 
 class SglangMachine:
-    """Steps a new scheduler of these settings as ``event_loop_overlap`` or ``event_loop_normal`` does."""
+    """Steps a new scheduler with these settings as ``event_loop_overlap`` or ``event_loop_normal`` does."""
 
     def __init__(self, settings: SglangSettings) -> None:
         self.depth = settings.depth
@@ -127,20 +127,20 @@ class SglangMachine:
         self._connect()
         # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()
-        # The front end's state: open requests, requests whose abort was sent, and, during a pause, its mode and the
+        # The front end's state: open requests, requests whose abort was sent, and during a pause its mode and the
         # requests held back.
         self._alive: dict[str, Add] = {}
         self._abort_sent: set[str] = set()
         self._pause: str | None = None
         self._held: list[Add] = []
-        # The call of an aborting pause until no request is left; it holds the lock of all pauses and their ends.
+        # The call of an aborting pause until no request is left; it holds the lock of all pauses and resumes.
         self._ending: str | None = None
         self._behind: deque[Event] = deque()
-        # Messages that the loop takes after the result for which it waits.
+        # Messages that the loop takes after the result that it waits for.
         self._inbox: deque[Event] = deque()
         # Batches without their results, with the worker's return values.
         self._in_flight: deque[tuple[Batch, GenerationBatchResult]] = deque()
-        # The state of the loop: the batch of this turn, whether it was launched, and whether the turn is over.
+        # The state of the loop: this turn's batch, whether it was launched, and whether the turn is over.
         self._batch: Any = None
         self._result: Any = None
         self._waits = _FOR_NOTHING
@@ -219,7 +219,7 @@ class SglangMachine:
 
     @property
     def computed(self) -> int:
-        """The number of launched batches that were computed."""
+        """How many launched batches have been computed."""
         return self._worker.launched - len(self._in_flight)
 
     def pages_in_flight(self) -> set[int]:
@@ -229,14 +229,14 @@ class SglangMachine:
         return {page for share in shares for page in written_by(share, size)}
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """Return the action that releases held copies between tiers; None when none is held."""
+        """Return the action that releases held copies between tiers; None if none is held."""
         del run
         return ReleaseTiers() if self.host.holds else None
 
     # -- for promises --
 
     def open_rids(self) -> Collection[str]:
-        """Return the rids of all requests of the scheduler, and of those that the front end has not passed on."""
+        """Return the rids of all requests in the scheduler, and of those that the front end has not passed on."""
         scheduler = self.scheduler
         batches = [self._batch, scheduler.last_batch, scheduler.running_batch]
         batches += [batch for batch, _ in scheduler.result_queue]
@@ -250,7 +250,7 @@ class SglangMachine:
         return {*arriving, *[rid_of(req.rid) for req in reqs]}
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return the questions about load, idleness and the prefix cache that a scheduler and its router poll."""
+        """Return the queries about load, idleness and the prefix cache that a scheduler and its router poll."""
 
         def inside(ask: Callable[[], object]) -> Callable[[], object]:
             def answer() -> object:
@@ -340,7 +340,7 @@ class SglangMachine:
     # -- messages --
 
     def _ingest(self) -> bool:
-        """Take messages until there are no more; False when one of them waits for a result."""
+        """Take messages until there are no more; False if one of them waits for a result."""
         scheduler = self.scheduler
         if self._ending is not None and self._alive:
             # The front end repeats the abort until no request is left.
@@ -361,7 +361,7 @@ class SglangMachine:
         return True
 
     def _end_pause(self) -> None:
-        """Answer an aborting pause when no request is left, and release its lock."""
+        """Answer an aborting pause once no request is left, and release its lock."""
         if self._ending is not None and not self._alive:
             self._replies.append(Answer(call_id=self._ending, ok=True))
             self._ending = None
@@ -466,7 +466,7 @@ class SglangMachine:
         return most is not None and most >= new
 
     def _abort(self, rid: str) -> None:
-        """Pass on the abort of one of the front end's requests, held back or not, once."""
+        """Pass on, once, the abort of one of the front end's requests, held back or not."""
         known = rid in self._alive or any(one.rid == rid for one in self._held)
         if known and rid not in self._abort_sent:
             self._abort_sent.add(rid)

@@ -1,4 +1,4 @@
-"""Stand-ins for what SGLang's scheduler is connected to: sockets, the table of its messages, and the worker.
+"""Stand-ins for the connections of SGLang's scheduler: its sockets, its table of messages, and the worker.
 
 Only the worker's forward pass is simulated.
 """
@@ -23,7 +23,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from scripted.sdk import Share, Violation
 from scripted_sglang.scheduler_view import shares_of
 
-# Handles stand for tokens that a batch will choose: above every token id and every substitute of a redacted flight.
+# Handles stand for tokens that a batch will sample: above every token id and every substitute in a redacted flight.
 _FIRST_HANDLE: Final = 1 << 48
 _MOST_ROWS: Final = 64
 _NOTHING: Final = 0
@@ -53,7 +53,7 @@ def keep_nothing(batch: Any) -> None:
 
 
 class Dispatcher:
-    """Stands in for the table of messages and handlers, with the messages that this machine gives."""
+    """Stands in for the table of messages and handlers, for the messages that this machine sends."""
 
     def __init__(self, scheduler: Any, table: Mapping[type, Any]) -> None:
         self._scheduler = scheduler
@@ -96,7 +96,7 @@ class Worker:
         )
 
     def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
-        """Take the tokens of a batch's handles; a row before the end of its prompt samples an unused token."""
+        """Take the tokens behind a batch's handles; a row before the end of its prompt samples an unused token."""
         known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
         handles.copy_(torch.tensor(list(known.values())))
         for rid, (handle, _) in self.chosen.items():

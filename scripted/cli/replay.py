@@ -58,8 +58,8 @@ def replay(
 ) -> None:
     """Run a schedule, a recording or a trace again.
 
-    No model and no sockets are needed, except for a trace of a server. The exit status is 1 if a check fails, or if
-    the run differs from what was recorded.
+    No model and no sockets are needed, except for a trace from a server. The exit status is 1 if a check fails, or if
+    the run differs from its recording.
     """
     if bisect:
         raise typer.Exit(_bisected(what, adapter, until))
@@ -101,7 +101,7 @@ def _trace_in(what: str) -> TraceHeader | None:
 def _run_again(
     console: Console, what: str, adapter: str, until: int | None, mutant: str | None, *, last_steps: int | None
 ) -> tuple[Rerun, float]:
-    """Run it and return the seconds that it took. Prints the notes of an error before raising it."""
+    """Run it and return the seconds that took. Prints an error's notes before raising it."""
     from scripted import api
 
     begun = time.monotonic()
@@ -115,7 +115,7 @@ def _run_again(
 
 
 def _show_server_lines(console: Console, schedule: str) -> None:
-    """Print the settings of a server that a schedule stands for."""
+    """Print the server settings that a schedule stands for."""
     from scripted.cli.reach import server_lines
     from scripted.core.schedule import Schedule
 
@@ -138,7 +138,7 @@ def _write_test(
     mutant: str | None,
     standalone: bool,
 ) -> bool:
-    """Write a recording or the run's schedule as a test. Returns False if no test of it is right."""
+    """Write a recording or the run's schedule as a test. Returns False if no correct test of it exists."""
     from scripted.core.schedule import Schedule
 
     if recording is not None:
@@ -148,7 +148,7 @@ def _write_test(
 
 
 def _check_no_script(what: str, traced: TraceHeader) -> None:
-    """Refuse to repeat or write the trace of a script. Raises ScriptDefinitionError."""
+    """Refuse to repeat or write a script's trace. Raises ScriptDefinitionError."""
     if traced.script:
         raise ScriptDefinitionError(
             f"{what} is a trace of {traced.script}, which is a test already and is compared with the trace; leave out "
@@ -166,7 +166,7 @@ def _show_comparison(console: Console, run: Rerun, what: str, seconds: float, *,
 
 
 def _bisected(what: str, adapter: str, until: int | None) -> int:
-    """Print in one line whether a promise breaks here, whether or not the plans differ; return the exit status."""
+    """Print in one line whether a promise breaks here, even if the plans differ; return the exit status."""
     from scripted import api
 
     console = plain_console()
@@ -186,7 +186,7 @@ def _write_script(
 ) -> bool:
     """Write a recording as a test: its shrunk failure if it also fails as a schedule, else the whole recording.
 
-    Returns False if no test of it is right.
+    Returns False if no correct test of it exists.
     """
     from scripted import api
     from scripted.core.mutant import switched_on
@@ -254,7 +254,7 @@ def _show(console: Console, run: Rerun) -> None:
 
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
-    """The determinism self-test: once more here, once in a fresh process."""
+    """Run the determinism self-test: once more here, once in a fresh process."""
     from scripted.report.difference import first_difference
     from scripted.reruns import rerun, rerun_in_fresh_process
 

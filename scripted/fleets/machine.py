@@ -1,4 +1,4 @@
-"""The machines of a fleet as one machine of the search; the oracle of its adapter judges each in every step."""
+"""The machines of a fleet as one machine for the search; each adapter's oracle judges its machine in every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scripted.script.fleet import BaseFleet, Member
 
 
 class FleetConfig(msgspec.Struct, Generic[ConfigT], frozen=True):
-    """Engines by name, with one configuration of their adapter, except for their roles."""
+    """Engines by name, which share one configuration of their adapter except for their roles."""
 
     engine: ConfigT
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class MemberAdapter(
         ...
 
     def plan_of(self, record: RecordT) -> object:
-        """Return the launch of a step in a form that two runs can compare; None without a launch."""
+        """Return the launch of a step in a form that can be compared across runs; None without a launch."""
         ...
 
 
@@ -65,12 +65,12 @@ def member_adapter(name: str) -> MemberAdapter:
 
 
 class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
-    """A run that takes one step at a time, but none while a real server would wait."""
+    """A run that takes one step at a time, and none while a real server would wait."""
 
     def __init__(self, config: ConfigT, of: str, clock: VirtualClock, *, record: bool) -> None:
         super().__init__(Schedule(config, (), of), record=record)
         self.clock = clock
-        # Whether the last step of the fleet was one of this machine too.
+        # Whether this machine took part in the fleet's last step.
         self.stepped = False
         self._interventions: list[EventT] = []
 
@@ -124,7 +124,7 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
 
     @property
     def is_busy(self) -> bool:
-        """Its next step has something to do, without help."""
+        """Whether its next step has something to do without help."""
         waits = len(self.results) > 0 and not self._holding and not self.results.stalled
         return self.stepped or bool(self.arrived) or waits
 
@@ -135,12 +135,12 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
 
 
 # Fewer than a run allows: machines that go round in circles, for instance because each needs a message on a held link,
-# count as standing still, so that the run releases the link.
+# count as stuck, so that the run releases the link.
 SILENT_STEPS_LIMIT: Final = EMPTY_STEPS_LIMIT // 2
 
 
 class FleetOutput(msgspec.Struct, frozen=True):
-    """The output of one step of all machines, which answer for their own microbatches."""
+    """The output of one step of all machines, each of which handles its own microbatches."""
 
     replies: tuple[object, ...]
     again: bool
@@ -155,7 +155,7 @@ class SearchedMember(Member):
 
     @property
     def is_busy(self) -> bool:
-        """Its next step has something to do, without help."""
+        """Whether its next step has something to do without help."""
         return self.run.is_busy
 
     @property
@@ -165,11 +165,11 @@ class SearchedMember(Member):
         return is_idle and self.run.is_settled and not self.run.arrived
 
     def check_quiet(self) -> None:
-        """Check its knowledge of the others when nothing is on its way. Raises Violation."""
+        """Check its knowledge of the others once nothing is in transit. Raises Violation."""
 
 
 class FleetMachine:
-    """All machines, frozen between two steps. ``of`` is the adapter of fleets that makes them."""
+    """All machines, frozen between two steps. ``of`` is the fleet adapter that makes them."""
 
     depth = 1
 
@@ -177,23 +177,23 @@ class FleetMachine:
         self._of = of
         self._config = config
         self._record = record
-        # Steps in a row without a reply to a client or a message to a machine.
+        # Consecutive steps without a reply to a client or a message to a machine.
         self._silent = 0
-        # The number of machines made.
+        # How many machines have been made.
         self.made = 0
         self.clock = VirtualClock()
         self.fleet: BaseFleet[SearchedMember] = BaseFleet([self._new(name) for name in config.names])
 
     @property
     def living(self) -> list[SearchedMember]:
-        """The machines that were not killed."""
+        """The machines that have not been killed."""
         return self.fleet.living
 
     def engine(self, name: str) -> SearchedMember:
         return self.fleet.engine(name)
 
     def restart(self, name: str) -> None:
-        """Replace a dead machine by a new one."""
+        """Replace a dead machine with a new one."""
         self.fleet.replace(self._new(name))
 
     def _new(self, name: str) -> SearchedMember:
@@ -241,7 +241,7 @@ class FleetMachine:
 
 
 class NoDevice:
-    """Stands for the device; each machine has its own."""
+    """Stands in for the device; each machine has its own."""
 
     def next_completion(self, timeout_s: float | None) -> None:
         """Return None: the machines have their own results."""
@@ -266,7 +266,7 @@ class FleetRecord(msgspec.Struct, Generic[RecordT], frozen=True):
 
 
 def merged(number: int, record: FleetRecord, shown: Mapping[str, ShownStep]) -> ShownStep:
-    """Merge the steps of all machines to one row that names them."""
+    """Merge the steps of all machines into one row that names them."""
     arrived: list[Said] = []
     answered: list[Said] = []
     launched: list[str] = []
@@ -290,7 +290,7 @@ def _named(name: str, said: Sequence[Said]) -> list[Said]:
 
 
 class _Requests(Account):
-    """The requests of all living machines, with the machine's name before each rid."""
+    """The requests of all living machines, each rid prefixed with its machine's name."""
 
     def __init__(self, machine: FleetMachine) -> None:
         self._machine = machine
@@ -310,7 +310,7 @@ class _Requests(Account):
 
 
 class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
-    """Judges the end of a fleet's run, and stalls; each machine is judged in its step."""
+    """Judges the end of a fleet's run, and stalls; each machine is judged in its own step."""
 
     def __init__(self, machine: FleetMachine) -> None:
         super().__init__(depth=1, batch_requests=1, batch_tokens=1)
@@ -345,12 +345,12 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
         """Do nothing: each machine was judged in its step."""
 
     def at_rest(self, machine: FleetMachine) -> None:
-        """Judge the fleet when every request has ended and the caches are still there. Raises Violation."""
+        """Judge the fleet once every request has ended, with the caches still filled. Raises Violation."""
         self._ask(machine, lambda one: one.run.oracle.at_rest(one.run.machine))
         self._ask(machine, lambda one: one.check_quiet())
 
     def at_end(self, machine: FleetMachine) -> None:
-        """Judge the end: machines are idle and flushed, outputs equal requests run alone. Raises Violation."""
+        """Judge the end: machines are idle and flushed, outputs equal the requests run alone. Raises Violation."""
         self._ask(machine, lambda one: one.run.oracle.at_end(one.run.machine))
 
     def _ask(self, machine: FleetMachine, question: Callable[[SearchedMember], None]) -> None:
@@ -388,7 +388,7 @@ class AdapterOfFleets(Adapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, F
 
 @functools.cache
 def fleet_adapter(name: str) -> AdapterOfFleets:
-    """Return the adapter of fleets of this name. Raises ScriptDefinitionError for any other."""
+    """Return the fleet adapter of this name. Raises ScriptDefinitionError for any other."""
     adapter = adapter_named(name)
     if not isinstance(adapter, AdapterOfFleets):
         raise ScriptDefinitionError(f"{name} is not an adapter of fleets; make one with scripted.fleets.adapter")

@@ -21,7 +21,7 @@ from scripted.sdk.flight.replay import FlightOutcome, Outside, call_id, name_of
 from scripted.sdk.flight.shown import steps_of
 from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Pause, Record, Signal, Step, Stepped, Tokens
 
-# Empty steps in a row that a schedule keeps: a scheduler that waits does the same in each.
+# How many consecutive empty steps a schedule keeps: a waiting scheduler does the same in each.
 _EMPTY_STEPS: Final = 3
 # Salts make equal tokens differ, by more than any token's number.
 _SALT_BITS: Final = 64
@@ -102,7 +102,7 @@ def _salted(record: Record, added: Mapping[str, int]) -> Record:
 
 
 def _without_idling(records: Iterable[Record]) -> Iterator[Record]:
-    """Leave out all but the first few of the steps in a row in which nothing comes and nothing is planned."""
+    """Drop all but the first few of consecutive steps in which nothing arrives and nothing is planned."""
     for is_idle, some in itertools.groupby(records, key=_is_idle):
         yield from itertools.islice(some, _EMPTY_STEPS if is_idle else None)
 

@@ -1,4 +1,4 @@
-"""A flight's world outside of the scheduler, as a schedule expresses it: loads, saves, grammars, numbers of LoRAs.
+"""The world outside a flight's scheduler as a schedule expresses it: loads, saves, grammars, numbers of LoRAs.
 
 The replay reports the recorded answers as it gives them; ``outside`` returns the same as signals and settings.
 """
@@ -103,7 +103,7 @@ class OutsideOfFlight:
         if has_connector:
             settings |= self._of_connector()
             usual = settings["kv_offered_tokens"]
-            # A request is offered the usual number without being told.
+            # The usual number is offered without an action.
             offers = [(place, signal) for place, (_, signal) in enumerate(signals) if signal.name == OFFER]
             first = {signal.rid: (place, signal.value) for place, signal in reversed(offers)}
             unsaid = {place for place, tokens in first.values() if tokens == usual}

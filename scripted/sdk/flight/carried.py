@@ -1,4 +1,4 @@
-"""What a schedule has of each field of a flight: the list for every frame, and notes on the fields that are lost."""
+"""Lists, for every frame of a flight, which fields a schedule carries, and notes on the fields that it loses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ABORTS: Final = ("abort", "FINISHED_ABORTED")
 
 
 class Fate(Enum):
-    """What becomes of a field.
+    """How a schedule treats a field of a flight.
 
     ``CARRIED``: the schedule has it. ``AGAIN``: its run makes it again, or it only identifies a frame. ``OUTSIDE``: an
     adapter whose machine tells its world outside carries it, and another notes it. ``NOTED``: it is lost, with a note.

@@ -134,7 +134,7 @@ def test_a_trace_that_says_nothing_of_its_run_is_refused(tmp_path: Path) -> None
     run = api.run_script(script, config=EngineConfig())
     assert run.trace is not None
     write_trace(tmp_path / "run.jsonl", run.trace)
-    with pytest.raises(TraceError, match=r"does not say what makes it again: .*`scripted run FILE::NAME --trace FILE`"):
+    with pytest.raises(TraceError, match=r"does not say how to repeat it: .*`scripted run FILE::NAME --trace FILE`"):
         api.replay(tmp_path / "run.jsonl")
 
 
