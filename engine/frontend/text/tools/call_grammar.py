@@ -1,8 +1,8 @@
 """Grammars in Lark for a model's output: reasoning, an answer, calls that follow their schemas.
 
 Owns how texts, special tokens and schemas are spelled in them, and how each family's format is written as a grammar, so
-that its parser finds a call for sure. Values that can only be strings are written without quotes; of their schemas the
-choices and the length are kept. Compiles nothing.
+that its parser finds a call for sure. Values that can only be strings are written without quotes, unless their schemas
+have a pattern or a format. Compiles nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
-from engine.frontend.text.tools.call_parser import is_text, properties_of
+from engine.frontend.text.tools.call_parser import choices_of, is_text, properties_of
 from engine.grammar.followable import followable
+from engine.grammar.source import MAX_GRAMMAR_CHARS
 
 HEADER = "%llguidance {}"
 # A slash ends a regex in Lark, unless it is escaped already.
@@ -33,8 +34,15 @@ class LarkRules:
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
         self._rules = [HEADER]
+        self._chars = 0
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the check refuses the grammar for its length, so that further rules cost time for nothing."""
+        return self._chars > MAX_GRAMMAR_CHARS
 
     def add(self, rule: str) -> None:
+        self._chars += len(rule)
         self._rules.append(rule)
 
     def text(self, *pieces: str) -> str:
@@ -106,6 +114,7 @@ def spaced(schema: Any) -> Any:
 
 
 DEFINITIONS = ("$defs", "definitions")
+_REFERENCE = '"$ref"'
 ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
 LONGEST_BOUND = 10_000
 
@@ -136,8 +145,11 @@ def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any
     count, separator = len(properties), rules.text(*form.separator)
     # Two rules for each position: no argument was written before it, or one was.
     for number, (key, described) in enumerate(properties.items()):
+        if rules.is_too_long:
+            break
         one = f"{name}_{number}"
-        value = _add_value(rules, form, definitions | described, f"{one}_value")
+        shared = definitions if _REFERENCE in json.dumps(described) else {}
+        value = _add_value(rules, form, shared | described, f"{one}_value")
         rules.add(f"{one}: {rules.text(*form.before, key, *form.between)} {value}")
         last = number == count - 1
         more = "" if last else f"{name}_more_{number + 1}"
@@ -157,13 +169,13 @@ def _add_any(rules: LarkRules, form: ArgumentForm, name: str) -> str:
 
 
 def _add_value(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
-    """Add a rule for a value and its closing pieces; return the rule's name."""
+    """Add a rule for a value of a followable schema and its closing pieces; return the rule's name."""
     after = rules.text(*form.after)
     if not (form.raw and is_text(schema)):
         rules.add(f"{name}: {name}_json {after}")
-        rules.add(f"{name}_json: %json {json.dumps(spaced(dict(schema)))}")
-    elif "enum" in schema:
-        choices = " | ".join(rules.text(choice) or '""' for choice in schema["enum"])
+        rules.add(f"{name}_json: %json {json.dumps({'x-guidance': SPACING, **schema})}")
+    elif listed := choices_of(schema):
+        choices = " | ".join(rules.text(choice) or '""' for choice in listed)
         rules.add(f"{name}: ({choices}) {after}")
     else:
         closing, *rest = form.after
@@ -288,6 +300,8 @@ def _choice_of(
 ) -> str:
     """Add a rule for a call of each tool, without its first ``skip`` pieces; return the alternatives."""
     for number, tool in enumerate(tools):
+        if rules.is_too_long:
+            break
         name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
         schema = tool.schema if tool.strict or not only_strict else ANY_PARAMETERS
         before, after = rules.text(*form.before[skip:], name, *form.between), rules.text(*form.after)

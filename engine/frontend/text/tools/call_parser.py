@@ -15,6 +15,7 @@ from typing import Any, Final
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading, dropped
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
 from engine.frontend.text.tools.closing_tags import is_closer
+from engine.grammar.followable import FORMATS
 
 # The schemas of a tool's arguments by their names.
 Properties = Mapping[str, Mapping[str, Any]]
@@ -396,12 +397,21 @@ def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, A
     return {name: schema if isinstance(schema, dict) else {} for name, schema in found.items()}
 
 
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values of a schema that lists them; else none."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    return choices if isinstance(choices, list) else []
+
+
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether values of a schema are always strings, which are then written without quotes."""
-    choices = schema.get("enum")
-    if isinstance(choices, list):
+    """Return whether values of a schema are always strings, and written without quotes.
+
+    Only JSON can keep to a pattern or a format.
+    """
+    if "enum" in schema or "const" in schema:
+        choices = choices_of(schema)
         return bool(choices) and all(isinstance(choice, str) for choice in choices)
-    return schema.get("type") == "string"
+    return schema.get("type") == "string" and "pattern" not in schema and schema.get("format") not in FORMATS
 
 
 def escaped(text: str) -> str:

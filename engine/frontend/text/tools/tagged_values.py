@@ -17,6 +17,7 @@ from engine.frontend.text.tools.call_parser import (
     SPACE,
     CallParts,
     Properties,
+    choices_of,
     escaped,
     is_text,
     refuse_constant,
@@ -73,7 +74,7 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
 
 def _fits(value: Any, written: str, schema: Mapping[str, Any]) -> bool:
     """Return whether a value fits its schema; true as well for a wrong type where a string would be wrong too."""
-    choices = _choices_of(schema)
+    choices = choices_of(schema)
     if written in choices:
         return any(type(one) is type(value) and one == value for one in choices)
     types = _types_of(schema)
@@ -85,12 +86,6 @@ def _names_of(value: Any) -> tuple[str, ...]:
     return ("null",) if value is None else _TYPES.get(type(value), ("object",))
 
 
-def _choices_of(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the values of a schema that lists them; else none."""
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    return choices if isinstance(choices, list) else []
-
-
 def _types_of(schema: Any, depth: int = 0) -> frozenset[str]:
     """Return the types that a schema or one of its alternatives names; none if it may be any."""
     if not isinstance(schema, dict) or depth > _MOST_NESTED:
@@ -98,7 +93,7 @@ def _types_of(schema: Any, depth: int = 0) -> frozenset[str]:
     types = schema.get("type")
     if isinstance(types, str | list):
         return frozenset([types] if isinstance(types, str) else [one for one in types if isinstance(one, str)])
-    if choices := _choices_of(schema):
+    if choices := choices_of(schema):
         return frozenset(name for one in choices for name in _names_of(one))
     for keyword in ("anyOf", "oneOf"):
         alternatives = schema.get(keyword)

@@ -13,7 +13,7 @@ from thinned import thinned
 from engine.frontend.text.tools.call_grammar import CallForm, OfferedTool, calls_if_any, calls_or_answer, required_calls
 from engine.frontend.text.tools.call_parser import properties_of
 from engine.frontend.text.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES
-from engine.grammar.source import schema_grammar
+from engine.grammar.source import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
 
 SCHEMA = {
     "properties": {
@@ -73,6 +73,44 @@ def test_required_calls_are_whole_and_keep_to_their_schemas(family: str, form: C
         walk.go_on(seed)
         names |= require_kept(calls_of(family, walk.text))
     assert names == {tool.name for tool in TOOLS}
+
+
+HELD = {
+    "properties": {
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-Z]{3}$"},
+        "kind": {"type": "string", "const": "fixed"},
+        "word": {"type": "string", "format": "password", "maxLength": 3},
+    },
+    "required": ["day", "code", "kind", "word"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm45"])
+def test_a_text_keeps_to_its_pattern_and_format(family: str) -> None:
+    """C01: without quotes any text was allowed."""
+    tool = OfferedTool(name="add", parameters=HELD, strict=True)
+    grammar = required_calls(FAMILIES[family].form, [tool], None, {}, several=False)
+    for seed in range(3):
+        walk = Walk(grammar, tokenizer(()))
+        walk.go_on(seed)
+        parser = FAMILIES[family](["add"], {"add": properties_of(HELD)})
+        ((kind, _, given),) = shown(parsed(parser, [walk.text]))
+        assert kind == "call"
+        jsonschema.validate(json.loads(given), HELD, format_checker=jsonschema.FormatChecker())
+
+
+def test_definitions_are_not_written_for_each_argument() -> None:
+    """C01: a body of 30 KB made a grammar of 5 MB, which took the event loop four seconds."""
+    shared = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{(i + 1) % 300}"}} for i in range(300)}
+    plain = {f"p{i}": {"type": "integer"} for i in range(60)}
+    refer = {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(300)}
+    for properties, is_taken in ((plain, True), (refer, False)):
+        tool = OfferedTool(name="add", parameters={"properties": properties, "$defs": shared}, strict=True)
+        grammar = required_calls(FAMILIES["qwen3_coder"].form, [tool], None, {}, several=False)
+        assert len(grammar.text) < 2 * MAX_GRAMMAR_CHARS
+        assert (fault_of(grammar) is None) is is_taken
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS[:4])

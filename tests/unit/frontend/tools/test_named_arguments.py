@@ -284,6 +284,8 @@ def test_other_arguments_are_content_as_they_were_written(said: str) -> None:
         ("5", {"enum": ["5", 7, None]}, "5"),
         ("7", {"enum": ["5", 7, None]}, 7),
         ("true", {"const": "true"}, "true"),
+        ("12345", {"type": "string", "pattern": "^[0-9]+$"}, "12345"),
+        ("2026-01-15", {"type": "string", "format": "date"}, "2026-01-15"),
     ],
 )
 def test_a_value_without_quotes_is_of_its_schema(said: str, schema: dict[str, Any], value: Any) -> None:
