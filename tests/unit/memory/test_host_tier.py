@@ -127,6 +127,19 @@ def test_what_a_copy_uses_makes_no_room() -> None:
     assert [memory.cached_tokens(ids) for ids in ([1, 2, 9], [3, 4, 9], [5, 6, 9])] == [2, 2, 0]
 
 
+def test_a_page_that_is_about_to_be_loaded_makes_no_room() -> None:
+    """The pool is full, so the loaded page needs an eviction, whose page finds no room on the host."""
+    memory = memory_of(pages=3, host=1)
+    on_host(memory, [1, 2, 9], pages=1)
+    for ids in ([3, 4, 9], [5, 6, 9]):
+        finished(memory, ids)
+    memory.pages.reserve(memory.pages.free)
+    lease = memory.admit("r", [1, 2, 9], spare_pages=0)
+    assert lease is not None
+    assert memory.cached_tokens([1, 2, 9]) == 2
+    assert carried(memory) == (0, 1)
+
+
 def test_a_copy_that_is_not_launched_gives_way() -> None:
     memory = memory_of(host=1)
     finished(memory, [1, 2, 3, 4, 5])
