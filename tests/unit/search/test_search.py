@@ -68,6 +68,16 @@ def test_the_search_finds_a_mutant_unaided(name: str) -> None:
     assert found.finding is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [("lora-waits-for-ever", "lora-passed-over"), ("eviction-ignores-a-split-prompt", "loras-in-turn")],
+)
+def test_a_workload_shows_its_bug_by_itself(name: str, workload: str) -> None:
+    """B15: its requests came a step too early when a load began to take a step more, and no sweep found the bug."""
+    with switched_on(name):
+        assert execute(workload_named(workload)).failure is not None
+
+
 def test_the_flush_race_is_found_by_the_sweep_of_its_workload() -> None:
     """B15: within a few dozen schedules, without knowing the window, with the incident's own error."""
     report = Campaign(SearchPlan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
