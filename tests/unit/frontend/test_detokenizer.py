@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
-from engine.frontend.text.answer import Decoder, Detokenizer
+from engine.frontend.text.answer import Decoder, Detokenizer, TokenTexts
 
 
 class Bytes:
@@ -117,3 +117,10 @@ class Corrupting:
 
 def test_a_character_that_is_corrupted_meanwhile_is_shown_once() -> None:
     assert _pieces(Corrupting(), [1, 2, 3]) == ["ab", "", "\u20ac", ""]
+
+
+def test_a_part_of_a_character_is_spelled_by_its_byte() -> None:
+    decoder, vocabulary = _sentencepiece_like()
+    assert isinstance(decoder, Tokenizer)
+    spelled = [TokenTexts(decoder).text_of(vocabulary[f"<0x{byte:02X}>"]) for byte in (0x41, 0xE2, 0xFF, 0x80)]
+    assert spelled == ["A", r"bytes:\xe2", r"bytes:\xff", r"bytes:\x80"]

@@ -21,6 +21,7 @@ from engine.core.messages import (
     Generate,
     PauseGeneration,
     PauseMode,
+    PromptLogprob,
     Refusal,
     RefusalKind,
     SamplingParams,
@@ -29,7 +30,7 @@ from engine.core.messages import (
 )
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.sessions.requests import Order, rids_of
-from engine.frontend.sessions.sessions import NativeShape, Session, Sessions
+from engine.frontend.sessions.sessions import NativeShape, Session, Sessions, _split
 
 FRONTEND = str(Path(engine.frontend.__file__).parent)
 # The connection (``connection.py``) hands over to the application; a route is reached from there.
@@ -94,6 +95,46 @@ def test_a_refusal_is_about_the_newest_life(front: Front) -> None:
     front.sessions.take(output(end=FinishReason.ABORT))
     assert b"[DONE]" in first.part()
     assert front.sessions.open_requests == 0
+
+
+def test_what_came_before_a_failure_is_shown_before_it(front: Front) -> None:
+    """C05: also where both arrive before the client reads."""
+    session = front.open()
+    front.sessions.take(output("ab"))
+    front.sessions.take(TokenOutput(rid="r", token_ids=(), finish_reason=FinishReason.ERROR, error="stage 1 failed"))
+    assert b'"text":"ab"' in session.part()
+    assert not session.is_told
+    assert b"stage 1 failed" in session.part()
+    assert session.is_told
+
+
+def test_a_choice_without_time_is_shown_with_the_first_piece_of_another(front: Front) -> None:
+    session = front.open_choices("r", 2)
+    front.sessions.take(output(rid="r-0", end=FinishReason.TIMEOUT))
+    assert session.part() == b""
+    front.sessions.take(output("x", rid="r-1", end=FinishReason.LENGTH))
+    told = session.part()
+    assert told.count(b'"finish_reason":"timeout"') == 1
+    assert session.is_told
+
+
+def test_an_answer_that_is_left_while_it_is_sent_is_forgotten(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its choices was sent, and ends: an answer that stays is kept for ever."""
+    monkeypatch.setattr("engine.frontend.sessions.sessions.TOKENS_A_TURN", 1)
+    session = front.open_choices("r", 3)
+    session.abort()
+    assert front.sessions._answers
+    front.sessions.take(output(rid="r-0", end=FinishReason.ABORT))
+    assert not front.sessions._answers
+
+
+def test_many_prompt_logprobs_come_in_parts_and_whole() -> None:
+    scores = tuple(PromptLogprob(-float(number), 1) for number in range(2500))
+    whole = TokenOutput(rid="r", token_ids=(5,), finish_reason=FinishReason.LENGTH, prompt_logprobs=scores)
+    *first, last = _split(whole)
+    assert tuple(one for part in (*first, last) for one in part.prompt_logprobs) == scores
+    assert [part.token_ids for part in first] == [()] * len(first) != []
+    assert (last.token_ids, last.finish_reason) == ((5,), FinishReason.LENGTH)
 
 
 def test_every_life_of_a_rid_ends_with_the_engine(front: Front) -> None:
