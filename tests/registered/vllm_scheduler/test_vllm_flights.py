@@ -62,6 +62,10 @@ WAITS_FOR_ITSELF = (
     "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute kv_offered_tokens=16; "
     "1 start a prompt=16 new=1; 1 fail-load"
 )
+OUTSIDE = {
+    "hold-transfers": "the load of its prefix from outside",
+    "offer tokens=-1": "its KV connector, which cannot tell yet how much of the prompt it has",
+}
 LOADS = "kv_connector=async kv_load_failure_policy=recompute"
 # Loads that end in another order than they begin, offers to one request, and priorities.
 CONNECTED = {
@@ -139,11 +143,12 @@ def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch:
     assert replayed(flight, monkeypatch).differs is None
 
 
-def test_a_request_that_waits_for_a_load_says_so(
-    recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("event", "wait"), OUTSIDE.items())
+def test_a_request_that_waits_for_the_outside_says_so(
+    event: str, wait: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loads are held, as by a peer that died: what waits behind them names them."""
-    line = "kv_connector=async kv_offered_tokens=8 num_gpu_blocks=9; 1 hold-transfers; 1 start a prompt=12 new=2"
+    """A peer that died ends no load, and gives no answer: the scheduler is not to blame."""
+    line = f"kv_connector=async kv_offered_tokens=8 num_gpu_blocks=9; 1 {event}; 1 start a prompt=12 new=2"
     flights: list[Flight] = []
     step = VllmMachine.step
 
@@ -157,8 +162,9 @@ def test_a_request_that_waits_for_a_load_says_so(
 
     monkeypatch.setattr(VllmMachine, "step", watched)
     flights_of(line, recorders)
-    (stand,) = replayed(flights[0], monkeypatch).stands
-    assert (stand.kind, stand.root) == ("load", "a_1 waits for the load of its prefix from outside")
+    outcome = replayed(flights[0], monkeypatch)
+    (stand,) = outcome.stands
+    assert (stand.kind, stand.root, outcome.breaks) == ("load", f"a_1 waits for {wait}", None)
 
 
 def test_a_failed_load_that_waits_for_itself_says_so(recorders: list[FlightRecorder]) -> None:
