@@ -70,14 +70,7 @@ def explore(
     error for a configuration or a mutant.
     """
     plan = _plan_of(
-        target,
-        adapter,
-        corpus=corpus,
-        strategy=strategy,
-        events=events,
-        minutes=minutes,
-        schedules=schedules,
-        seed=seed,
+        target, adapter, strategy, corpus=corpus, events=events, minutes=minutes, schedules=schedules, seed=seed
     )
     with switched_on(adapter_named(plan.adapter), mutant):
         pass  # an unknown name is refused before anything runs
@@ -90,9 +83,9 @@ def explore(
 def _plan_of(
     target: str | Schedule | None,
     adapter: str,
+    strategy: str | None,
     *,
     corpus: bool,
-    strategy: str | None,
     events: int,
     minutes: float | None,
     schedules: int | None,
