@@ -17,8 +17,8 @@ FLAGSHIP: Final = "chunked-alone"
 
 
 def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
-    """Yield workloads at each limit and its two neighbours: pages, rows, budget, queue, deadline."""
-    for beside in (-1, 0, 1):
+    """Yield workloads at each limit, then at its two neighbours: pages, rows, budget, queue, deadline."""
+    for beside in (0, -1, 1):
         name = {-1: "below", 0: "at", 1: "above"}[beside]
         yield from _bounds_of_memory(name, beside)
         yield from _bounds_of_counts(name, beside, small)
