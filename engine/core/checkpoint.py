@@ -12,7 +12,7 @@ from engine.core.stats import EngineStats
 
 
 class CachedRun(msgspec.Struct, frozen=True, array_like=True):
-    """One node: ``tokens`` are the ids of its own pages, ``parent`` is the id of the node that they continue."""
+    """One node: ``tokens`` are the token ids of its own pages, ``parent`` is the id of the node above it."""
 
     id: int
     parent: int
@@ -41,7 +41,7 @@ class LoraState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptPage(msgspec.Struct, frozen=True, array_like=True):
-    """A page of the second tier; with a ``source`` it is still to be copied from that page."""
+    """A page of the host tier; with a ``source`` its copy from that page is still due."""
 
     number: int
     key: bytes
@@ -49,11 +49,11 @@ class KeptPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
-    """A scheduler after step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
+    """A scheduler after step ``stats.step``; ``now`` is in seconds. Rows and pages outside the tree are free.
 
     ``window`` pairs each page of the tree that has a window page with that page, in the order of eviction. ``grammars``
     are the kept grammars with their ids, and whether each is compiled; later grammars get ids above ``last_grammar``.
-    ``host`` are the pages of the second tier. ``weights`` is ``Books.weights``, ``transfers`` the number of transfers
+    ``host`` are the pages of the host tier. ``weights`` is ``Books.weights``, ``transfers`` the number of transfers
     begun, and ``seconds_per_token``, ``decode_seconds`` and ``decode_tokens`` the measurements of ``GapBound``.
     """
 

@@ -15,7 +15,7 @@ from engine.core.errors import ConfigError
 from lockstep.broken_rules import broken_rule, did_you_mean
 
 EMBEDDED_MODEL = "embedded"
-# The embedded model with window layers.
+# The name of the embedded model with window layers.
 EMBEDDED_WINDOW_MODEL = "embedded-window"
 # LoRAs of the embedded model, each as 'embedded-lora:SEED'.
 EMBEDDED_LORA = "embedded-lora"
@@ -24,7 +24,7 @@ CHUNKING_OFF = -1
 DEFAULT_MAX_LORAS = 8
 MAX_STAGES = 64
 MAX_LORA_NAME_CHARS = 256
-# OpenVINO's paged attention keeps KV in blocks of this size on a CPU; one of our pages is a whole number of blocks.
+# The block size of OpenVINO's paged attention on a CPU, in tokens; one of our pages is a whole number of blocks.
 OPENVINO_BLOCK_TOKENS = 32
 
 
@@ -36,11 +36,11 @@ class EngineConfig(BaseModel):
     model: str = Field(
         EMBEDDED_MODEL,
         min_length=1,
-        description="'embedded' (or 'embedded:SEED' for other weights of it), 'embedded-window' (the same with window "
+        description="'embedded' (or 'embedded:SEED' for other weights), 'embedded-window' (with sliding-window "
         "layers), a folder with a transformers checkpoint, or a hub name",
     )
     trust_remote_code: bool = Field(
-        False, description="run Python code that comes with a checkpoint (auto_map); only if you have read it"
+        False, description="run the checkpoint's own Python code (auto_map); only if you have read it"
     )
     device: str = Field(
         "auto",
@@ -49,53 +49,56 @@ class EngineConfig(BaseModel):
         examples=["auto", "cpu", "cuda", "cuda:1"],
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="weights and KV; 'auto' takes the checkpoint's own"
+        "auto", description="data type of weights and KV; 'auto': the checkpoint's"
     )
     backend: Literal["auto", "torch", "openvino"] = Field(
         "auto",
-        description="library that computes the model; 'openvino' is for CPUs, with pages of 32 tokens or a multiple; "
-        "'auto' takes it where it is installed and knows the model, but never for the embedded one",
+        description="library that computes the model; 'openvino' runs on CPUs and needs a page_size that is a "
+        "multiple of 32; 'auto' uses it where it is installed and supports the model, but never for "
+        "the embedded model",
     )
     weights: Literal["auto", "int8"] = Field(
         "auto",
-        description="'int8' rounds matrices to 8 bits, with a scale for each row; needs backend='openvino'",
+        description="'int8' quantizes matrices to 8 bits, with a scale per row; needs backend='openvino'",
     )
     kv_cache_dtype: Literal["auto", "u8"] = Field(
         "auto",
-        description="'u8' rounds keys and values to 8 bits, with scales and offsets; needs backend='openvino'",
+        description="'u8' quantizes keys and values to 8 bits, with scales and offsets; needs backend='openvino'",
     )
     threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="threads of each stage on a CPU; unset: for one stage all cores that a model of its size has work "
-        "for, several stages share the cores",
+        description="CPU threads per stage; unset: one stage takes as many cores as a model of its size can use, "
+        "several stages share the cores",
     )
     attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
         "auto",
-        description="'varlen': one kernel call per layer over the page tables (CUDA, 16 bits); 'sdpa': keys are "
-        "gathered first; 'auto': varlen where the device and the model can, else sdpa",
+        description="'varlen': one kernel call per layer over the page tables (CUDA, 16-bit); 'sdpa': gathers keys "
+        "and values first; 'auto': varlen where device and model support it, else sdpa",
     )
     cuda_graphs: Literal["off", "auto", "on"] = Field(
         "off",
-        description="record decode batches as CUDA graphs at the start; 'auto': where the device and the model can, "
-        "'on': refuse to start where they cannot; off by default until measured on a GPU",
+        description="capture decode batches as CUDA graphs at startup; 'auto': where device and model support it, "
+        "'on': refuse to start where they do not; off by default until measured on a GPU",
     )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
     )
     context_length: int | None = Field(
-        None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
+        None, ge=2, description="maximum tokens of prompt and output together; unset: the model's limit"
     )
 
-    pp_size: int = Field(1, ge=1, le=MAX_STAGES, description="pipeline stages; with more than one, each is a process")
+    pp_size: int = Field(
+        1, ge=1, le=MAX_STAGES, description="pipeline stages; with more than one, each has its own process"
+    )
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one per stage")
     async_scheduling: bool = Field(
         False,
-        description="plan a request's next token before its last one is back, which keeps a GPU busy; one stage only",
+        description="plan a request's next token before its last one arrives, which keeps a GPU busy; one stage only",
     )
     pp_max_micro_batch_size: int | None = Field(
-        None, ge=1, description="most requests in one microbatch; unset: as many as its tokens allow"
+        None, ge=1, description="maximum requests per microbatch; unset: limited by its tokens alone"
     )
     hidden_transport: Literal["auto", "socket", "gloo", "nccl"] = Field(
         "auto",
@@ -103,40 +106,44 @@ class EngineConfig(BaseModel):
     )
 
     chunked_prefill_size: int = Field(
-        512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
+        512, ge=CHUNKING_OFF, description="maximum prompt tokens per prefill microbatch; -1: prompts are never split"
     )
-    max_prefill_tokens: int = Field(16_384, ge=1, description="most tokens in one prefill microbatch, chunked or not")
+    max_prefill_tokens: int = Field(16_384, ge=1, description="maximum tokens per prefill microbatch, chunked or not")
     dynamic_chunking: bool = Field(
         False,
-        description="make the chunks of a prompt smaller as its prefix grows, to keep stages balanced",
+        description="shrink the chunks of a prompt as its prefix grows, to keep stages balanced",
     )
     chunk_parity_tokens: int = Field(
         16_384,
         ge=1,
-        description="prefix length at which attention costs as much as everything else, for dynamic_chunking",
+        description="prefix length in tokens at which attention costs as much as everything else, for dynamic_chunking",
     )
     mixed_chunk: bool = Field(
         False,
-        description="decode beside prompts: decodes first, prompts get the rest of the budget",
+        description="put decodes and prompts into one microbatch: decodes first, prompts get the rest of the budget",
     )
     max_gap_ms: int | None = Field(
         None,
         ge=1,
         le=3_600_000,
-        description="about how long a running request may wait for its next token because of others' prompts, in "
-        "milliseconds: fewer prompt tokens go beside decodes, by what earlier steps took; needs mixed_chunk; unset: "
-        "max_gap_steps bounds them",
+        description="target in milliseconds for the gap between tokens of a running request while other prompts "
+        "are computed: measured step times limit the prompt tokens beside decodes; needs mixed_chunk; "
+        "unset: max_gap_steps limits them",
     )
     max_gap_steps: int | None = Field(
         None,
         ge=1,
         le=1000,
-        description="the same bound, as so many times the duration of a step of the decodes alone, but always a "
-        "quarter of a chunk; max_gap_ms takes its place; without mixed_chunk it has no effect; unset: "
-        "chunked_prefill_size alone bounds them",
+        description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
+        "least a quarter of a chunk; max_gap_ms replaces it; no effect without mixed_chunk; unset: "
+        "chunked_prefill_size alone limits them",
     )
-    max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
-    max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
+    max_running_requests: int = Field(
+        64, ge=1, le=65_536, description="maximum requests that own memory at once (rows)"
+    )
+    max_queued_requests: int = Field(
+        1024, ge=1, description="maximum waiting requests; further ones are refused with 429"
+    )
     waiting_timeout_s: float | None = Field(
         None,
         gt=0,
@@ -151,73 +158,72 @@ class EngineConfig(BaseModel):
         False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
     )
     max_cached_grammars: int = Field(
-        64, ge=0, le=65_536, description="compiled grammars to keep while no request uses them"
+        64, ge=0, le=65_536, description="maximum compiled grammars to keep while no request uses them"
     )
 
-    page_size: int = Field(16, ge=1, le=1024, description="tokens per KV page; unset: 32 where OpenVINO computes")
+    page_size: int = Field(16, ge=1, le=1024, description="tokens per KV page; unset: 32 with OpenVINO")
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
     )
     max_window_tokens: int | None = Field(
         None,
         ge=1,
-        description="KV capacity of sliding-window layers in tokens, rounded down to pages; unset: what all running "
-        "requests can use at once",
+        description="KV capacity of sliding-window layers in tokens, rounded down to pages; unset: as much as all "
+        "running requests can use at once",
     )
     host_kv_tokens: int = Field(
         0,
         ge=0,
-        description="tokens of KV, rounded down to pages, that are kept in host memory when they leave the KV cache "
-        "and copied back when they are hit; 0: none",
+        description="capacity in tokens, rounded down to pages, of host memory for KV that is evicted from the KV "
+        "cache; a hit copies it back; 0: none",
     )
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
-    kv_events: bool = Field(False, description="publish what enters and leaves the prefix cache, for routers")
+    kv_events: bool = Field(False, description="publish the changes of the prefix cache, for routers")
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
-        description="'prefill' computes prompts for other engines and sends them the KV, 'decode' has prompts computed "
-        "by such an engine and goes on from there, 'both' does all by itself",
+        description="'prefill' computes prompts for other engines and sends them the KV, 'decode' receives that KV "
+        "and generates from it, 'both' does everything itself",
     )
     prefill_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="seconds in which a decode engine must have the KV of a prompt; after that it computes what is "
-        "missing itself",
+        description="seconds that a decode engine waits for the KV of a prompt before it computes the missing part "
+        "itself",
     )
 
     speculative_algorithm: Literal["off", "ngram", "draft_model"] = Field(
         "off",
-        description="guess tokens and verify several in one forward; 'ngram' looks them up in the request's own prompt "
-        "and output, 'draft_model' has a smaller model guess them; the output is the same",
+        description="guess tokens and verify several in one forward pass; 'ngram' looks them up in the request's "
+        "own prompt and output, 'draft_model' has a smaller model guess them; the output stays the same",
     )
     speculative_draft_model: str = Field(
         "",
-        description="the smaller model that guesses, given like model; same vocabulary, no window layers",
+        description="the draft model, given like model; needs the same vocabulary and no window layers",
     )
     speculative_num_draft_tokens: int = Field(
-        4, ge=1, le=64, description="most guessed tokens that one forward verifies"
+        4, ge=1, le=64, description="maximum guessed tokens that one forward pass verifies"
     )
     speculative_ngram_max: int = Field(
-        4, ge=1, le=64, description="most trailing tokens that must have occurred before for a guess"
+        4, ge=1, le=64, description="longest suffix, in tokens, that is looked up for a guess"
     )
     speculative_ngram_min: int = Field(
         2,
         ge=1,
         le=64,
-        description="fewest trailing tokens that must have occurred before for a guess; twice as many until guesses "
-        "hold",
+        description="shortest suffix, in tokens, that is looked up for a guess; doubled until guesses hold",
     )
 
     lora: str = Field(
         "",
-        description="LoRA adapters that requests may ask for, each as NAME=PATH of a folder in peft's format, "
+        description="LoRA adapters that requests may select, each as NAME=PATH of a folder in peft's format, "
         "separated by commas; the flag can be repeated",
     )
     max_loras: int | None = Field(
-        None, ge=1, description="LoRAs that the stages hold at once; unset: 8 if lora is given, else none"
+        None, ge=1, description="maximum LoRAs that the stages hold at once; unset: 8 if lora is given, else none"
     )
-    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of a LoRA; larger ones are refused")
+    max_lora_rank: int = Field(64, ge=1, le=4096, description="maximum rank of a LoRA; higher ranks are refused")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -228,7 +234,7 @@ class EngineConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _page_of_the_backend(cls, values: Any) -> Any:
-        """Make a page one OpenVINO block where OpenVINO is asked for and no page size is."""
+        """Default a page to one OpenVINO block if the backend is OpenVINO and no page size is given."""
         if isinstance(values, dict) and values.get("backend") == "openvino" and "page_size" not in values:
             return {**values, "page_size": OPENVINO_BLOCK_TOKENS}
         return values
@@ -263,12 +269,12 @@ class EngineConfig(BaseModel):
 
     @property
     def max_gap_s(self) -> float | None:
-        """``max_gap_ms`` in seconds; None for no bound, and where prompts never join decodes or are never split."""
+        """``max_gap_ms`` in seconds; None without a bound, or if prompts never join decodes or are never split."""
         return None if self.max_gap_ms is None or not self._may_bound_gaps else self.max_gap_ms / 1000
 
     @property
     def gap_steps(self) -> int | None:
-        """``max_gap_steps``; None where ``max_gap_ms`` takes its place or where no gap can be bounded."""
+        """``max_gap_steps``; None if ``max_gap_ms`` replaces it or no gap can be bounded."""
         return self.max_gap_steps if self.max_gap_ms is None and self._may_bound_gaps else None
 
     def _check_memory(self) -> None:
@@ -283,11 +289,13 @@ class EngineConfig(BaseModel):
                 f"got {self.host_kv_tokens}; raise it or leave it out"
             )
         if self.kv_events and not self.radix_cache:
-            raise ValueError("kv_events needs radix_cache, which they tell of; switch it on or leave kv_events out")
+            raise ValueError(
+                "kv_events needs radix_cache, whose changes they report; switch it on or leave kv_events out"
+            )
         if self.host_kv_tokens and not self.radix_cache:
             raise ValueError(
-                f"host_kv_tokens needs radix_cache, which finds what is kept, got {self.host_kv_tokens} without it; "
-                "switch it on or leave host_kv_tokens out"
+                f"host_kv_tokens needs radix_cache, which finds the pages on the host, got {self.host_kv_tokens} "
+                "without it; switch it on or leave host_kv_tokens out"
             )
 
     def _check_scheduling(self) -> None:
@@ -308,7 +316,7 @@ class EngineConfig(BaseModel):
             )
         if self.async_scheduling and self.speculative_algorithm != "off":
             raise ValueError(
-                "async_scheduling must be off with speculation, which guesses after a token that is known, got "
+                "async_scheduling must be off with speculation, whose guesses need the newest token, got "
                 f"speculative_algorithm={self.speculative_algorithm!r}; leave one of them out"
             )
         if self.speculative_ngram_min > self.speculative_ngram_max:
@@ -324,13 +332,13 @@ class EngineConfig(BaseModel):
             )
         if self.role != "both" and self.speculative_algorithm == "draft_model":
             raise ValueError(
-                f"role={self.role!r} needs speculative_algorithm 'off' or 'ngram', got 'draft_model', whose own KV of "
-                "a prompt is not sent; leave the draft model out"
+                f"role={self.role!r} needs speculative_algorithm 'off' or 'ngram', got 'draft_model', whose KV is "
+                "not sent; leave the draft model out"
             )
         if self.role == "decode" and self.host_kv_tokens:
             raise ValueError(
-                f"role='decode' needs host_kv_tokens=0, got {self.host_kv_tokens}: what is received must not overwrite "
-                "a page that is still to be copied to the host; leave it out"
+                f"role='decode' needs host_kv_tokens=0, got {self.host_kv_tokens}: received KV must not overwrite a "
+                "page whose copy to the host is due; leave it out"
             )
         loras_of(self.lora)
         if self.kv_cache_dtype == "u8" and self.backend != "openvino":
@@ -368,11 +376,11 @@ class EngineConfig(BaseModel):
 
     @property
     def depth(self) -> int:
-        """Return the most microbatches in flight. Planning ahead needs a second one."""
+        """Return the maximum number of microbatches in flight. Planning ahead needs a second one."""
         return self.pp_size + max(self.pp_async_depth, self.async_scheduling)
 
 
-# Settings of SGLang and vLLM whose nearest name here has another meaning.
+# Remedies for settings of SGLang and vLLM that have no equal here, or a name that means something else.
 ELSEWHERE: Final = {
     "tp_size": "the model is not split by tensors here; pp_size splits it by layers",
     "tensor_parallel_size": "the model is not split by tensors here; pp_size splits it by layers",
@@ -393,17 +401,17 @@ ELSEWHERE: Final = {
     "max_num_seqs": "max_running_requests bounds the requests that run",
     "max_num_batched_tokens": "max_prefill_tokens bounds the prompt tokens of a microbatch",
     "block_size": "page_size is the tokens of a KV page",
-    "quantization": "how a checkpoint is quantized is read from its config.json",
+    "quantization": "the quantization is read from the checkpoint's config.json",
     "load_format": "weights are read as safetensors",
-    "kv_events_config": "set kv_events, and kv_events_endpoint to where they are published",
-    "swap_space": "host_kv_tokens bounds the KV that is kept in host memory, in tokens",
-    "max_log_len": "log_requests says whether requests are logged",
+    "kv_events_config": "set kv_events, and kv_events_endpoint for the address",
+    "swap_space": "host_kv_tokens bounds the KV in host memory, in tokens",
+    "max_log_len": "log_requests switches the log of requests",
     "enable_auto_tool_choice": "tools are on where tool_call_parser is not 'none'",
-    "chat_template": "a chat is written with the template in the checkpoint's folder; change it there",
+    "chat_template": "chats use the template in the checkpoint's folder; change it there",
     "compilation_config": "cuda_graphs says whether decodes are recorded as CUDA graphs",
     "dist_init_addr": "stages of other machines come with placement='join' and `engine stage --join`",
     "distributed_executor_backend": "placement says where stages run: 'local', 'join' or 'ray'",
-    "download_dir": "checkpoints are kept where the variable HF_HOME says",
+    "download_dir": "the environment variable HF_HOME names the folder of checkpoints",
     "enable_torch_compile": "cuda_graphs says whether decodes are recorded as CUDA graphs",
     "ep_size": "the model is not split by experts here; pp_size splits it by layers",
     "grammar_backend": "grammars are llguidance's; leave it out",
@@ -412,7 +420,7 @@ ELSEWHERE: Final = {
     "nnodes": "stages of other machines come with placement='join' and `engine stage --join`",
     "node_rank": "stages of other machines come with placement='join' and `engine stage --join`",
     "revision": "fetch the revision yourself, and name its folder as the model",
-    "schedule_conservativeness": "what no longer fits is retracted; max_running_requests bounds what runs",
+    "schedule_conservativeness": "requests that no longer fit are retracted; max_running_requests bounds their number",
     "speculative_config": "set speculative_algorithm and speculative_num_draft_tokens",
     "ssl_certfile": "TLS is for a proxy in front of the server",
     "ssl_keyfile": "TLS is for a proxy in front of the server",
@@ -421,28 +429,28 @@ ELSEWHERE: Final = {
     "watchdog_timeout": "step_timeout_s bounds the wait for a microbatch",
     "cpu_offload_gb": "weights stay on the device; pp_size splits them over several",
     "allowed_origins": "cors_origins lists the origins, separated by commas",
-    "chat_template_content_format": "a message is given to the template as it comes; leave it out",
+    "chat_template_content_format": "the template gets every message unchanged; leave it out",
     "default_chat_template_kwargs": "send chat_template_kwargs with each request",
-    "disaggregation_mode": "one engine computes prompts and decodes; leave it out",
+    "disaggregation_mode": "set role to 'prefill', 'decode' or 'both'",
     "enable_expert_parallel": "the model is not split by experts here; pp_size splits it by layers",
     "hf_overrides": "change config.json in the model's folder",
     "json_model_override_args": "change config.json in the model's folder",
-    "kv_transfer_config": "one engine computes prompts and decodes; leave it out",
-    "limit_mm_per_prompt": "requests are text alone; leave it out",
+    "kv_transfer_config": "set role, and prefill_engines for a decode engine",
+    "limit_mm_per_prompt": "requests are text only; leave it out",
     "log_level_http": "log_level is the least severe log line shown",
     "max_cpu_loras": "max_loras bounds the LoRAs that the stages hold at once",
     "model_impl": "transformers, torch and OpenVINO compute the model; backend chooses",
     "override_generation_config": "send the values with each request",
-    "response_role": "an answer is the assistant's; leave it out",
-    "root_path": "a proxy in front takes the path away",
+    "response_role": "every reply has the role 'assistant'; leave it out",
+    "root_path": "strip the path in a proxy in front of the server",
     "rope_scaling": "change config.json in the model's folder",
-    "runner": "what a model is for is read from its folder",
+    "runner": "the task is read from the model's folder",
     "structured_outputs_config": "grammars are llguidance's; leave it out",
-    "task": "what a model is for is read from its folder",
+    "task": "the task is read from the model's folder",
     "tokenizer_mode": "the tokenizer is the one in the model's folder",
-    "tool_parser_plugin": "tool_call_parser names one of those that are there",
+    "tool_parser_plugin": "tool_call_parser names a built-in parser",
     "uvicorn_log_level": "log_level is the least severe log line shown",
-    "uds": "a proxy in front listens on a socket",
+    "uds": "listen on a Unix socket in a proxy in front of the server",
 }
 
 
@@ -466,7 +474,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
 
 
 def why_not_openvino_settings(config: EngineConfig) -> str | None:
-    """Return the error for a setting that OpenVINO supports for no model, or None."""
+    """Return the error for a setting that OpenVINO supports with no model, or None."""
     if config.device not in ("auto", "cpu"):
         return f"device must be 'cpu' for OpenVINO, got {config.device!r}; set it"
     if config.page_size % OPENVINO_BLOCK_TOKENS:
@@ -503,14 +511,14 @@ def loras_of(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def require_lora_names(lora: str, model_name: str) -> None:
-    """Raise ConfigError for a LoRA of the start that has the served model's name: no request could ask for it."""
+    """Raise ConfigError for a configured LoRA that has the served model's name: no request could select it."""
     for name, _ in loras_of(lora):
         if name == model_name:
             raise ConfigError(f"lora must give LoRAs other names than the served model's, got {name!r}; rename it")
 
 
 def embedded_seed(model: str, seed: int) -> int | None:
-    """The seed of the embedded weights that ``model`` names, ``seed`` if it names none; None for any other model."""
+    """Return the seed of the embedded weights that ``model`` names, by default ``seed``; None for any other model."""
     name, colon, own = model.partition(":")
     if name not in (EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL):
         return None
@@ -520,12 +528,12 @@ def embedded_seed(model: str, seed: int) -> int | None:
 
 
 def embedded_lora_seed(path: str) -> int | None:
-    """The seed of the LoRA of the embedded model that ``path`` names; None for any other path."""
+    """Return the seed of the embedded model's LoRA that ``path`` names; None for any other path."""
     name, _, seed = path.partition(":")
     named = name == EMBEDDED_LORA and seed.isdecimal() and seed.isascii()
     return int(seed) if named and int(seed) < SEED_LIMIT else None
 
 
 def has_embedded_window(model: str) -> bool:
-    """True for the embedded model with window layers, of any seed."""
+    """Return whether this is the embedded model with window layers, of any seed."""
     return model.partition(":")[0] == EMBEDDED_WINDOW_MODEL

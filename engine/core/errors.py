@@ -1,7 +1,7 @@
 """The error tree of the engine: every exception that the engine raises on purpose.
 
-Each message names the thing, the rule, the value and the remedy. Wraps nothing silently: errors that stand for
-another one are raised ``from`` it.
+Each message names the thing, the rule, the value and the remedy. An error that replaces another one is raised ``from``
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from lockstep.errors import LockstepError
 
 
 class EngineError(LockstepError):
-    """Base of everything that the engine raises on purpose."""
+    """Base class of every exception that the engine raises on purpose."""
 
 
 class ConfigError(EngineError, ValueError):
@@ -18,7 +18,7 @@ class ConfigError(EngineError, ValueError):
 
 
 class CheckpointError(EngineError):
-    """A model folder lacks something or holds the wrong thing: config, tokenizer, a weight, a shape."""
+    """A model folder has a missing or wrong part: config, tokenizer, a weight, a shape."""
 
 
 class StartupError(EngineError):
@@ -32,7 +32,7 @@ class PlacementError(StartupError):
 class ProcessDiedError(EngineError):
     """A process of the engine died. ``process`` is its name, ``cause`` its traceback or its signal.
 
-    ``node`` is the name of its machine, empty where that is the server's.
+    ``node`` is the name of its machine, empty for the server's own.
     """
 
     def __init__(self, process: str, cause: str, node: str = "") -> None:
@@ -43,7 +43,7 @@ class ProcessDiedError(EngineError):
 
 
 def death_words(process: str, cause: str, node: str = "") -> str:
-    """Describe a death in one sentence: the process, the cause, and the machine if it is not the server's."""
+    """Describe a death in one line: the process, the cause, and the machine if it is not the server's."""
     return f"the {process} process died: {f'on {node}: ' if node else ''}{cause}"
 
 
@@ -56,8 +56,8 @@ class StepFailedError(EngineError):
 
 
 class DeviceLostError(EngineError):
-    """The device of a stage takes no more work. Ends the stage: every later microbatch would fail."""
+    """The device of a stage accepts no more work. Ends the stage: every later microbatch would fail."""
 
 
 class IntegrityError(EngineError, AssertionError):
-    """The scheduler's own books do not balance. Never caught by the engine: continuing would serve wrong tokens."""
+    """The scheduler's own books do not balance. The engine never catches it: continuing would serve wrong tokens."""

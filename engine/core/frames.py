@@ -1,6 +1,6 @@
-"""Decoding of frames from other processes: a value of the declared type, or a BadFrameError and nothing else.
+"""Decodes a frame from another process to its declared type, or raises BadFrameError and nothing else.
 
-Owns the errors of decoding; knows no message. Everything that other processes send is decoded here.
+Everything that other processes send is decoded here. Knows no message type.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def json_decoder_of(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any
 
 
 def _checked(decode: Callable[[bytes | bytearray | memoryview], Any]) -> Callable[[Any], Any]:
-    """Make ``decode`` raise BadFrameError alone: for invalid UTF-8 and deep nesting the library raises other errors."""
+    """Make ``decode`` raise only BadFrameError: the library has other errors for invalid UTF-8 and deep nesting."""
 
     def decode_frame(data: bytes | bytearray | memoryview) -> Any:
         try:
             return decode(data)
-        except Exception as exc:  # besides the library's own errors, those of a type's checks
+        except Exception as exc:  # the library's errors, and whatever a type's own checks raise
             raise BadFrameError(f"{type(exc).__name__}: {exc}") from exc
 
     return decode_frame
 
 
 class Frames:
-    """Cuts a stream of bytes into frames. ``name`` is the word for a frame in errors, ``most_bytes`` its size limit."""
+    """Cuts a stream of bytes into frames. Errors call a frame ``name``; ``most_bytes`` is its size limit."""
 
     def __init__(self, name: str, most_bytes: int) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Frames:
         self._bytes += data
 
     def next(self) -> bytes | None:
-        """Return the next complete frame; None until more bytes arrive. Raises BadFrameError for one too long."""
+        """Return the next complete frame; None until more bytes arrive. Raises BadFrameError for an oversized one."""
         if len(self._bytes) < LENGTH_BYTES:
             return None
         length = int.from_bytes(self._bytes[:LENGTH_BYTES], "little")

@@ -1,7 +1,7 @@
 """Limits: a model and a configuration as plain numbers, for the scheduler and the front end.
 
 ``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that every
-'auto' is resolved once, here. Also has the one rule for requests that can never fit.
+'auto' is resolved once, here. The only rule for requests that can never fit is here too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from engine.core.errors import ConfigError
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a checkpoint. ``vocab_size`` bounds token ids.
 
-    ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
-    bytes one is for the window layers, and ``kv_bytes_per_token`` for all other layers: 0 when there are none.
-    ``draft_kv_bytes_per_token`` is a draft model's part of these. ``embedding_size`` is the length of the vectors of an
-    embedding model, 0 for a model that generates text; without ``shares_prefixes`` every prompt is computed whole.
+    ``window_tokens`` is the number of tokens that its window layers see, 0 without such layers.
+    ``window_kv_bytes_per_token`` is for the window layers and ``kv_bytes_per_token`` for all others, 0 without any;
+    ``draft_kv_bytes_per_token`` is a draft model's share of these. ``embedding_size`` is the length of the vectors of
+    an embedding model, 0 for a model that generates text; without ``shares_prefixes`` every prompt is computed whole.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     shares_prefixes: bool = True
 
     def with_draft(self, draft: ModelFacts) -> ModelFacts:
-        """Add the KV of a draft model to the model's own. Raises ConfigError for a draft model that does not fit it."""
+        """Add the KV of a draft model to the model's own. Raises ConfigError for a draft model that does not fit."""
         if draft.vocab_size != self.vocab_size or draft.window_tokens:
             raise ConfigError(
                 f"speculative_draft_model must have the vocabulary of {self.name!r}, {self.vocab_size} tokens, and no "
@@ -69,7 +69,7 @@ EMBEDDED_FACTS = ModelFacts(
     eos_token_ids=(257,),
 )
 
-# The same with a window of 64 tokens in every other layer, the first included.
+# The same model with a window of 64 tokens in every other layer, the first included.
 EMBEDDED_WINDOW_FACTS = msgspec.structs.replace(
     EMBEDDED_FACTS,
     name=EMBEDDED_WINDOW_MODEL,
@@ -83,8 +83,8 @@ def embedded_facts(model: str) -> ModelFacts:
     return EMBEDDED_WINDOW_FACTS if has_embedded_window(model) else EMBEDDED_FACTS
 
 
-# KV capacity of the embedded model when the configuration does not say, in tokens: the same in every tier and on every
-# machine, so that a script meets the same pool everywhere.
+# Default KV capacity of the embedded model, in tokens: the same in every tier and on every machine, so that a script
+# meets the same pool everywhere.
 EMBEDDED_TOTAL_TOKENS = 16_384
 
 
@@ -93,11 +93,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
     ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
-    are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
-    ``waiting_timeout_s`` and ``max_gap_s`` are in seconds, ``max_gap_steps`` in steps of decodes, None for no limit; at
-    most one of the two gaps is set. ``embedding_size`` is 0 where text is
-    generated. With ``prefills`` the engine computes prompts for decode engines; a decode engine ``receives`` them, and
-    waits up to ``prefill_timeout_s``.
+    are the configured LoRAs, by name and path; ``max_loras`` is 0 for an engine without LoRAs. ``waiting_timeout_s``
+    and ``max_gap_s`` are in seconds, ``max_gap_steps`` in steps of decodes, None for no limit; at most one of the two
+    gaps is set. ``embedding_size`` is 0 for a model that generates text. With ``prefills`` the engine computes prompts
+    for decode engines; a decode engine ``receives`` them, and waits up to ``prefill_timeout_s``.
     """
 
     pp_size: int
@@ -144,7 +143,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
         """Resolve a configuration against a model.
 
-        ``total_tokens`` is the KV capacity measured on the device, used where the configuration does not say. Raises
+        ``total_tokens`` is the KV capacity measured on the device, for a configuration that sets none. Raises
         ConfigError when the model cannot do what the configuration asks.
         """
         _require_possible(config, facts)
@@ -185,27 +184,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decode_budget_tokens(self) -> int:
-        """Most tokens in one decode microbatch: one of each row, and its drafts."""
+        """Maximum tokens in a decode microbatch: one for each row, and its drafts."""
         return self.rows * (1 + self.draft_tokens)
 
     @property
     def draft_scratch_pages(self) -> int:
-        """Pages that no plan names: a draft model keeps there the KV of guesses beyond a request's own pages."""
+        """Pages outside every plan, for a draft model's KV of guesses beyond a request's own pages."""
         return min(self.rows, self.most_requests) * self.pages_for(self.draft_tokens) if self.has_draft_model else 0
 
     @property
     def most_requests(self) -> int:
-        """The most requests in a microbatch; without a bound a number above the rows, which never limits."""
+        """The maximum number of requests in a microbatch; without a bound, a number above the rows."""
         return self.rows + 1 if self.microbatch_requests is None else self.microbatch_requests
 
     @property
     def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which any request may end by itself."""
+        """The engine's time limits for any request, in seconds."""
         return () if self.waiting_timeout_s is None else (self.waiting_timeout_s,)
 
     @property
     def most_window_pages(self) -> int:
-        """Window pages that all rows can use at once: a window each, and what is in flight."""
+        """Window pages that all rows can use at once: a window each, and the tokens in flight."""
         ahead = self.draft_tokens or self.async_scheduling
         drafts = self._span(ahead) if ahead else 0
         return self.rows * (self._span(self.window_tokens) + drafts) + self.depth * self._span(
@@ -214,24 +213,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_window_pages(self) -> int:
-        """Window pages that one request uses at most when it is prefilled one microbatch at a time."""
+        """Maximum window pages of one request that is prefilled one microbatch at a time."""
         at_once = max(min(self.prefill_budget_tokens, self.context_length), 1 + self.draft_tokens)
         return self._span(self.window_tokens - 1 + at_once)
 
     def _span(self, tokens: int) -> int:
-        """Pages that this many neighbouring tokens lie in at most."""
+        """Maximum pages that this many consecutive tokens touch."""
         return (tokens + self.page_size - 2) // self.page_size + 1
 
     def _with_window_pages(self, config: EngineConfig, facts: ModelFacts) -> Limits:
-        """Set the window pool's size as configured, else the largest useful one; a page has at most one window page."""
+        """Set the window pool to its configured size, else to the largest useful one; a page has at most one window
+        page.
+        """
         least, most = self.row_window_pages, self.most_window_pages
         wanted = most if config.max_window_tokens is None else config.max_window_tokens // self.page_size
         pages = min(wanted, most, self.total_pages)
         if pages < min(least, self.total_pages):
             raise ConfigError(
-                f"max_window_tokens must be >= {least * self.page_size}, what one request of model {facts.name!r} can "
-                f"use at once (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} tokens in "
-                f"flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
+                f"max_window_tokens must be >= {least * self.page_size}, which one request of model {facts.name!r} "
+                f"can use at once (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} tokens "
+                f"in flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
                 "chunked_prefill_size or leave it unset"
             )
         return msgspec.structs.replace(self, window_pages=pages)
@@ -243,8 +244,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return why a request can never run here, with the numbers; None if it can.
 
         The front end calls it before queueing and the scheduler at admission, so both refuse alike. Output is clamped
-        to the context; the KV of the very last token is never written. The window pool refuses no request: it holds all
-        that one request can use at once.
+        to the context; the KV of the very last token is never written. The window pool never refuses a request: it is
+        large enough for any single one.
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"
@@ -261,7 +262,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
                 "chunked prefill is off; shorten the prompt or switch chunking on"
             )
-        # The KV of the whole prompt is written even for no new token.
+        # The KV of the whole prompt is written even without a new token.
         total = max(prompt_tokens, min(prompt_tokens + max_new_tokens, self.context_length) - 1)
         if self.pages_for(total) > self.total_pages:
             return (

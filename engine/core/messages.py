@@ -17,8 +17,8 @@ from engine.core.errors import death_words
 from engine.core.frames import decoder_of
 from engine.core.stats import EngineStats
 
-# The numbers that a frame may hold. Decoding refuses others, before arithmetic overflows.
-# Recordings with redacted text have 63-bit fingerprints for tokens.
+# The range of numbers in a frame. Decoding refuses others, before arithmetic overflows. Recordings with redacted text
+# have 63-bit fingerprints as tokens.
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**63 - 1)]
@@ -30,7 +30,7 @@ class FinishReason(StrEnum):
     """Why a request ended.
 
     Clients see ``error``, ``invalid`` and ``unavailable`` as errors: ``error`` is the engine's failure, ``invalid`` the
-    request's fault, found while it was computed, and ``unavailable`` a file that the server cannot read any more.
+    request's fault, found while it was computed, and ``unavailable`` a file that the server can no longer read.
     """
 
     LENGTH = "length"
@@ -44,7 +44,7 @@ class FinishReason(StrEnum):
 
 # Constants: every step looks some up, and a lookup on the class takes four to ten times as long.
 LENGTH, STOP, ABORT, ERROR, TIMEOUT, INVALID, UNAVAILABLE = FinishReason
-# Ends that a client sees as errors, even after tokens.
+# Finish reasons that a client sees as errors, even after tokens.
 FAILURES: Final = frozenset({ERROR, INVALID, UNAVAILABLE})
 
 
@@ -76,7 +76,7 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """The language that a request's whole output must belong to, written as ``text`` in the syntax of its kind."""
+    """The language of a request's whole output, written as ``text`` in the syntax of its kind."""
 
     kind: GrammarKind
     text: str
@@ -125,9 +125,9 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1.
 
-    Prompt tokens behind position ``prompt_logprobs_from`` get a logprob, given the tokens before them; -1 asks for
-    none. With ``max_new_tokens=0`` the prompt is only computed and cached. The request ends ``timeout_s`` seconds after
-    it entered the queue, or ``waiting_timeout_s`` seconds after if it has not started by then.
+    Prompt tokens after position ``prompt_logprobs_from`` get a logprob, given the tokens before them; -1 requests none.
+    With ``max_new_tokens=0`` the prompt is only computed and cached. The request ends ``timeout_s`` seconds after it
+    entered the queue, or ``waiting_timeout_s`` seconds after if it has not started by then.
     """
 
     rid: str
@@ -140,15 +140,15 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_top_logprobs_num: _Count = 0
     timeout_s: _TimeLimit | None = None
     waiting_timeout_s: _TimeLimit | None = None
-    # The name of the LoRA; None: the model without one.
+    # The name of the LoRA; None for the model itself.
     lora: str | None = None
     # Requests share a prefix only under the same salt; None is a salt too.
     cache_salt: str | None = None
-    # The prefill engine that computes the prompt; None: this engine.
+    # The prefill engine that computes the prompt; None for this engine.
     prefill_at: str | None = None
-    # Where to send the KV of a prompt of full pages without a new token.
+    # Where to send the KV of a prompt of full pages; such a request generates no token.
     deliver: Delivery | None = None
-    # The number of choices of one answer, which enter the queue together or not at all, and the first choice's rid.
+    # The number of choices of one answer, which enter the queue together or not at all, and the rid of the first.
     choices: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
     first_choice: str | None = None
 
@@ -171,7 +171,7 @@ class AbortAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """An administrative call, which a ``CallAnswer`` answers. ``words`` name it there."""
+    """An administrative call, which a ``CallAnswer`` answers under the name ``words``."""
 
     words: ClassVar[str]
 
@@ -214,8 +214,8 @@ class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Sleep(Call, frozen=True, kw_only=True, tag=True):
     """Free weights and KV on every stage, as soon as nothing is in flight.
 
-    Live requests are retracted or ended, as at a pause; none keeps its KV, so ``in_place`` is not served. The stages
-    wake with their old weights at ``level`` 1, and with the weights of an update during the sleep at 2.
+    Live requests are retracted or ended, as at a pause; none keeps its KV, so ``in_place`` is not supported. At
+    ``level`` 1 the stages wake with their old weights, at 2 with the weights of an update during the sleep.
     """
 
     words: ClassVar[str] = "sleep"
@@ -257,7 +257,7 @@ class LoadLora(Call, frozen=True, kw_only=True, tag=True):
 class UnloadLora(Call, frozen=True, kw_only=True, tag=True):
     """Drop a LoRA on every stage, if no request uses it.
 
-    With ``timeout_s`` the LoRA takes no new request, and the call waits that long for the running ones.
+    With ``timeout_s`` the LoRA accepts no new request, and the call waits that long for the running ones.
     """
 
     words: ClassVar[str] = "LoRA unload"
@@ -267,7 +267,7 @@ class UnloadLora(Call, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Report that a prefill engine ended the transfer of a ``PrefillWanted``: this engine computes the rest."""
+    """Report that a prefill engine ended the transfer of a ``PrefillWanted`` early: this engine computes the rest."""
 
     transfer: _Count
     error: str
@@ -350,7 +350,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The loss of the pipeline by the death of a stage: nothing in flight will complete.
+    """Loss of the pipeline: a stage died, and nothing in flight will complete.
 
     ``node`` is the machine of the process, empty for the scheduler's.
     """
@@ -364,7 +364,7 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The compilation of a grammar on the last stage; with ``error`` it failed.
+    """The end of a grammar's compilation on the last stage; with ``error`` it failed.
 
     ``reason`` is then the finish reason of the requests that wait for it.
     """
@@ -375,14 +375,16 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PagesReceived(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The end of a ``ReceivePages``: its first ``pages`` arrived on every stage, and no further page is written."""
+    """The end of a ``ReceivePages``: its first ``pages`` have arrived on every stage, and no other page will be
+    written.
+    """
 
     transfer: _Count
     pages: _Count
 
 
 class PagesSent(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The end of a ``SendPages``: no stage reads its pages any more. With ``error`` not all of them were sent."""
+    """The end of a ``SendPages``: no stage reads its pages any longer. With ``error`` not all of them were sent."""
 
     transfer: _Count
     error: str | None = None
@@ -396,11 +398,11 @@ class LoraRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
 
 
 TransferEvent = PagesReceived | PagesSent
-# The answer of the stages to an order that they carry out beside the computation.
+# The stages' answer to an order that they carry out beside the computation.
 OrderAnswer = GrammarReady | LoraRead | TransferEvent
 PipelineEvent = Completion | PipelineFailed | OrderAnswer
 
-# ---- operator events: from the holder of the gate, never from a socket ----
+# ---- operator events: from the code that holds the gate, never from a socket ----
 
 
 class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -420,7 +422,7 @@ class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Evict this many unlocked pages of the cache, least recently used first; None: all."""
+    """Evict this many unlocked pages of the cache, least recently used first; None evicts all."""
 
     pages: int | None = None
 
@@ -446,7 +448,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """New tokens of one request. With ``finish_reason`` it is the request's only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, also part of ``token_ids``. ``prompt_tokens``, ``cached_tokens`` and
-    ``completion_tokens`` are totals so far; ``cached_tokens_host`` of the cached tokens came from host memory.
+    ``completion_tokens`` are totals so far; ``cached_tokens_host`` of ``cached_tokens`` came from host memory.
     ``prompt_logprobs`` cover a part of the prompt; successive parts have no gap and no overlap.
     """
 
@@ -464,7 +466,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The terminal reply to a request that was not admitted, with the reason; no state remains."""
+    """The terminal reply to a request that was not admitted, with the reason; the scheduler keeps no state of it."""
 
     rid: str
     kind: RefusalKind
@@ -474,7 +476,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to an administrative call; ``ok=False`` means refused, for the reason in ``message``.
 
-    ``not_found``: the call names a missing target. ``fault``: the field of the call that is at fault, if any.
+    ``not_found``: the call names a missing target. ``fault`` is the field of the call that caused the refusal, if any.
     """
 
     call_id: str
@@ -501,7 +503,7 @@ class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Withdraws a ``PrefillWanted``, with ``is_late`` because it took too long."""
+    """Withdraws a ``PrefillWanted``; with ``is_late``, because it took too long."""
 
     transfer: int
     is_late: bool = False
@@ -535,7 +537,7 @@ class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False
 
 
 class CacheCleared(msgspec.Struct, frozen=True, tag=True):
-    """The drop of the whole prefix cache, host copies included."""
+    """The whole prefix cache was dropped, host copies included."""
 
 
 CacheEvent = PagesStored | PagesRemoved | CacheCleared
@@ -544,11 +546,11 @@ Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer | PrefillWanted | Prefi
 
 
 class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
-    """The timing of an ended request, sent by a tracing scheduler process outside of the steps.
+    """The timing of a finished request, sent by a tracing scheduler process outside the steps.
 
-    Times are step times, in seconds of the machine's monotonic clock. ``first_microbatch`` is the request's
-    first microbatch, ``prompt_microbatch`` gave its first token, ``microbatches`` counts them; -1 stands for none.
-    ``stages`` has the known begin and end of ``prompt_microbatch`` on each stage.
+    Times are step times, in seconds of the machine's monotonic clock. ``first_microbatch`` is the request's first
+    microbatch, ``prompt_microbatch`` the one that gave its first token, -1 for none; ``microbatches`` counts all of
+    them. ``stages`` has the known begin and end of ``prompt_microbatch`` on each stage.
     """
 
     rid: str
@@ -573,7 +575,7 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-# Decoders raise BadFrameError for other input. A frame of replies holds one step's.
+# Decoders raise BadFrameError for other input. A frame of replies holds the replies of one step.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
 # Sent by a scheduler process in addition to replies.
 Aside = RequestTrace | CacheEvent

@@ -31,7 +31,7 @@ class ForwardMode(StrEnum):
     SLEEP = "sleep"
 
 
-# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+# Constants, because looking up a member on its class takes four to ten times as long, and every step looks some up.
 PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA, SLEEP = ForwardMode
 
 
@@ -71,7 +71,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def for_guesses(self) -> SamplingSpec:
-        """The spec for its draft model: greedy, with the same biases and ``suppressed_ids``."""
+        """Return the spec for its draft model: greedy, with the same biases and ``suppressed_ids``."""
         return SamplingSpec(
             seed=0,
             logit_bias=self.logit_bias,
@@ -133,7 +133,7 @@ class SendPages(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class StopTransfer(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Neither read nor write another page of a transfer. Its answer is still to come."""
+    """The order to stop reading and writing the pages of a transfer. The transfer's own answer follows."""
 
     transfer: int
 
@@ -150,16 +150,16 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     when the row gets a new request, and holds until the next one. With ``emits`` the logits of the last token choose
     one new token, for position ``start + len(token_ids)``.
 
-    A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
-    ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
+    A model with window layers keeps their KV in a separate pool. ``window_pages`` are the pages of that pool for
+    ``pages``, written into a second table at the same places; -1 for a page that the request neither has nor reads.
 
     The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
     for the position after it. The correct guesses and the token after them are emitted, at least one.
 
-    With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
-    follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
+    With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, each of the next
+    token. ``next_id`` is the token after the segment's last one; -1 at the end of a prompt.
 
-    ``lora`` is the version of the LoRA that computes it; 0 stands for the model itself.
+    ``lora`` is the version of the LoRA that computes it; 0 is the model itself.
 
     A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it continues from the token that
     the last microbatch with this row chooses, which was launched before and is in flight.
@@ -181,12 +181,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_ahead(self) -> bool:
-        """True when it computes a token that is not known yet."""
+        """True if its token is not known yet."""
         return self.token_ids == _UNKNOWN_TOKENS
 
     @property
     def choosers(self) -> int:
-        """The number of its last tokens whose logits choose a token."""
+        """The number of trailing tokens whose logits choose a token."""
         return self.drafts + self.emits
 
     def accepted(self, chosen: Sequence[int]) -> int:
@@ -213,10 +213,10 @@ class SegmentShare(TypedDict, total=False):
 
 
 class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A change of every stage's LoRAs: take the one read from ``path`` as ``version``, then drop version ``drop``.
+    """A change of LoRAs on every stage: take the one read from ``path`` as ``version``, then drop version ``drop``.
 
-    Versions that were taken count from 1 and are never reused; 0 is none. ``name`` is for readers of the plan. With
-    ``drop`` equal to ``version`` the stages have only read and checked the LoRA.
+    Versions count from 1 and are never reused; 0 is none. ``name`` is only for readers of the plan. With ``drop`` equal
+    to ``version`` the stages have only read and checked the LoRA.
     """
 
     name: str
@@ -251,7 +251,7 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The shares of requests, none where nothing is computed."""
+        """The shares of requests; empty if nothing is computed."""
         return ()
 
     @property
@@ -265,7 +265,7 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """The number of drafts of each segment that has some."""
+        """The number of drafts of each segment with drafts."""
         return tuple([segment.drafts for segment in self.segments if segment.drafts])
 
     @property
@@ -276,7 +276,7 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 class Forward(_Microbatch, frozen=True):
     """One forward pass through all stages. In a mixed one prefill segments come before decode segments.
 
-    ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
+    ``copies`` are between the pages of a stage and its host memory; those of a failed microbatch are void.
     """
 
     mode: ForwardMode
@@ -287,7 +287,7 @@ class Forward(_Microbatch, frozen=True):
 
 
 class WeightUpdate(_Microbatch, frozen=True):
-    """New weights, from ``path``; None for the configured model's.
+    """New weights, from ``path``; None for those of the configured model.
 
     Launched when nothing is in flight: everything before it uses the old weights, everything after it the new ones.
     """
@@ -311,7 +311,7 @@ class SleepSwitch(_Microbatch, frozen=True):
 
 
 class LoraUpdate(_Microbatch, frozen=True):
-    """A change of LoRAs. It may be launched while others are in flight: none of them uses what it drops."""
+    """A change of LoRAs. It may be launched while others are in flight: none of them uses the LoRA that it drops."""
 
     change: LoraChange
 

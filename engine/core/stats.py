@@ -1,4 +1,4 @@
-"""Statistics of an engine: present sizes, and totals since its start."""
+"""Statistics of an engine: current sizes, and totals since its start."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's sizes and counters at the end of a step.
 
     ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests have
-    not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode.
-    ``waiting_for_grammar`` of the waiting requests wait for their grammar's compilation. ``grammar_hits`` are requests
+    not finished, whatever their place; ``pending_prefill_tokens`` must still be launched before all of them decode.
+    ``waiting_for_grammar`` counts the waiting requests whose grammar is not compiled yet, ``grammar_hits`` the requests
     whose grammar was known. ``sleep_level`` is 0 while the engine is awake; at 2 it needs an update before it can wake.
-    ``loras_resident`` are the LoRAs that the stages have; ``lora_loads`` counts loads, ``lora_evictions`` the LoRAs
-    that had to make room. Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. ``host_pages_cached`` of
-    its pages can be hit; pages that are neither free nor cached are being written. ``host_pages_written`` and
-    ``host_pages_loaded`` count copies. ``pages_received`` came from other engines, ``pages_sent`` went to them;
-    ``open_transfers`` are not over yet.
+    ``loras_resident`` counts the LoRAs that the stages hold, ``lora_loads`` the loads, ``lora_evictions`` the LoRAs
+    that made room for others. Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory.
+    ``host_pages_cached`` host pages can be hit; host pages that are neither free nor cached are being written.
+    ``host_pages_written`` and ``host_pages_loaded`` count copies. ``pages_received`` came from other engines,
+    ``pages_sent`` went to them; ``open_transfers`` have not ended.
     """
 
     step: int

@@ -1,6 +1,6 @@
-"""The audit of the core: read-only checks of all its books. Read it last.
+"""The audit of the core: read-only consistency checks of its state. Read it last.
 
-The core runs without them. Gates run them after a step, or while an engine in production is idle.
+The core runs without these checks. A gate runs them after a step, or in production while the engine is idle.
 """
 
 from engine.core.audit.scheduler import audit

@@ -1,4 +1,4 @@
-"""Audits a scheduler: places and memory of live requests, pools, and the checks of each feature. Changes nothing."""
+"""Audits a scheduler: live requests and their memory, the pools, and each feature's own checks. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.core.scheduler import Books, Place, Request, Scheduler
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import CHUNKED, DELIVERING, GONE, RECEIVING, RELEASING, RETRACTING, RUNNING, WAITING
 
-# Requests that have nothing in flight leave these places at once.
+# A request leaves these places as soon as it has nothing in flight.
 _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, RETRACTING, RELEASING, DELIVERING)
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Check books, memory and features against each other; the cost grows with the cache and the live requests.
+    """Check books, memory and features against each other. The cost grows with the cache and the live requests.
 
     Raises IntegrityError, which names the first mismatch.
     """
@@ -30,9 +30,9 @@ def audit(scheduler: Scheduler) -> None:
 
 
 def _check_books(books: Books, live: list[Request], ordering: Sequence[Feature]) -> None:
-    """Check that each live request is in exactly one place, and the counts of microbatches and orders in flight.
+    """Check that each live request is in exactly one place, and recount its microbatches and orders in flight.
 
-    Orders in flight belong to the features ``ordering``.
+    The features ``ordering`` are the ones that have orders in flight.
     """
     flights: dict[Request, int] = {}
     for feature in ordering:
@@ -54,23 +54,27 @@ def _check_books(books: Books, live: list[Request], ordering: Sequence[Feature])
 
 
 def _check_request(books: Books, request: Request) -> None:
-    """Check one request: it is in its place, registered while it lives, and owns only what its place allows."""
+    """Check one request: it is in its place, registered while it lives, and owns the memory that its place allows."""
     place, lease = request.place, request.lease
     ended = place is RELEASING or place is GONE
     # First, because most requests run.
     placed = books.running.get(request.rid) is request if place is RUNNING else _is_in_place(books, request)
     if not placed:
-        raise IntegrityError(f"{request} is not where it says")
+        raise IntegrityError(f"{request} is not in the place that it names")
     if (books.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
-        raise IntegrityError(f"{request} (end: {request.finish_reason}) is registered or alive, but not both")
+        raise IntegrityError(
+            f"{request} (finish reason {request.finish_reason}) must be registered exactly until it has finished"
+        )
     if (lease is None) is not (place is WAITING or place is GONE):
-        raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
+        raise IntegrityError(
+            f"{request} owns memory in a place that allows none, or owns none in a place that needs it"
+        )
     if not request.in_flight and place in _ONLY_IN_FLIGHT:
         raise IntegrityError(f"{request} is not in flight")
 
 
 def _is_in_place(books: Books, request: Request) -> bool:
-    """Return whether a request that does not run is in the place of its state."""
+    """Return whether a request that is not running is in the place that its state names."""
     place = request.place
     if place is CHUNKED:
         return books.chunked is request

@@ -1,6 +1,6 @@
 """Instruments of the core: pressure on an engine's memory, and the digest of its steps.
 
-Clients' requests need neither. They import memory and messages, not the scheduler.
+Serving needs neither. They import memory and messages, not the scheduler.
 """
 
 from engine.core.instruments.digest import DigestChain, SilentDigests, plan_shape

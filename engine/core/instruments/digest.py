@@ -1,7 +1,7 @@
 """The digest chain: one value for all steps of a scheduler.
 
-Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain omits
-token values, so a real and a simulated model agree on it. Neither depends on machine, process or hash seed.
+Two runs with the same digest had the same events, plans, replies and sizes in every step. The plan chain omits token
+values, so a real and a simulated model agree on it. Neither depends on machine, process or hash seed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from engine.core.messages import CallAnswer, Event, Reply, StartProfile, encode
 from engine.core.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
-# Copying it takes a sixth of the time of creating one.
+# Copying a hash takes a sixth of the time of creating one.
 _EMPTY: Final = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 # Steps are folded in batches: hashing is a large part of a simulated step, and few digests are read. A batch of large
-# plans has fewer steps, so that no step of a server hashes those of many before it.
+# plans has fewer steps, so that no step of a server hashes many earlier ones.
 _PENDING_LIMIT_STEPS: Final = 256
 _PENDING_LIMIT_SEGMENTS: Final = 2048
 
@@ -33,7 +33,7 @@ _QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
-    """Two running hashes over the steps of one scheduler, each brought up to date when it is read.
+    """Two running hashes over the steps of one scheduler, each updated when it is read.
 
     A chain without ``keeps_steps`` records nothing.
     """
@@ -42,11 +42,11 @@ class DigestChain:
 
     def __init__(self) -> None:
         self._full, self._plans = _EMPTY.copy(), _EMPTY.copy()
-        # The steps, and their plans with the sizes, that are not hashed yet.
+        # The steps that are not hashed yet, and their plans with the sizes.
         self._pending: list[_Entry] = []
         self._pending_plans: list[tuple[Microbatch | None, tuple[int, ...]]] = []
         self._pending_segments = 0
-        # The folder of the last profile, which a front end names by date and at random.
+        # The folder of the last profile; the front end's name for it has the date and a random part.
         self._folder = ""
 
     def add(self, entry: _Entry) -> None:
@@ -110,7 +110,7 @@ class DigestChain:
 class SilentDigests(DigestChain):
     """A chain that ignores steps: hashing is a third of a step, and only recordings and harnesses read digests.
 
-    It has no hash object, which could not be copied with a fork.
+    It has no hash object: a fork could not copy one.
     """
 
     keeps_steps: ClassVar[bool] = False
@@ -120,7 +120,7 @@ class SilentDigests(DigestChain):
 
 
 def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
-    """Drop the names that a front end makes up: call ids and the folders of profiles."""
+    """Drop the names that the front end generates: call ids and the folders of profiles."""
     for item in items:
         if type(item) in _CALLS:
             return [msgspec.structs.replace(one, **_NO_NAMES.get(type(one), {})) for one in items]
@@ -128,7 +128,7 @@ def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
 
 
 def _stream(entries: Sequence[object]) -> bytes:
-    """Concatenate the encoded entries, without a header: the batches do not change the hash."""
+    """Concatenate the encoded entries without a header, so that the hash does not depend on the batches."""
     # The msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535.
     return encode(entries)[1 if len(entries) < 16 else 3 :]
 

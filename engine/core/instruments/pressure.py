@@ -1,6 +1,6 @@
 """Pressure: pages, window pages, rows and tree nodes that an operator withholds from requests to produce scarcity.
 
-Takes nothing from a request and decides about none. A flush keeps the pressure, except for pins, whose nodes it drops.
+Takes no memory from a request and makes no decision about one. A flush keeps the pressure, but drops pinned nodes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from engine.core.messages import Event, EvictCache, OperatorEvent, ReleasePressu
 class Pressure:
     """The part of one memory that an operator withholds.
 
-    An event is applied in its step, or ahead of it by ``intervene``; then the next step begins with it. So the record
-    of a step has every change of the engine, and its replay reaches the same state.
+    An event is applied in its step, or ahead of it by ``intervene``; then the next step begins with it. The record of a
+    step therefore has every change of the engine, and its replay reaches the same state.
     """
 
     def __init__(self, memory: KVMemory) -> None:
@@ -35,7 +35,7 @@ class Pressure:
         self.ahead.append(event)
 
     def not_yet_applied(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Return the events of a step without its first ones, which were applied ahead of it."""
+        """Return the events of a step without the first ones, if these were applied ahead of it."""
         ahead, self.ahead = self.ahead, []
         given = list(events[: len(ahead)])
         assert given == ahead, f"the step after {ahead} must begin with it, but begins with {given}"
@@ -54,7 +54,7 @@ class Pressure:
 
     @property
     def pins(self) -> list[Node]:
-        """Nodes of the present tree that are locked for no request."""
+        """Nodes of the current tree that are locked for no request."""
         if not self._pins:
             return []
         return [node for node in self._pins if node.generation == self._tree.generation]

@@ -14,7 +14,7 @@ from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesSt
 class CacheLog:
     """``keys`` has the key of each cached page, by page number.
 
-    ``name_of`` returns the name of the LoRA that computed KV, by the first number of its key, which is not 0.
+    ``name_of`` returns the name of the LoRA that computed KV, by the first number of its key, unless that is 0.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -46,10 +46,10 @@ class CacheLog:
         self._events.append(PagesStored(parent=None, keys=(key,), on_host=True))
 
     def removed_from_host(self, key: bytes) -> None:
-        """Log that another page took the place of this page on the host."""
+        """Log that another page replaced this page on the host."""
         self._events.append(PagesRemoved(keys=(key,), on_host=True))
 
     def cleared(self) -> None:
-        """Log that pool and host cache nothing."""
+        """Log that pool and host are empty."""
         self.keys.clear()
         self._events.append(CacheCleared())

@@ -1,7 +1,7 @@
-"""The second tier: pages of KV that left the page pool, kept in host memory until they are copied back.
+"""The host tier: pages of KV that left the page pool, kept in host memory until they are copied back.
 
-Pure bookkeeping by page: its place, its next copy, and its copy in flight. Moves no bytes and decides nothing about
-order or time.
+Pure bookkeeping for each page: its place, its next copy, and its copy in flight. Moves no bytes and decides neither
+order nor time.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class HostTier:
         return found
 
     def page_numbered(self, number: int) -> HostPage:
-        """Return the used page of this number."""
+        """Return the used page with this number."""
         page = self._numbered.get(number)
         if page is None:
-            raise IntegrityError(f"host page {number} is copied, but it is not in use")
+            raise IntegrityError(f"host page {number} is copied, but is not in use")
         return page
 
     # -- pages that leave the pool --
@@ -131,7 +131,7 @@ class HostTier:
     # -- pages that return --
 
     def protect(self, found: Iterable[HostPage]) -> None:
-        """Protect pages that a copy will read: no other page takes their place before its completion."""
+        """Protect pages that a copy will read: no other page replaces them before it is complete."""
         for page in found:
             page.readers += 1
 
@@ -155,7 +155,7 @@ class HostTier:
 
     @property
     def has_due(self) -> bool:
-        """Return whether the next microbatch carries copies."""
+        """Return whether the next microbatch has copies."""
         return bool(self._due_out or self._due_in)
 
     def launch(self) -> tuple[_Pairs, _Pairs]:
@@ -191,7 +191,7 @@ class HostTier:
                 self.log.stored_on_host(page.key)
 
     def become(self, kept: Iterable[HostPage]) -> None:
-        """Hold these pages, least recently used first. Only for an empty tier."""
+        """Restore these pages, least recently used first, into an empty tier."""
         for page in kept:
             self.pages.hold((page.number,))
             if page.is_ready:

@@ -67,7 +67,7 @@ class KVMemory:
         return self.pages.free + self.tree.evictable_pages
 
     def available_pages_without(self, leases: Sequence[Lease]) -> int:
-        """Return the pages available after a release of these leases. A prefix that others lock stays."""
+        """Return the pages available after a release of these leases. A prefix that other leases lock stays."""
         locks: dict[Node, int] = {}
         for lease in leases:
             for node in self.tree.path(lease.node):
@@ -97,7 +97,7 @@ class KVMemory:
             return 0
         most = _most_hit(ids, hit_limit)
         if self.sliding_window is None:
-            # Without a copy of the prompt, which may be long.
+            # Avoids a copy of the prompt, which may be long.
             pages = min(self.tree.match_length(ids, kv_key), most) // self._page_size
             return (pages + len(self._on_host(ids, pages, most, kv_key))) * self._page_size
         return len(self._usable(ids[:most], self.sliding_window, kv_key))
@@ -166,7 +166,7 @@ class KVMemory:
         return (len(lease.pages) + max(0, free - spare_pages)) * self._page_size
 
     def trim(self, lease: Lease, tokens: int) -> None:
-        """Release the pages behind this many tokens, which only the lease holds."""
+        """Release the pages beyond this many tokens, which only the lease holds."""
         kept = self.pages_for(tokens)
         rest = lease.pages[kept:]
         if not rest:
@@ -185,8 +185,8 @@ class KVMemory:
     def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
         """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
 
-        Requires that no microbatch with the request is in flight: a page of tokens that the tree already has is
-        replaced by the tree's, and no stage may read the old page.
+        Requires that no microbatch with the request is in flight: the tree's page replaces a page of tokens that it
+        already has, and no stage may read the old page.
         """
         if not self._radix_cache:
             return
@@ -217,7 +217,7 @@ class KVMemory:
         lease.released = True
 
     def reset(self) -> None:
-        """Drop the tree and every owner. The caller has checked that the engine is idle."""
+        """Drop the tree and all ownership. The caller has checked that the engine is idle."""
         self.tree.reset()
         self.pages.reset()
         self.rows.reset()
@@ -236,9 +236,9 @@ class KVMemory:
         return host.match(ids[:most], start, kv_key) if host is not None and host.kept else ()
 
     def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
-        """Copy host pages into new pages of a lease, for which the caller has checked the room."""
+        """Copy host pages into new pages of a lease. The caller has checked that they fit."""
         before = len(lease.pages)
-        # First, because pages evicted for the new ones may take the place of other host pages.
+        # First, because pages evicted for the new ones may replace other host pages.
         host.protect(found)
         if not self.extend(lease, (before + len(found)) * self._page_size):
             raise IntegrityError(f"{lease.rid} was admitted, but has no room for {len(found)} pages from the host")

@@ -1,4 +1,4 @@
-"""A node of the prefix tree, which the tree alone changes, and the keys of pages outside the tree."""
+"""A node of the prefix tree, which only the tree changes, and the keys of pages outside the tree."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-# The key of KV: the version of the LoRA that computed it, 0 without one, and the key of a cache salt, 0 without one.
-# Requests share a prefix of an equal key; the memory only compares keys.
+# The key of KV: the version of the LoRA that computed it and the key of its cache salt, each 0 without one. Requests
+# with equal keys share prefixes; the memory only compares keys.
 KvKey = tuple[int, int]
 PLAIN: Final[KvKey] = (0, 0)
 
@@ -21,8 +21,8 @@ _KEY_BYTES: Final = 16
 class Node:
     """A run of full pages, with its token ids and page numbers.
 
-    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
-    path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
+    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` counts how often a request
+    published a path through it: once when its prompt is confirmed and once when it ends, but not for each chunk.
     ``kv_key`` is the key of its KV.
     """
 

@@ -1,4 +1,4 @@
-"""The page pool: the state of each page of KV: free, held by a request, cached, or reserved; rows have a pool too.
+"""The page pool: each page of KV is free, held by a request, cached, or reserved. Rows have a pool too.
 
 A page has one byte of state, so it cannot be free and owned at once. The pool never decides who gets a page. A request
 takes pages when its tokens are planned and releases them once, at its end or at retraction.
@@ -13,7 +13,7 @@ from engine.core.errors import IntegrityError
 
 
 class PageState(IntEnum):
-    """The owner of a page: none, one live request, the prefix tree, or an operator who withholds it."""
+    """The owner of a page: nobody, one live request, the prefix tree, or an operator who withholds it."""
 
     FREE = 0
     HELD = 1
@@ -23,7 +23,7 @@ class PageState(IntEnum):
 
 # Constants: every step looks some up, and a lookup on the class takes four to ten times as long.
 FREE, HELD, CACHED, RESERVED = _STATES = tuple(PageState)
-# As bytes of the pool: a search for a plain number is faster.
+# Plain numbers, because a search for them in the bytes of the pool is faster.
 _FREE, _HELD, _CACHED, _RESERVED = map(int, _STATES)
 _FREE_UNLESS_RESERVED = bytes(state if state == _RESERVED else _FREE for state in range(256))
 
@@ -92,7 +92,7 @@ class PagePool:
         self.free += len(pages)
 
     def reserve(self, count: int) -> None:
-        """Withhold ``count`` free pages, highest first, so that requests get the same pages as without."""
+        """Withhold ``count`` free pages, highest first, so that requests get the same pages as without pressure."""
         if count > self.free:
             raise IntegrityError(f"reserve({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
         for _ in range(count):
@@ -121,7 +121,7 @@ class PagePool:
         return True
 
     def reset(self) -> None:
-        """Drop every owner but the operator. Requires a quiescent engine, and checks no request."""
+        """Free all pages but the operator's. Requires a quiescent engine, and checks no request."""
         self._states = self._states.translate(_FREE_UNLESS_RESERVED)
         self._lowest = 0
         self.free, self.held, self.cached = self.total - self.reserved, 0, 0
@@ -133,7 +133,7 @@ class PagePool:
 
     @property
     def hides_free(self) -> bool:
-        """Return whether a free page is below the cursor, where ``allocate`` does not search."""
+        """Return whether a free page lies below the cursor, where ``allocate`` does not search."""
         return self._states.find(_FREE, 0, self._lowest) >= 0
 
     def _move(self, pages: Sequence[int], source: int, target: int) -> None:

@@ -17,8 +17,8 @@ from engine.core.memory.node import PLAIN, KvKey, Node
 from engine.core.memory.pages import PagePool
 from engine.core.memory.sliding_window import SlidingWindowPool
 
-# The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes), and by
-# a part of the pages, so that a tree of few nodes is not sorted for each of them.
+# The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes), and
+# exceed a fraction of the pages, so that a small tree is not rebuilt too often.
 _STALE_HEAP_FACTOR: Final = 4
 _PAGES_PER_STALE_ENTRY: Final = 16
 
@@ -165,12 +165,12 @@ class RadixTree:
             step = step.parent
 
     def check_own(self, node: Node) -> None:
-        """Raise IntegrityError unless the node belongs to the present tree, not to one before a reset."""
+        """Raise IntegrityError if the node belongs to a tree before the last reset."""
         if node.generation != self.generation:
             raise IntegrityError(
                 f"This request holds the node from another tree: node {node.id} is of tree generation "
-                f"{node.generation}, the tree is of generation {self.generation}; it was reset while the request was "
-                "alive"
+                f"{node.generation}, the tree is of generation {self.generation}; it was reset while the request "
+                "was alive"
             )
 
     def become(self, root: Node, nodes: Sequence[Node], *, next_id: int, tick: int) -> None:
@@ -185,7 +185,7 @@ class RadixTree:
             self._note_stored(node)
             self._offer_for_eviction(node)
         if self.log is not None:
-            self.log.take()  # these pages were logged before the checkpoint
+            self.log.take()  # the log had these pages before the checkpoint
 
     # -- inside --
 
@@ -257,7 +257,7 @@ class RadixTree:
             self.log.stored(before[0] if before else None, node.tokens, node.pages, node.kv_key)
 
     def _touch_path(self, node: Node, *, counts: bool) -> None:
-        """Mark a published path as used now, deepest first, so that the deepest leaf of a path is evicted first."""
+        """Mark a published path as used now, deepest first, so that its deepest leaf is evicted first."""
         self.tick += 1
         step: Node | None = node
         while step is not None and step.parent is not None:

@@ -1,7 +1,7 @@
 """The window pool: the KV of the layers that see only the last ``window_tokens`` tokens of a request.
 
-A held or cached page may have a *window page* beside it, for the same tokens. A request releases a window page once
-no later token sees it, long before its page. Decides nothing about order or time.
+A held or cached page may have a *window page* for the same tokens. A request releases a window page once no later token
+sees it, long before its page. Decides neither order nor time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NO_WINDOW_PAGE: Final = -1
 
 
 class SlidingWindowPool:
-    """``pages`` are the window pages; ``users`` counts, for each that the tree caches, the leases that may read it.
+    """``pages`` are the window pages; ``users`` counts the leases that may read each cached one.
 
     ``beside`` has the window page of each page. A held page of a lease has one exactly from the lease's
     ``window_start`` on. The window page of a cached page may have been evicted while no lease used it: then prefixes
     that need it do not match. ``idle`` are the pages of the tree whose window pages no lease uses, in the order of
-    eviction. ``row_pages`` is the most that one request uses at once.
+    eviction. ``row_pages`` is the maximum that one request uses at once.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class SlidingWindowPool:
         return max(0, (position - self._window_tokens + 1) // self._page_size)
 
     def window_pages_of(self, lease: Lease, start: int) -> tuple[int, ...]:
-        """Return the window pages beside ``lease.pages[start:]``, NO_WINDOW_PAGE where the lease has none to read."""
+        """Return the window pages of ``lease.pages[start:]``, NO_WINDOW_PAGE for a page without one that the lease may
+        read.
+        """
         beside, first = self.beside, max(start, lease.window_start)
         return (NO_WINDOW_PAGE,) * (first - start) + tuple([beside[page] for page in lease.pages[first:]])
 
@@ -83,7 +85,7 @@ class SlidingWindowPool:
         return usable
 
     def need(self, pages: int, *, cached: int = 0) -> int:
-        """Return the most window pages that a request of this many pages takes after a cached prefix."""
+        """Return the maximum window pages that a request of this many pages takes after a cached prefix."""
         seen = cached - self.first_page(cached * self._page_size)
         return min(pages - cached + seen, self._row_pages) - seen
 
@@ -126,7 +128,7 @@ class SlidingWindowPool:
             lease.window_start = first
 
     def publish(self, own: int, cached: int) -> None:
-        """Follow a page that was handed over to the tree, or freed in favour of the tree's page.
+        """Follow a page that was handed over to the tree, or replaced by the tree's page.
 
         Replaces an evicted window page of the tree.
         """
@@ -148,7 +150,7 @@ class SlidingWindowPool:
         self._give_back(lease, len(lease.pages))
 
     def give_up(self, pages: Sequence[int]) -> None:
-        """Release the window pages beside held pages that a lease releases."""
+        """Release the window pages of held pages that a lease releases."""
         self.pages.release([self.beside[page] for page in pages])
         for page in pages:
             self.beside[page] = NO_WINDOW_PAGE
@@ -184,7 +186,7 @@ class SlidingWindowPool:
                 self.beside[page] = NO_WINDOW_PAGE
                 continue
             if self.users[window_page] < 1:
-                raise IntegrityError(f"window page {window_page} is given back by {lease.rid}, but no lease uses it")
+                raise IntegrityError(f"window page {window_page} is released by {lease.rid}, but no lease uses it")
             self.users[window_page] -= 1
             if not self.users[window_page]:
                 self.idle[page] = None

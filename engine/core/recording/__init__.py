@@ -1,6 +1,6 @@
 """Record and replay: a gate records every step's events, another gate replays them without model or sockets.
 
-Nothing here decides the content of a step.
+Neither decides the content of a step.
 """
 
 from engine.core.recording.flight import FlightRecorder

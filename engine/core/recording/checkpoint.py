@@ -16,7 +16,7 @@ from engine.core.scheduler.scheduler import Scheduler
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
-    """Return the checkpoint of an idle scheduler; None while it is busy or broken, or a call is unanswered.
+    """Return the checkpoint of an idle scheduler; None while it is busy or has failed, or a call is unanswered.
 
     Waiting calls, running profiles and withheld memory prevent a checkpoint too.
     """
@@ -41,7 +41,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
         feature.restore(checkpoint)
     audit(scheduler)
     if scheduler.stats() != stats:
-        raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")
+        raise IntegrityError(f"a checkpoint of {stats} restores to {scheduler.stats()}: it is damaged")
     return scheduler
 
 

@@ -1,7 +1,7 @@
-"""The flight recorder: keeps the last steps in bounded memory, to be dumped when the engine fails.
+"""The flight recorder: keeps the last steps in bounded memory, and dumps them when the engine fails.
 
-It costs one append for each step. Its dump is a recording that can be replayed from its first checkpoint, an idle
-moment of the engine, if there was one.
+It costs one append for each step. Its dump is a recording that can be replayed from its first checkpoint, if the engine
+was ever idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.core.recording.format import Header, frame_bytes, write_frames
 
 # About two minutes of a busy engine at 30 steps a second; at a kilobyte a step that is 4 MB.
 FLIGHT_LIMIT_STEPS: Final = 4096
-# Checkpoints are at least the limit divided by this apart, so most of the kept steps follow the oldest one.
+# Checkpoints are at least this fraction of the limit apart, so most of the kept steps follow the oldest one.
 _CHECKPOINTS: Final = 4
 
 
@@ -29,7 +29,7 @@ class FlightRecorder:
         self._frames: deque[bytes] = deque(maxlen=limit_steps)
         self._taken = 0
         self._apart = max(1, limit_steps // _CHECKPOINTS)
-        # Each with the number of frames before it.
+        # Checkpoints, each with the number of frames before it.
         self._checkpoints: deque[tuple[int, Callable[[], bytes]]] = deque()
 
     @property
@@ -37,7 +37,7 @@ class FlightRecorder:
         return self._taken - len(self._frames)
 
     def write(self, frame: bytes) -> None:
-        """Append a frame; the first is skipped, because the recorder has its own header."""
+        """Append a frame; skip the first, because the recorder has its own header."""
         if self._taken or frame != frame_bytes(self._header):
             self._taken += 1
             self._frames.append(frame)
@@ -50,7 +50,7 @@ class FlightRecorder:
         return self._taken - last >= self._apart
 
     def mark(self, frame: Callable[[], bytes]) -> None:
-        """Note a checkpoint: the state of the scheduler before the next frame."""
+        """Keep a checkpoint: the state of the scheduler before the next frame."""
         self._checkpoints.append((self._taken, frame))
 
     def close(self, *, failed: bool) -> None:

@@ -1,9 +1,9 @@
 """The file of a recording: a header, a frame for each step, an end.
 
-Length-prefixed msgpack, so a torn tail costs only itself.
+Length-prefixed msgpack, so a torn tail costs only its own frame.
 
-Owns the bytes and their types. A step has its inputs and check sums of its outputs without the token values of
-replies, so that a redacted recording has the same check sums.
+Owns the bytes and their types. A step has its inputs, and checksums of its outputs without the token values of replies,
+so that a redacted recording has the same checksums.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from lockstep.output_files import open_private
 from lockstep.whole_file import open_whole
 
 FORMAT: Final = "lockstep-recording-4"
-# Before the stages read LoRAs beside the computation. Without LoRAs its steps are the same.
+# The format from before the stages read LoRAs beside the computation. Without LoRAs its steps are the same.
 _FORMAT_BEFORE: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")
-# A frame holds the messages of one step; a larger one is not of a recording.
+# A frame holds the messages of one step; no recording has a larger one.
 _FRAME_LIMIT_BYTES: Final = 1 << 30
 _BUFFER_BYTES: Final = 1 << 16
 
 
 class RecordingError(EngineError, ValueError):
-    """Raised for a file that is no usable recording; the text names file, rule, value and remedy."""
+    """Raised for a file that is not a usable recording; the text names file, rule, value and remedy."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
@@ -49,7 +49,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="he
 
 
 class RecordedStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """One step: its events and time in seconds; ``plan`` and ``said`` are check sums of its microbatch and replies."""
+    """One step: its events, its time in seconds, and ``plan`` and ``said``, checksums of its microbatch and replies."""
 
     step: int
     now: float
@@ -71,9 +71,10 @@ Frame = Header | Checkpoint | RecordedStep | End
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """The content of a file; without an ``end`` its writer was killed.
+    """The content of a file; it has no ``end`` if its writer was killed.
 
-    ``checkpoint`` is the scheduler's state before the first of ``steps``; None if new or unknown.
+    ``checkpoint`` is the scheduler's state before the first of ``steps``; None if the scheduler was new or its state is
+    unknown.
     """
 
     header: Header
@@ -85,7 +86,7 @@ class Recording(msgspec.Struct, frozen=True):
 class RecordingFile:
     """Writes a recording. Raises OSError as files do."""
 
-    # A file begins with the first step.
+    # The sink's ``wants_checkpoint``: never, because a file begins with the first step.
     wants_checkpoint: Final = False
 
     def __init__(self, path: str | Path) -> None:
@@ -98,7 +99,7 @@ class RecordingFile:
     def mark(self, frame: Callable[[], bytes]) -> None:
         pass
 
-    def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - it holds every step in any case
+    def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - it has every step in any case
         """Flush and close; idempotent."""
         self._file.close()
 
@@ -109,7 +110,7 @@ def frame_bytes(frame: Frame) -> bytes:
 
 
 def checks_of(result: StepResult) -> tuple[int, int]:
-    """Return check sums of a step's microbatch and of its replies without token values."""
+    """Return checksums of a step's microbatch, and of its replies without token values."""
     plan = 0 if result.microbatch is None else zlib.crc32(encode(plan_shape(result.microbatch)))
     said = zlib.crc32(encode([_reply_shape(reply) for reply in result.replies])) if result.replies else 0
     return plan, said

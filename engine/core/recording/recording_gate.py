@@ -30,10 +30,10 @@ class Sink(Protocol):
         """Return whether a checkpoint is due before the next frame."""
 
     def mark(self, frame: Callable[[], bytes]) -> None:
-        """Note how to make the checkpoint for the file: it may be large, and most are dropped unmade."""
+        """Keep the function that makes the checkpoint: a checkpoint may be large, and most are never made."""
 
     def close(self, *, failed: bool) -> None:
-        """Close the sink after the end frame, once: the loop has ended or failed."""
+        """Close the sink, once, after the end frame of a loop that has ended or failed."""
 
 
 class RecordingGate:

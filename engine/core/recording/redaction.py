@@ -30,7 +30,7 @@ from engine.core.scheduler.scheduler import Scheduler
 
 _KEY_BYTES: Final = 32
 _STATE_BYTES: Final = 16
-# Fingerprints start above every vocabulary, so that none ends a request.
+# Fingerprints start above every vocabulary, so that none of them ends a request.
 _FIRST_FINGERPRINT: Final = 1 << 32
 _FINGERPRINT_BYTES: Final = 6
 _NO_TEXT: Final = b""
@@ -42,7 +42,7 @@ class Redactor:
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = os.urandom(_KEY_BYTES) if key is None else key
-        # The hash state after each live request's text, keyed by the request, because rids are used again.
+        # The hash state after each live request's text, keyed by the request, because rids are reused.
         self._texts: dict[Request, bytes] = {}
         self._live: dict[str, Request] = {}
         self._emitting: dict[int, list[Request]] = {}
@@ -55,7 +55,7 @@ class Redactor:
         return redacted
 
     def redact_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Redact the tree. It holds no token that ended a request, because its KV is never computed."""
+        """Redact the tree. It has no token that ended a request: the KV of such a token is never computed."""
         tree, runs = checkpoint.tree, []
         states = {tree.root: _NO_TEXT}
         for run in tree.runs:
@@ -88,13 +88,13 @@ class Redactor:
         return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling, cache_salt=salt)
 
     def _redact_salt(self, key: int) -> str | None:
-        """Return another salt for the salt of this key."""
+        """Return a replacement for the salt with this key."""
         if not key:
             return None
         return hashlib.blake2b(str(key).encode(), key=self._key, digest_size=_STATE_BYTES).hexdigest()
 
     def _redact_grammar(self, grammar: Grammar) -> Grammar:
-        """Keep the kind and the equality of grammars: the scheduler reads nothing else."""
+        """Keep the kind of a grammar, and which grammars are equal: the scheduler reads nothing else."""
         digest = hashlib.blake2b(grammar.text.encode(), key=self._key, digest_size=_STATE_BYTES)
         return Grammar(grammar.kind, digest.hexdigest())
 
@@ -116,7 +116,7 @@ class Redactor:
         return fingerprint
 
     def _follow(self, result: StepResult, scheduler: Scheduler) -> None:
-        """Note the requests of the new microbatch; drop those that have ended."""
+        """Follow the requests of the new microbatch; drop the ones that have ended."""
         if result.microbatch is not None:
             requests = scheduler.books.in_flight[-1].requests
             segments = result.microbatch.segments

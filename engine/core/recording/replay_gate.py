@@ -1,6 +1,6 @@
 """The replay gate: feeds the loop from a recording and compares every step with its record.
 
-Needs no pipeline, sockets or clock: results and times are in the recording.
+Needs no pipeline, sockets or clock: the recording has the results and the times.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ReplayGate:
         first = recording.header.first_step
         if first != 1 and recording.checkpoint is None:
             raise RecordingError(
-                "a replay needs every step from the first on, or from a moment on in which the engine was fully idle; "
-                f"the recording begins with step {first} and has no such moment; record with "
-                "`engine serve --record FILE`, which keeps every step"
+                "a replay must begin at the first step or where the engine was fully idle; the recording begins "
+                f"with step {first} and has no idle moment; record with `engine serve --record FILE`, which keeps "
+                "every step"
             )
         self._steps: Sequence[RecordedStep] = recording.steps
         self._died = recording.end is not None and recording.end.error is not None
@@ -53,14 +53,18 @@ class ReplayGate:
 
     def _compare(self, recorded: RecordedStep, result: StepResult) -> None:
         if self._died and self._next == len(self._steps):
-            raise ReplayDiffers(f"step {recorded.step} ends, but the recorded scheduler died in it")
+            raise ReplayDiffers(f"step {recorded.step} completes, but the recorded scheduler died in it")
         plan, said = checks_of(result)
         if recorded.step != result.step:
             raise ReplayDiffers(f"step {result.step} is recorded as step {recorded.step}: a step is missing")
         if plan != recorded.plan:
-            raise ReplayDiffers(f"step {result.step} launches a microbatch that was not recorded: {result.microbatch}")
+            raise ReplayDiffers(
+                f"step {result.step} launches a microbatch that differs from the recording: {result.microbatch}"
+            )
         if said != recorded.said:
-            raise ReplayDiffers(f"step {result.step} gives other replies than recorded: {list(result.replies)}")
+            raise ReplayDiffers(
+                f"step {result.step} sends replies that differ from the recording: {list(result.replies)}"
+            )
 
 
 class NullPorts:

@@ -1,4 +1,4 @@
-"""A mirror of one engine's prefix cache, made from its KV events: exact while no batch is missing, never too large.
+"""A mirror of one engine's prefix cache, built from its KV events: exact while no batch is missing, and bounded.
 
 Pure: the caller receives the batches and requests missing ones again.
 """
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from engine.core.memory.node import PLAIN, KvKey, page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 
-# 64 million tokens in pages of 16. The mirror of an engine that publishes more starts over.
+# 64 million tokens in pages of 16. A mirror that would exceed this starts over.
 MAX_KNOWN_PAGES: Final = 2**22
 MAX_KNOWN_LORAS: Final = 4096
 
@@ -40,7 +40,8 @@ class CacheMirror:
         self.newest = 0.0
 
     def take(self, number: int, sent: float, events: Sequence[CacheEvent]) -> range:
-        """Take one batch, ``sent`` in seconds. Returns the numbers of missing batches before it; none if it is taken.
+        """Take one batch, ``sent`` in seconds. Returns the numbers of the missing batches before it; empty if it is
+        taken.
 
         A batch that was taken before changes nothing. A lower number with a later time comes from a restarted engine.
         """
@@ -91,7 +92,7 @@ class FollowedCache:
         self.mirror = CacheMirror(page_size)
         self.versions: dict[str, int] = {}
         self.is_right = False
-        # The number of the newest live batch that came while the mirror was not right.
+        # The number of the newest live batch that arrived while the mirror was not right.
         self._passed_by = -1
 
     @property
@@ -100,7 +101,7 @@ class FollowedCache:
         return max(0, self.mirror.next - 1)
 
     def doubt(self) -> None:
-        """Do not use the mirror until the next answer: the connection was lost, and the engine may have restarted."""
+        """Stop using the mirror until the next answer: the connection was lost, and the engine may have restarted."""
         self.is_right = False
 
     def live(self, batch: Batch) -> bool:
@@ -136,7 +137,7 @@ class FollowedCache:
         return self.mirror.cached_pages(tokens, (version, salt)) if self.is_right and version is not None else 0
 
     def _is_of_this_life(self, batch: Batch) -> bool:
-        """Whether the mirror has taken this very batch. Only the newest one can tell: older times are not kept."""
+        """Return whether the mirror has taken this very batch. Works only for the newest: older times are not kept."""
         return batch.number != self.mirror.next - 1 or batch.sent == self.mirror.newest
 
     def _start_over(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The load that an engine reports to a router or to a decode engine, within the bounds that its readers rely on."""
+"""The load that an engine reports to a router or to a decode engine, within the bounds on which its readers rely."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SleepLevel = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the answer of ``/get_load``: an engine that takes a router's requests, under its own name.
+    """One entry of the reply of ``/get_load``: an engine that takes a router's requests, under its own name.
 
-    The first five fields are SGLang's. ``num_reqs`` have not ended, ``num_waiting_reqs`` of them are in the queue.
-    ``num_pending_tokens`` must be launched before all of them decode, without cached ones; ``num_tokens`` adds the
-    tokens that requests hold. ``step`` is the scheduler's step that the numbers describe. Fields without a
-    default decide where requests go.
+    The first five fields are SGLang's. ``num_reqs`` requests have not finished, ``num_waiting_reqs`` of them are in the
+    queue. ``num_pending_tokens`` uncached tokens must be launched before all of them decode; ``num_tokens`` adds the
+    tokens that requests hold. ``step`` is the scheduler's step that the numbers describe. Routing depends on the fields
+    without a default.
     """
 
     dp_rank: Count = 0

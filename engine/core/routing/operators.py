@@ -1,7 +1,7 @@
-"""Operators' acts on all engines of a router, or on none: pause, flush, weight update, sleep and wake.
+"""Operators' acts, which apply to all engines of a router or to none: pause, flush, weight update, sleep and wake.
 
-A machine without sockets, threads and clocks: it takes events and returns the asks to engines. Owns the wanted state of
-each engine; an engine in another state takes no requests.
+A machine without sockets, threads and clocks: it takes events and returns the calls to engines. Owns the wanted state
+of each engine; an engine in any other state takes no requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Verb(StrEnum):
-    """A call to one engine: a look at its state, or a change."""
+    """A kind of call to one engine: a look at its state, or a change of it."""
 
     LOOK = "look"
     PAUSE = "pause"
@@ -27,9 +27,9 @@ class Verb(StrEnum):
 @dataclass(frozen=True, slots=True)
 class State:
     """The state of an engine that operators change: its pause mode, if any, the source of its weights, and its sleep
-    level, 0 while it is awake and 2 when it has no weights to wake with.
+    level, 0 while it is awake and 2 if it has no weights to wake with.
 
-    All pause modes are equal for an engine without requests. A wanted state without weights keeps the current ones.
+    For an engine without requests all pause modes are the same. A wanted state without weights keeps the current ones.
     """
 
     paused: str | None
@@ -39,7 +39,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """``argument`` is the mode of a pause or of a sleep, or the path of an update; ``level`` is that of a sleep."""
+    """A call to one engine. ``argument`` is the mode of a pause or a sleep, or the path of an update; ``level`` is a
+    sleep's.
+    """
 
     engine: str
     verb: Verb
@@ -49,7 +51,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The answer to a look: the engine's state, and how many requests it has."""
+    """The answer to a look: the engine's state, and its number of requests."""
 
     state: State
     alive: int = 0
@@ -66,7 +68,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an act. ``is_refusal``: engines have refused, and none was lost or slow."""
+    """The end of an act. ``is_refusal``: engines refused, and none was lost or slow."""
 
     is_done: bool
     words: str
@@ -84,15 +86,15 @@ class Stage(IntEnum):
     SETTLE = 5
 
 
-# Why an engine takes no requests until it is known to be in the wanted state.
-OWED: Final = "is not yet as the operators' last call left the others"
+# The reasons why an engine takes no requests until it is known to be in the wanted state.
+OWED: Final = "has yet to catch up with the operators' last call"
 SLOW: Final = "has not yet answered the last call"
 Message = Ask | Outcome
 # The pause around a flush or an update: no engine has requests, so the modes are equal.
 STOP_MODE: Final = "in_place"
-# The sleep of an engine that returns to sleeping engines. It ends no request.
+# The mode in which an engine that comes back follows sleeping engines. It ends no request.
 SLEEP_MODE: Final = "retract"
-# These need idle engines: new requests wait at the router for the end of the act.
+# These need idle engines: new requests wait at the router until the act ends.
 _QUIET: Final = (Verb.FLUSH, Verb.UPDATE)
 
 
@@ -100,7 +102,7 @@ _QUIET: Final = (Verb.FLUSH, Verb.UPDATE)
 class _Engine:
     """``known`` is its state, or None. ``wanted`` is the state after the acts so far; None before the first.
 
-    An engine that is not known to be in its wanted state is ``owed``. ``asked`` is the unanswered ask.
+    An engine that is not known to be in its wanted state is ``owed``. ``asked`` is the unanswered call.
     """
 
     asked: Ask | None = None

@@ -23,16 +23,16 @@ from engine.core.messages import salt_key
 from engine.core.routing.cache_index import FollowedCache
 from engine.core.routing.load import Load
 
-# The order of replicas: weight, pending prefill tokens, free pages (more is better), and how long ago it was chosen.
+# The order of replicas: weight, pending prefill tokens, free pages (more is better), and the turn of the last choice.
 Rank = tuple[int, int, int, int]
 
-# The heap is rebuilt at this many entries for each replica, when most of them are stale.
+# The heap is rebuilt at this many entries per replica: most of them are stale then.
 _ENTRIES_A_REPLICA = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """A replica's report of itself: counts of requests, tokens still to be prefilled, free pages."""
+    """A replica's report: counts of requests, tokens still to be prefilled, free pages."""
 
     running: int = 0
     waiting: int = 0
@@ -59,12 +59,12 @@ class _Member:
 
     @property
     def open(self) -> int:
-        """Return the replica's requests, at least those that this router sent there."""
+        """Return the replica's number of requests, at least that of the ones from this router."""
         return max(self.own, self.reported + self.own - self.own_at_report)
 
 
 class Fleet:
-    """Loads by replica. ``total_weight`` and ``available`` cover the replicas that can take a request.
+    """Loads by replica. ``total_weight`` and ``available`` count only replicas that can take a request.
 
     A replica's weight is its number of requests, plus one for each ``tokens_a_request`` tokens that it must still
     prefill. It can take a request while it accepts them and is below its capacity.
@@ -79,9 +79,9 @@ class Fleet:
         self.available = 0
 
     def join(self, name: str, capacity: int) -> None:
-        """Add a replica, idle and accepting; ``capacity`` is the most requests that it takes at once."""
+        """Add a replica, idle and accepting; ``capacity`` is the maximum number of requests that it takes at once."""
         if name in self._members:
-            raise ValueError(f"a replica joins once, got {name!r} again; let it leave first")
+            raise ValueError(f"a replica must join only once, got {name!r} again; let it leave first")
         self._turns += 1
         self._members[name] = _Member(capacity, self._turns, self._turns, self._turns)
         self._refresh(name)
@@ -112,12 +112,12 @@ class Fleet:
         return member.report_number
 
     def ended(self, name: str, tokens: int, report_number: int) -> None:
-        """Count the end of a sent request, unless its replica has left since, even if it returned."""
+        """Count the end of a sent request, unless its replica has left since, even if it has joined again."""
         member = self._members.get(name)
         if member is None or report_number < member.joined_at:
             return
         member.own -= 1
-        # The report includes requests sent before it, unless they were prefilled before it.
+        # The report includes the tokens of requests sent before it, unless they were prefilled by then.
         if member.report_number == report_number:
             member.pending -= tokens
         self._refresh(name)
@@ -141,7 +141,7 @@ class Fleet:
         return self._members[name].weight
 
     def in_flight(self, name: str) -> int:
-        """Return the requests that this router has sent there and not seen end."""
+        """Return the number of unfinished requests that this router has sent there."""
         return self._members[name].own
 
     def rank(self, name: str) -> Rank:
@@ -174,10 +174,10 @@ class Fleet:
         return min(open_ones, key=lambda name: self._members[name].turn, default=None)
 
     def _refresh(self, name: str) -> None:
-        """Bring the sums and the order up to date with one replica."""
+        """Update the sums and the order for one replica."""
         member = self._members[name]
         self._uncount(member)
-        # Versions continue over the lives of one name, so that entries of an earlier life are stale too.
+        # Versions keep growing when a name joins again, so that entries from before it left are stale too.
         self._turns += 1
         member.version = self._turns
         member.weight = member.open + member.pending // self._tokens_a_request
@@ -247,7 +247,7 @@ class PrefixIndex:
             del self._holders[chunk]
 
 
-# Later chunks are not hashed: a common prefix of this length decides the choice anyway.
+# Later chunks are not hashed: a common prefix of this length settles the choice anyway.
 MAX_CHUNKS: Final = 512
 _HASH_BYTES: Final = 8
 
@@ -271,9 +271,9 @@ def chunk_hashes(prompt: bytes, chunk_bytes: int, namespace: bytes = b"") -> tup
 class Rules:
     """The numbers of the policy.
 
-    A replica keeps its prefixes' requests while it weighs at most ``balance_percent`` of the mean, or ``balance_slack``
-    requests more than the mean, whichever is more. At most ``holders_seen`` holders of a
-    prefix are compared. Without ``by_prefix`` replicas take turns, regardless of caches and loads.
+    A replica gets the requests of its prefixes while its weight is at most ``balance_percent`` of the mean, or at most
+    ``balance_slack`` above the mean, whichever is more. At most ``holders_seen`` holders of a prefix are compared.
+    Without ``by_prefix`` replicas take turns, regardless of caches and loads.
     """
 
     balance_percent: int = 125
@@ -289,15 +289,15 @@ class Rules:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}; raise it")
 
     def heaviest(self, fleet: Fleet) -> int:
-        """Return the largest weight at which a replica is chosen for its chunks."""
+        """Return the maximum weight at which a replica is chosen for its chunks."""
         mean = fleet.total_weight // fleet.available
         return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
 
 
 class Refused(Enum):
-    """The reason why no replica takes a request."""
+    """The reasons why no replica takes a request."""
 
-    FULL = "every replica that accepts requests has as many as it takes"
+    FULL = "every replica that accepts requests is full"
     NONE = "no replica accepts requests"
 
 
@@ -311,15 +311,15 @@ def choose(
     left_out: Collection[str] = (),
     seed: int = 0,
 ) -> tuple[str, int] | Refused:
-    """Return the replica for a prompt with these chunk hashes, and the number that it probably holds.
+    """Return the replica for a prompt with these chunk hashes, and the number of chunks that it probably holds.
 
     Equal inputs give equal choices. Changes nothing.
 
-    ``held`` are the chunks that replicas report; the index has the chunks of the others.
+    ``held`` are the chunks that replicas report; ``index`` has the chunks of the others.
 
-    A replica that is draining, unhealthy or full is never chosen, nor one that is ``left_out``. Among
-    equal holders the smaller rank wins: weight, pending tokens, free pages, longest without a request. If every holder
-    is too heavy, the least loaded replica takes the request.
+    A replica that is draining, unhealthy, full or ``left_out`` is never chosen. Among equal holders the smaller rank
+    wins: weight, pending tokens, free pages, longest without a request. If every holder is too heavy, the least loaded
+    replica takes the request.
     """
     if fleet.available and not rules.by_prefix:
         next_one = fleet.longest_without(left_out)
@@ -357,7 +357,7 @@ def _longest_first(
 
 
 def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
-    """Return at most ``most`` holders of a prefix, from an offset that the request draws: none is always first."""
+    """Return at most ``most`` holders of a prefix, from a random offset: no holder is always first."""
     if len(holders) <= most:
         return holders
     start = draw % len(holders)
@@ -365,13 +365,13 @@ def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
     return tuple(joined(holders[start:end], holders[: max(0, end - len(holders))]))
 
 
-# Later pages are not looked up: a common prefix of this length decides the choice anyway.
+# Later pages are not looked up: a common prefix of this length settles the choice anyway.
 MAX_PAGES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as a router knows it: the ``chain`` of its chunks, and about how many ``tokens`` it has.
+    """A prompt as a router knows it: the ``chain`` of its chunks, and an estimate of its ``tokens``.
 
     With a tokenizer it has token ids, LoRA and the key of its cache salt, and a chunk is a page.
     """
@@ -385,7 +385,7 @@ class Prompt:
 
     @classmethod
     def of_ids(cls, ids: tuple[int, ...], page_size: int, *, lora: str = "", salt: int = 0) -> Prompt:
-        """A prompt whose ids are known. Each engine numbers its LoRAs, so a LoRA's own name stands in the chain."""
+        """Return a prompt with known ids. Each engine numbers its own LoRAs, so the chain has the LoRA's name."""
         ids = ids[: MAX_PAGES * page_size]
         namespace = -1 - (salt_key(lora) >> 1) if lora else 0
         chain = tuple(map(int.from_bytes, page_keys(ids, page_size, (namespace, salt))))
@@ -408,7 +408,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """An engine that publishes KV events. ``flying`` counts the chunks that its live requests will bring."""
+    """An engine that publishes KV events. ``flying`` counts the chunks that its live requests will add."""
 
     cache: FollowedCache
     flying: Counter[int]
@@ -423,7 +423,7 @@ class Placement:
         self.fleet = Fleet(rules.tokens_a_request)
         self.index = PrefixIndex(index_chunks)
         self._followed: dict[str, _Followed] = {}
-        # The cached pages at the last report of a load, and the version of their weights.
+        # The cached pages in the last load report, and the version of their weights.
         self._cached: dict[str, tuple[int, int]] = {}
 
     def join(self, name: str, capacity: int, cache: FollowedCache | None = None) -> None:
@@ -444,20 +444,20 @@ class Placement:
         self._cached.pop(name, None)
 
     def lost(self, name: str) -> None:
-        """Place nothing there until its next report; the known cache may be of an earlier life."""
+        """Place nothing there until its next report; the known cache may be from before a restart."""
         self.fleet.report(name, ReplicaLoad(), accepting=False)
         self.index.forget(name)
         if name in self._followed:
             self._followed[name].cache.doubt()
 
     def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True, is_flushed: bool = False) -> None:
-        """Take over an engine's report. With ``is_flushed`` its cache is empty."""
+        """Take an engine's report. With ``is_flushed`` its cache is empty."""
         self.fleet.report(name, load, accepting=accepting)
         if is_flushed:
             self.index.forget(name)
 
     def take_load(self, name: str, load: Load) -> None:
-        """Take over the load of an engine that takes requests, which may also show a dropped cache."""
+        """Take the load of an engine that takes requests; it may show that the cache was dropped."""
         pages, version = cached = load.cached_pages, load.weights_version
         pages_before, version_before = self._cached.get(name, cached)
         self._cached[name] = cached
@@ -489,7 +489,7 @@ class Placement:
         return Ticket(replica, held_chunks, to_compute, report_number, () if followed is None else prompt.chain)
 
     def ended(self, ticket: Ticket) -> None:
-        """Count the end of a request, of any kind."""
+        """Count the end of a request, however it ended."""
         self.fleet.ended(ticket.replica, ticket.tokens, ticket.report_number)
         followed = self._followed.get(ticket.replica)
         if followed is None:
@@ -500,6 +500,8 @@ class Placement:
                 del followed.flying[chunk]
 
     def _held(self, followed: _Followed, prompt: Prompt) -> int:
-        """Return how many chunks of a prompt an engine has by its events, or will have by its live requests."""
+        """Return the number of chunks of a prompt that an engine has by its events, or will have from its live
+        requests.
+        """
         told = followed.cache.cached_pages(prompt.ids, prompt.lora, prompt.salt)
         return max(told, len([*takewhile(followed.flying.__contains__, prompt.chain)]))

@@ -16,23 +16,23 @@ from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillW
 from engine.core.routing.load import Load
 from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
-# Pages of a prompt that the choice compares, and pages kept for each engine.
+# The pages of a prompt that the choice compares, and the pages remembered for each engine.
 CHOICE_PAGES: Final = 256
 INDEX_PAGES: Final = 32_768
-# The wait after a failure, doubled by each further one; then the engine gets one prompt at a time until one succeeds.
+# The pause after a failure, doubled by each further one; then the engine gets one prompt at a time until one succeeds.
 FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 NEWS_INTERVAL_S: Final = 60.0
-# Statuses that concern one prompt only.
+# HTTP statuses that concern one prompt only.
 _OF_THE_PROMPT: Final = frozenset({400, 409, 413})
 PREFILL: Final = "prefill"
-# Finish reasons of a request whose prompt was computed.
+# The finish reasons of a request whose prompt was computed.
 _COMPUTED: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class PrefillCounts:
-    """Totals of prompts. KV of an ``answered`` prompt has arrived; a ``dropped`` one was not needed any more; an
+    """Totals of prompts. The KV of an ``answered`` prompt has arrived; a ``dropped`` one was no longer needed; an
     ``unasked`` one found no prefill engine.
     """
 
@@ -45,9 +45,9 @@ class PrefillCounts:
 
 @dataclass(slots=True)
 class _Engine:
-    """``why_not`` is the last known reason to avoid it, empty for an engine that takes prompts."""
+    """``why_not`` is the last known reason to avoid the engine, empty if it takes prompts."""
 
-    why_not: str = "was not met yet"
+    why_not: str = "has not answered yet"
     last_failure: str = ""
     failures: int = 0
     retry_at: float = 0.0
@@ -71,9 +71,9 @@ class _Call:
 
 
 class Prefills:
-    """The prefill engines of one decode engine, by their URLs. ``now`` are seconds of a clock that goes forward.
+    """The prefill engines of one decode engine, by their URLs. ``now`` returns seconds of a monotonic clock.
 
-    ``capacity`` is the most prompts of one engine at a time. ``retry_s=0`` ignores the health of engines.
+    ``capacity`` is the maximum number of prompts of one engine at a time. ``retry_s=0`` ignores the health of engines.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Prefills:
         return msgspec.structs.replace(message, prefill_at=ticket.replica)
 
     def heard(self, reply: TokenOutput | Refusal) -> None:
-        """Note an output or a refusal of a request: no prefill engine computes its prompt any more."""
+        """Note an output or a refusal of a request: no prefill engine computes its prompt any longer."""
         self._give_back(reply.rid)
         transfer = self._transfers.get(reply.rid)
         if transfer is None:
@@ -149,13 +149,13 @@ class Prefills:
     # -- calls --
 
     def wanted(self, wanted: PrefillWanted) -> PrefillFailed | None:
-        """Call for a prompt that the scheduler wants. Returns the failure if the engine must not be called now."""
+        """Order a prompt that the scheduler wants. Returns the failure if the engine must not be called now."""
         self.counts.asked += 1
         engine = self._engines.get(wanted.at)
-        why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
+        why = "is not a prefill engine of this engine" if engine is None else self.why_not(wanted.at)
         is_asked = any(call.at == wanted.at for call in self._calls.values())
         if not why and engine is not None and engine.failures and is_asked:
-            why = f"is tried with another prompt: it {engine.last_failure}"
+            why = f"is being retried with another prompt: it {engine.last_failure}"
         if why:
             self.counts.failed += 1
             return PrefillFailed(transfer=wanted.transfer, error=f"{wanted.at} {why}")
@@ -164,7 +164,7 @@ class Prefills:
         return None
 
     def dropped(self, transfer: int, *, is_late: bool = False) -> bool:
-        """Drop a prompt that is not needed any more or ``is_late``. True if an engine was called for it."""
+        """Drop a prompt that is no longer needed or ``is_late``. Returns whether an engine was called for it."""
         call = self._take(transfer)
         if call is None:
             return False
@@ -175,7 +175,7 @@ class Prefills:
         return True
 
     def answered(self, transfer: int) -> float | None:
-        """Note that an engine has sent all pages: a success once the request continues with them.
+        """Note that an engine has sent all pages, a success once the request continues with them.
 
         Returns the duration in seconds; None for a dropped prompt.
         """
@@ -187,7 +187,7 @@ class Prefills:
         return self._now() - call.asked_at
 
     def failed(self, transfer: int, why: str, status: int | None = None) -> PrefillFailed | None:
-        """Return the failure for the scheduler: an engine answered with an error, or was lost."""
+        """Return the failure for the scheduler when an engine answered with an error or was lost."""
         call = self._take(transfer)
         if call is None:
             return None
@@ -206,7 +206,7 @@ class Prefills:
     # -- prefill engines --
 
     def met(self, url: str, load: Load) -> None:
-        """Take the load that an engine has reported."""
+        """Take the load that an engine reports."""
         if load.role != PREFILL:
             self.lost(url, f"must be a prefill engine, got one with role={load.role!r}; start it with --role prefill")
             return
@@ -236,7 +236,9 @@ class Prefills:
         return engine.why_not or (engine.last_failure if self._now() < engine.retry_at else "")
 
     def news(self) -> list[tuple[str, str]]:
-        """Return the engines whose calls stopped, with the reason, or resumed, without one; each once a minute."""
+        """Return the engines to which calls stopped, with the reason, or resumed, without one; each at most once a
+        minute.
+        """
         now, told = self._now(), []
         for url, engine in self._engines.items():
             why = engine.why_not or engine.last_failure
@@ -293,7 +295,7 @@ class Prefills:
         engine.last_failure = why
         if not self._retry_s:
             return
-        # Other prompts that failed with it do not count as further failures.
+        # Prompts that failed together count as one failure.
         if now >= engine.retry_at:
             engine.retry_at = now + min(self._retry_s * 2**engine.failures, LONGEST_RETRY_S)
             engine.failures = min(engine.failures + 1, 8)

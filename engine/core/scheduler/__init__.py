@@ -1,4 +1,4 @@
-"""The pure core: events in, at most one microbatch and replies out; and the gate through which it is driven.
+"""The pure core: events in, at most one microbatch and replies out; and the gate that drives it.
 
 Imports no torch, sockets, threads or clock, here or below.
 """

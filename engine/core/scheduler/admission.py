@@ -16,18 +16,18 @@ from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import Request
 
-# An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
+# An odd multiplier (of Knuth's MMIX generator), which spreads the arrival numbers of unseeded requests over 63 bits.
 _SEED_MULTIPLIER: Final = 6_364_136_223_846_793_005
 _SEED_MASK: Final = 2**63 - 1
 
 
 class Admission:
-    """Judges messages against the limits, the books and the features of one scheduler."""
+    """Checks messages against the limits, the books and the features of one scheduler."""
 
     def __init__(self, core: Core, features: Sequence[Feature]) -> None:
         self._limits = core.limits
         self._books = core.books
-        # Features that are off too: they refuse the requests that need them.
+        # Includes features that are off: they refuse the requests that need them.
         self._refusing = [one for one in features if type(one).refusal_of is not Feature.refusal_of]
         self._end_ids = frozenset(core.limits.eos_token_ids)
 
@@ -66,7 +66,7 @@ class Admission:
         """Create the request of a message, the ``arrival``-th to be admitted; features have not seen it yet."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        # A complete grammar allows nothing but an end token, so end tokens must end the request.
+        # A completed grammar allows only an end token, so end tokens must end the request.
         if not sampling.ignore_eos or sampling.grammar is not None:
             stop_ids |= self._end_ids
         return Request(

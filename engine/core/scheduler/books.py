@@ -1,4 +1,4 @@
-"""The books: where every live request is, and which microbatches are in flight.
+"""The books: the place of every live request, and the microbatches in flight.
 
 One registry and one place for each request. ``is_quiescent`` and ``is_fully_idle`` are defined here and nowhere else;
 every destructive operation asks them.
@@ -42,7 +42,7 @@ class Books:
     """Every request that is alive or still owns memory, each in exactly one place.
 
     ``requests`` registers the requests that have not ended, by rid. ``waiting`` is in order of arrival. A request whose
-    whole prompt is dispatched, and whose result is not back, is only in ``in_flight``.
+    whole prompt is launched, but whose result is not back, is only in ``in_flight``.
     """
 
     def __init__(self) -> None:
@@ -52,20 +52,21 @@ class Books:
         self.running: dict[str, Request] = {}
         self.retracting: list[Request] = []
         self.releasing: list[Request] = []
-        # Requests that receive the KV of their prompt or deliver the last of it, by rid, in the order of their start.
+        # Requests that receive the KV of their prompt or deliver the last part of it, by rid, in the order of their
+        # start.
         self.transferring: dict[str, Request] = {}
-        # Transfers that the stages have not ended; their requests may have ended before.
+        # Transfers that the stages have not ended; their requests may have finished before.
         self.open_transfers = 0
         self.in_flight: deque[Launched] = deque()
         self.paused: PauseMode | None = None
         # The weight update that is requested or in flight. Nothing else is launched meanwhile.
         self.update: UpdateWeights | None = None
-        # The weights of the stages: the path of the last update, '' for the configured model.
+        # The stages' weights: the path of the last update, '' for the configured model.
         self.weights = ""
-        # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
+        # Sleep and wake calls not yet carried out; the first may be in flight. See ``Sleeping``.
         self.turns: list[Sleep | Wake] = []
         self.sleep_level = 0
-        # True while there is no such call and no sleep: requests may be computed.
+        # True while there is no such call and the stages are awake: requests may be computed.
         self.is_awake = True
 
     # -- the one idle predicate --
@@ -88,13 +89,13 @@ class Books:
         return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
 
     def next_received(self) -> Request | None:
-        """Return the first request whose pages have come, or never will; None while a prompt is partly prefilled."""
+        """Return the first request whose pages have arrived, or never will; None while a prompt is partly prefilled."""
         if self.chunked is not None:
             return None
         return next((one for one in self.transferring.values() if one.place is RECEIVING and not one.in_flight), None)
 
     def what_is_busy(self) -> str:
-        """Describe the counts that keep the engine from being idle, as ``name=count`` pairs."""
+        """List the counts that keep the engine from being idle, as ``name=count`` pairs."""
         transfers = len(self.transferring)
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
@@ -115,7 +116,7 @@ class Books:
         place = request.place
         if place is WAITING:
             index = bisect.bisect_left(self.waiting, request.arrival, key=_arrival)
-            assert self.waiting[index] is request, f"{request} is not where its arrival puts it in the queue"
+            assert self.waiting[index] is request, f"{request} is not at its place by arrival in the queue"
             del self.waiting[index]
         elif place is CHUNKED:
             self.chunked = None
@@ -140,12 +141,12 @@ class Books:
         """Return the ids of the microbatches in flight, in launch order."""
         return tuple([launched.microbatch.id for launched in self.in_flight])
 
-    # -- looking at all of them --
+    # -- all requests --
 
     def live(self) -> list[Request]:
         """Return every request in every place; a request in two places appears twice.
 
-        A dispatched request is found only in the microbatches in flight.
+        A ``DISPATCHED`` request is found only in the microbatches in flight.
         """
         place = DISPATCHED
         dispatched = [one for launched in self.in_flight for one in launched.requests if one.place is place]

@@ -1,7 +1,7 @@
 """Dynamic chunk sizes: chunks of a prompt that make every microbatch cost about the same.
 
-The longer the prefix that a token attends to, the more it costs. With chunks of one size, the later microbatches of a
-long prompt occupy a stage longer than the earlier ones, and the other stages wait. Pure, in whole numbers.
+A token costs more after a longer prefix. With chunks of equal size, the later microbatches of a long prompt occupy a
+stage longer than the earlier ones, and the other stages wait. Pure integer arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 
 class ChunkSizes:
-    """The cost of a chunk of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in units of its own.
+    """The cost of a chunk of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in arbitrary units.
 
     ``parity_tokens`` is the prefix at which a token's attention costs as much as its other computation. A microbatch
     may cost as much as one prompt of ``base_tokens`` without a prefix.
@@ -29,7 +29,7 @@ class ChunkSizes:
         """Return the size of the next chunk of a prompt's ``rest`` tokens, at most ``room``; other chunks cost
         ``spent``.
 
-        Whole pages, and at least one, so that a prompt always advances. A remainder below a page is taken too.
+        Whole pages, at least one, so that a prompt always advances; a remainder shorter than a page is included.
         """
         page = self._page_size
         # The positive root of x * x + slope * x = left, rounded down.

@@ -19,7 +19,7 @@ from engine.core.scheduler.request import GONE, RELEASING, RETRACTING, Request
 
 
 class Core:
-    """One engine's state. ``hooks`` are those of its features; ``now`` is in seconds."""
+    """One engine's state. ``hooks`` are the hooks of its features; ``now`` is in seconds."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -41,7 +41,7 @@ class Core:
         self.say(CallAnswer(call_id=call_id, ok=ok, message=message))
 
     def startable(self) -> Sequence[Request]:
-        """The waiting requests that may start and may be overtaken, in order of arrival."""
+        """Return the waiting requests that may start and may be overtaken, in order of arrival."""
         waiting: Sequence[Request] = self.books.waiting
         for feature in self.hooks.startable:
             waiting = feature.startable(waiting)
@@ -58,7 +58,7 @@ class Core:
         logprob: TokenLogprob | None = None,
         error: str | None = None,
     ) -> None:
-        """End a request; every end comes here: out of place and registry, one terminal reply, memory freed once."""
+        """End a request, always here: remove it from its place and the registry, reply once, free its memory once."""
         assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
         request.finish_reason, request.error = reason, error
         request.ended_by_token = token is not None
@@ -71,27 +71,27 @@ class Core:
         if request.lease is None:
             self._forget(request)
         elif request.in_flight:
-            # The pages stay until the last microbatch or transfer that uses them is back; its result is dropped.
+            # The pages stay until the last microbatch or transfer that uses them is back, whose result is dropped.
             request.place = RELEASING
             self.books.releasing.append(request)
         else:
             self._free(request)
 
     def end_all(self) -> int:
-        """Abort every live request; returns how many there were."""
+        """Abort every live request and return their number."""
         live = list(self.books.requests.values())
         for request in live:
             self.end(request, FinishReason.ABORT)
         return len(live)
 
     def end_prefilled(self, request: Request) -> None:
-        """End a request without new tokens whose whole prompt is confirmed, and sent if a delivery was asked for."""
+        """End a request without new tokens whose whole prompt is confirmed, and sent if it has a delivery."""
         assert request.lease is not None, f"{request} owned no memory at its end"
         self.memory.publish(request.lease, request.ids, counts=True)
         self.end(request, LENGTH)
 
     def release_if_landed(self, request: Request) -> None:
-        """Release or requeue a request that had to wait for its last microbatch in flight."""
+        """Release or requeue a request whose last microbatch in flight is back."""
         if request.in_flight:
             return
         if request.place is RELEASING:
@@ -103,7 +103,7 @@ class Core:
     def _free(self, request: Request) -> None:
         assert request.lease is not None, f"{request} is freed, but owns no memory"
         if request.ended_by_token:
-            # All but the newest token have confirmed KV. An aborted or failed request publishes nothing.
+            # All tokens but the newest have confirmed KV. An aborted or failed request publishes nothing.
             self.memory.publish(request.lease, request.ids[:-1], counts=True)
         self.memory.release(request.lease)
         request.lease = None
@@ -131,7 +131,7 @@ class Core:
         self.books.enqueue(request)
 
     def retract_all(self) -> None:
-        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
+        """Send every request that owns memory back to the queue, at once or when its last microbatch is back."""
         for request in list(self.books.requests.values()):
             if request.lease is None or request.place is RETRACTING:
                 continue

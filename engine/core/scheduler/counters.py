@@ -1,4 +1,4 @@
-"""The scheduler's counters: requests, tokens, forward passes, and what features count. Counters only grow."""
+"""The scheduler's counters: requests, tokens, forward passes, and the counts of features. Counters only grow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.messages import ABORT, TIMEOUT, FinishReason
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the scheduler was made. ``forward_ct`` counts launched microbatches and names the next one."""
+    """Totals since the scheduler was created. ``forward_ct`` counts launched microbatches and names the next one."""
 
     forward_ct: int = 0
     requests_started: int = 0
@@ -35,7 +35,7 @@ class Counters:
     pages_sent: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
-        """Count a terminal reply: aborts and ends of time apart from all other ends."""
+        """Count a terminal reply; aborts and timeouts are counted apart from all others."""
         if reason is ABORT:
             self.requests_aborted += 1
         elif reason is TIMEOUT:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def earliest(*deadlines: float | None) -> float | None:
-    """The first of these deadlines; None when there is none."""
+    """Return the first of these deadlines; None if there is none."""
     return min([deadline for deadline in deadlines if deadline is not None], default=None)

@@ -1,6 +1,6 @@
 """Drafts: guesses of a request's next tokens; one forward pass verifies several of them.
 
-A draft model sends them with its results, or they are looked up here in the request's own prompt and output. The
+A draft model sends them with its results, or this module looks them up in the request's own prompt and output. The
 planner plans them, the last stage verifies them; for a client they change only the speed.
 """
 
@@ -18,11 +18,11 @@ from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import Request
 
-# Token ids have up to 63 bits in recordings whose text was redacted.
+# In recordings with redacted text, token ids have up to 63 bits.
 _ID_TYPE: Final = "q"
 _ID_BYTES: Final = 8
-# Verifying the four wrong guesses of one request costs a batch of 8 a fifth of a decode (benchmarks.speculation). When
-# guesses fail in a row, a longer match is required, and then the request rests, each time twice as long.
+# Verifying four wrong guesses of one request costs a batch of 8 a fifth of a decode (benchmarks.speculation). After
+# failures in a row a longer match is required, and then the request rests, each time twice as long.
 _DOUBTED_MISSES: Final = 2
 _MISSES_LIMIT: Final = 6
 _REST_TOKENS: Final = 64
@@ -35,8 +35,8 @@ class Guessing:
 
     ``guesses`` are a draft model's, of the tokens that follow the request's; ``text`` has the request's tokens so far,
     for looking up drafts without a model. ``misses`` counts the verifications in a row in which no guess held. The
-    request is guessed for again when it has ``rests_until`` tokens. ``hold`` is true when a guess held in one of the
-    last two verifications.
+    request gets drafts again once it has ``rests_until`` tokens. ``hold`` is true when a guess held in one of the last
+    two verifications.
     """
 
     guesses: tuple[int, ...] = ()
@@ -60,18 +60,18 @@ class Guessing:
 
 
 class Drafts(Feature):
-    """Guesses tokens for requests, as far as there is room for them. Off without speculation."""
+    """Guesses tokens for requests while there is room for them. Off without speculation."""
 
     def __init__(self, core: Core) -> None:
         self._limits = core.limits
         self._memory = core.memory
         self._counters = core.counters
         self.is_on = core.limits.draft_tokens > 0
-        # By request, until it is gone.
+        # Guesses by request, until the request is gone.
         self._of: dict[Request, Guessing] = {}
 
     def of(self, request: Request) -> Guessing:
-        """Return the guesses of a request, which are tracked from now on."""
+        """Return the guesses of a request; starts to track them if they are new."""
         known = self._of.get(request)
         if known is None:
             known = self._of[request] = Guessing()
@@ -80,8 +80,8 @@ class Drafts(Feature):
     def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
         """Return the drafts of a request that is about to decode, with pages for them; none if nothing is guessed.
 
-        They take only free pages, and leave ``spare_pages``, so that no cached prefix and no other request yields to a
-        guess. Their number is at most that of the tokens that the request may emit after the certain one.
+        Drafts take only free pages and leave ``spare_pages``, so that no cached prefix and no other request gives way
+        to a guess. There are at most as many as tokens that the request may emit after the certain one.
         """
         limits, lease, known = self._limits, request.lease, self.of(request)
         assert lease is not None, f"{request} decodes, but owns no memory"
@@ -112,7 +112,7 @@ class Drafts(Feature):
         self._counters.drafted_tokens += drafts
         self._counters.accepted_tokens += held
         self.of(request).note(len(request.ids), held)
-        # The KV of a wrong guess is of no use: the next token is computed in its place.
+        # The KV of a wrong guess is useless: the next token is computed in its place.
         request.planned_tokens -= drafts - held
         self._memory.trim(request.lease, request.planned_tokens)
 
@@ -127,13 +127,14 @@ class Drafts(Feature):
     def check(self, live: Sequence[Request]) -> None:
         """Check that only live requests have guesses."""
         if self._of and (strange := self._of.keys() - set(live)):
-            raise IntegrityError(f"{list(strange)} are gone, but still guessed for")
+            raise IntegrityError(f"{list(strange)} are gone, but still have guesses")
 
     def _look_up(self, ids: list[int], known: Guessing, count: int) -> tuple[int, ...]:
         """Return the tokens that followed the latest earlier occurrence of the longest suffix that has occurred before.
 
-        Unless guesses hold, the match must be twice as long: pairs recur in any text, but their continuations do not. A
-        copy that reaches the end continues with the copied tokens, so that a repetition is guessed at any length.
+        Unless guesses hold, the match must be twice as long: pairs of tokens recur in any text, but their continuations
+        do not. A copy that reaches the end continues with the copied tokens, so that a repetition is guessed at any
+        length.
         """
         limits = self._limits
         text = _text_of(ids, known)

@@ -1,7 +1,7 @@
-"""A feature of the scheduler as a slice: its state, its rules at each stage of a step, its checks and its counters.
+"""A feature of the scheduler as one slice: its state, its rules at each point of a step, its checks and its counters.
 
 LoRA, grammars, drafts, window layers, the host tier, transfers, sleep, profiles and prompt logprobs are one file and
-one class each. The core calls the hooks of a feature and knows none of them by name.
+one class each. The core calls the hooks of features and knows no feature by name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.core.scheduler.request import Request
 class Feature:
     """The hooks of a feature, in the order of a request's life. Each has a neutral default.
 
-    A hook that a feature leaves out is never called for it, and none is called for a feature that is not ``is_on``.
-    ``control`` is the kind of microbatch that the feature launches without tokens, if it launches one.
+    A hook that a feature does not define is never called for it, and no hook is called for a feature that is not
+    ``is_on``. ``control`` is the kind of microbatch without tokens that the feature launches, if any.
     """
 
     is_on: bool = True
@@ -34,7 +34,7 @@ class Feature:
     # -- messages --
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
-        """The events that the feature takes, also while it is off."""
+        """Return the handlers of the events that the feature takes, also while it is off."""
         return {}
 
     # -- admission --
@@ -45,7 +45,7 @@ class Feature:
         return None
 
     def enter(self, request: Request, message: Generate) -> None:
-        """Note what the feature needs of a request that is about to enter the queue."""
+        """Record what the feature needs from a request that is about to enter the queue."""
 
     # -- planning --
 
@@ -74,10 +74,10 @@ class Feature:
         return False
 
     def start(self, request: Request) -> None:
-        """Act on a request that has just got its memory. It may be moved to another place than ``CHUNKED``."""
+        """Act on a request that has just received its memory. It may be moved to a place other than ``CHUNKED``."""
 
     def bound_prompts(self, room: int, decodes: int) -> int:
-        """Return the most prompt tokens beside this many decodes, at most ``room``, while requests run."""
+        """Return the maximum prompt tokens beside this many decodes, at most ``room``, while requests run."""
         del decodes
         return room
 
@@ -98,10 +98,12 @@ class Feature:
     # -- landing --
 
     def land(self, launched: Launched, *, failed: bool) -> None:
-        """Act on a microbatch that is back, before its result is looked at."""
+        """Act on a microbatch that is back, before its result is read."""
 
     def finish(self, error: str | None) -> None:
-        """All stages have carried out the feature's oldest ``control``, or with ``error`` none has."""
+        """Act on the end of the feature's oldest ``control``: all stages have carried it out, or with ``error`` none
+        has.
+        """
 
     def take_prompts(self, launched: Launched, completion: Completion) -> None:
         """Take the feature's part of the result of a microbatch with prompts, before its tokens."""
@@ -116,53 +118,53 @@ class Feature:
         """Act on the verification of a request's drafts, of which the first ``held`` were right."""
 
     def after_result(self, launched: Launched) -> None:
-        """Act after all tokens of a result were given to the requests."""
+        """Act after the requests have taken all tokens of a result."""
 
     def flush(self) -> None:
-        """An operator has flushed the cache."""
+        """Act on a flush of the cache."""
 
     def change_weights(self) -> None:
-        """The stages have other weights."""
+        """Act on a change of the stages' weights."""
 
     # -- the end of a request --
 
     def call_back(self, request: Request) -> None:
-        """A request in flight is to go back to the queue when nothing with it is in flight any more."""
+        """Act on the retraction of a request in flight, which is requeued once nothing with it is in flight."""
 
     def retract(self, request: Request) -> None:
-        """A request goes back to the queue, and has lost its memory."""
+        """Act on a request that goes back to the queue and has lost its memory."""
 
     def end(self, request: Request) -> None:
-        """A request has ended. It may still be in flight."""
+        """Act on the end of a request, which may still be in flight."""
 
     def forget(self, request: Request) -> None:
-        """A request is gone: nothing with it is alive or in flight."""
+        """Drop the state of a request that is gone: it has ended, and nothing with it is in flight."""
 
     def lose_pipeline(self) -> None:
-        """The stages are gone, and nothing that is in flight will come back."""
+        """Act on the loss of the stages: nothing in flight will come back."""
 
     def give_up(self, why: str) -> None:
-        """Refuse every open call: nothing can be launched any more."""
+        """Refuse every open call: nothing more can be launched."""
         del why
 
     # -- the step --
 
     def on_time(self, now: float) -> None:
-        """Act on a deadline. Called in each step while ``deadline`` is set, also before its time."""
+        """Act on a deadline. Called in every step while ``deadline`` is set, also before that time."""
 
     def report(self, share: StepShare) -> bool:
-        """Add the feature's fields to the result of a step. True if they may let the next step do more."""
+        """Add the feature's fields to the result of a step. Returns True if they may let the next step do more."""
         del share
         return False
 
     # -- statistics, audit, checkpoint --
 
     def sizes(self) -> tuple[int, ...]:
-        """Sizes that belong to the digest of each step."""
+        """Return the sizes that the digest of each step includes."""
         return ()
 
     def stats(self) -> dict[str, int]:
-        """The feature's fields of ``EngineStats``, other than counters. While it is off they are at their defaults."""
+        """Return the feature's fields of ``EngineStats`` except counters; they have their defaults while it is off."""
         return {}
 
     @property
@@ -175,13 +177,13 @@ class Feature:
         return ()
 
     def check(self, live: Sequence[Request]) -> None:
-        """Raise IntegrityError if the feature's state does not fit the requests that live, or the memory."""
+        """Raise IntegrityError if the feature's state does not match the live requests or the memory."""
 
     def snapshot(self, parts: CheckpointParts) -> None:
         """Add the feature's fields to a checkpoint. Only for a scheduler that is idle and at rest."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the state of a checkpoint. Only for a new feature."""
+        """Restore the state of a checkpoint into a new feature."""
 
 
 class Hooks:
@@ -227,7 +229,7 @@ class Hooks:
 
 @functools.cache
 def _places_of(kinds: tuple[type[Feature], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the classes that define each hook, by its name. Cached by combination: a search makes many schedulers."""
+    """Return the classes that define each hook, by its name. Cached, because a search creates many schedulers."""
     found = {
         hook: tuple([place for place, kind in enumerate(kinds) if getattr(kind, hook) is not getattr(Feature, hook)])
         for hook in Hooks.__annotations__
@@ -235,5 +237,5 @@ def _places_of(kinds: tuple[type[Feature], ...]) -> tuple[tuple[str, tuple[int, 
     return tuple([(hook, places) for hook, places in found.items() if places])
 
 
-# Of a scheduler that has no features yet.
+# For a scheduler without features yet.
 NO_HOOKS: Final = Hooks()

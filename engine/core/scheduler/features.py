@@ -23,10 +23,10 @@ from engine.core.scheduler.window_layers import WindowLayers
 
 
 class Features(NamedTuple):
-    """One of each, which may be off.
+    """One feature of each class, on or off.
 
-    The order is part of the behaviour: requests run out of time before transfers do, host pages are counted before the
-    pages of a transfer are taken, a weight update is launched before a profile, a sleep and a change of LoRAs.
+    The order is part of the behaviour: requests time out before transfers do, host pages are counted before the pages
+    of a transfer are taken, a weight update is launched before a profile, a sleep and a change of LoRAs.
     """
 
     time_limits: TimeLimits
@@ -44,7 +44,7 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, core: Core) -> Features:
-        """The features of a new scheduler."""
+        """Return the features of a new scheduler."""
         return cls(
             TimeLimits(core),
             WindowLayers(core),

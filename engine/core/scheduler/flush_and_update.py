@@ -1,6 +1,7 @@
-"""Flush and weight update, which need a quiescent engine: done at once, or deferred until it is or the time is up.
+"""Flush and weight update, which need a quiescent engine: done at once, or deferred until the engine is quiescent or
+the call times out.
 
-Only this file asks the books' idle predicate for them. They never plan a request.
+Only this file checks the books' idle predicate for them. They never plan a request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from engine.core.scheduler.request import Request
 
 
 class FlushAndUpdate(Feature):
-    """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
+    """At most one call waits. ``deadline``, in seconds, is when it times out; None if no call waits."""
 
     control = WeightUpdate
     # Set while an update is requested or in flight: it is launched alone, and nothing else meanwhile.
@@ -53,13 +54,13 @@ class FlushAndUpdate(Feature):
         return None
 
     def on_time(self, now: float) -> None:
-        """Answer the waiting call if its time has come."""
+        """Answer the waiting call if it is due."""
         answer = self.answer_due(now)
         if answer is not None:
             self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
-        """Return the answer to the waiting call, if there is one and its time has come."""
+        """Return the answer to the waiting call, if there is one and it is due."""
         call = self._deferred
         if call is None:
             return None
@@ -73,13 +74,13 @@ class FlushAndUpdate(Feature):
         return refused(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
 
     def launch(self, number: int) -> WeightUpdate | None:
-        """The update, once nothing is in flight."""
+        """Return the update, once nothing is in flight."""
         update = self._books.update
         assert update is not None, "an update is launched that was never requested"
         return None if self._books.in_flight else WeightUpdate(number, update.model_path)
 
     def finish(self, error: str | None) -> None:
-        """Answer the update, and tell the features of new weights."""
+        """Answer the update, and tell the features about new weights."""
         self._core.say(self.finish_update(error))
         if error is None:
             for feature in self._core.hooks.change_weights:
@@ -99,7 +100,8 @@ class FlushAndUpdate(Feature):
         update, deferred = self._books.update, self._deferred
         if self.is_due is not (update is not None) or (self.deadline is None) is not (deferred is None):
             raise IntegrityError(
-                f"the update {update} is due: {self.is_due}, and the call {deferred} waits until {self.deadline}"
+                f"the update {update} has is_due={self.is_due}, and the call {deferred} has the deadline "
+                f"{self.deadline}"
             )
 
     def snapshot(self, parts: CheckpointParts) -> None:
@@ -111,7 +113,7 @@ class FlushAndUpdate(Feature):
     def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
         """Return the answer to the update: all stages have the new weights, or with ``error`` all have the old ones.
 
-        With ``is_dead`` the stages are gone, which is no fault of the call.
+        With ``is_dead`` the stages are gone, which is not the call's fault.
         """
         update, self._books.update = self._books.update, None
         self.is_due = False

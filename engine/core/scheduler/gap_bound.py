@@ -1,6 +1,6 @@
-"""The gap bound: how many prompt tokens a step may compute beside running requests, so that no stream waits too long.
+"""The gap bound: limits the prompt tokens that a step computes beside running requests, so that no stream stalls.
 
-Learned from the times of the steps themselves: the scheduler is told the time of each step, so a recording replays it.
+Learned from the times of the steps alone, which are inputs of the scheduler, so a recording replays it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class GapBound(Feature):
     """Keeps the time of a microbatch with prompts near a bound while requests run.
 
     The bound is ``max_gap_s``, or ``max_gap_steps`` times the time of the decodes alone. ``seconds_per_token`` is the
-    measured time per token of a microbatch with prompts; only those with at least half of the allowed tokens are
-    measured: in a small one the fixed cost dominates. ``decode_seconds`` and ``decode_tokens`` are averages over the
+    measured time per token of a microbatch with prompts; only microbatches with at least half of the allowed tokens are
+    measured, because fixed costs dominate small ones. ``decode_seconds`` and ``decode_tokens`` are averages over the
     microbatches of decodes alone. All are 0 before the first measurement.
     """
 
@@ -36,29 +36,28 @@ class GapBound(Feature):
         self._max_gap_steps = limits.max_gap_steps
         self._page_size = limits.page_size
         self._budget = limits.prefill_budget_tokens
-        # A bound in steps is relative: below this much of a long prompt a step would mostly read its prefix again.
+        # A bound in steps is relative: with fewer tokens of a long prompt a step would mostly read the prefix again.
         steps_least = self._budget // LEAST_SHARE if limits.max_gap_steps is not None else 0
         self._least = max(1, steps_least // self._page_size) * self._page_size
-        # When the last microbatch came back, in seconds.
+        # The time at which the last microbatch came back, in seconds.
         self._landed = 0.0
         self.seconds_per_token = self.decode_seconds = self.decode_tokens = 0.0
         self.is_on = limits.max_gap_s is not None or limits.max_gap_steps is not None
 
     def _allowed(self, decodes: int) -> int:
-        """The most tokens of a microbatch, these decodes included, within the longest wait of a stream."""
+        """Return the maximum tokens of a microbatch, decodes included, that respects the bound."""
         if not self.seconds_per_token:
             return self._budget
         if self._max_gap_s is not None:
             return min(self._budget, int(self._max_gap_s / self.seconds_per_token))
         if self._max_gap_steps is None or not self.decode_seconds:
             return self._budget
-        # The tokens of a microbatch with prompts that takes as long as the decodes alone. Their number may differ from
-        # the average's.
+        # The tokens of a microbatch with prompts that takes as long as these decodes alone, scaled from the average.
         alone = self.decode_seconds / self.seconds_per_token + decodes - self.decode_tokens
         return min(self._budget, int(self._max_gap_steps * max(decodes, alone)))
 
     def bound_prompts(self, room: int, decodes: int) -> int:
-        """Return what fits beside this many decodes, in whole pages, and enough for prompts to advance."""
+        """Return the prompt tokens beside this many decodes, in whole pages, and enough for prompts to advance."""
         tokens = self._allowed(decodes) - decodes
         return min(room, max(self._least, tokens - tokens % self._page_size))
 
@@ -96,5 +95,5 @@ class GapBound(Feature):
 
 
 def _is_decode(segment: Segment) -> bool:
-    """Whether a segment beside prompts is a decode, or the last token of a prompt, which costs as much."""
+    """Return whether a segment is a decode, or the last token of a prompt, which costs as much."""
     return segment.emits and len(segment.token_ids) == 1

@@ -1,7 +1,7 @@
-"""Grammars: the requests that use each, whether it is compiled, and the unused ones that are kept.
+"""Grammars: the users of each, whether it is compiled, and the unused ones that are kept.
 
-Orders the last stage to compile and to forget them. A request waits for the event that its grammar is ready, and no
-other request waits for that one.
+Orders the last stage to compile and to forget them. A request waits for its grammar's ``GrammarReady`` and holds up no
+other request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.core.scheduler.request import Request
 
 @dataclass(slots=True, eq=False)
 class KnownGrammar:
-    """A grammar under the id that the last stage knows it by. ``users`` are requests that are alive or in flight."""
+    """A grammar and its id on the last stage. ``users`` are requests that are alive or in flight."""
 
     id: int
     grammar: Grammar
@@ -33,7 +33,7 @@ class KnownGrammar:
 
 
 class Grammars(Feature):
-    """At most ``max_cached_grammars`` that no request uses stay compiled; the one used longest ago goes first."""
+    """At most ``max_cached_grammars`` unused grammars stay compiled; the least recently used one is dropped first."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -43,7 +43,7 @@ class Grammars(Feature):
         self._of: dict[Request, KnownGrammar] = {}
         self._by_text: dict[Grammar, KnownGrammar] = {}
         self._by_id: dict[int, KnownGrammar] = {}
-        # In the order in which they fell out of use.
+        # In the order in which they became unused.
         self._unused: dict[int, KnownGrammar] = {}
         self._last_id = 0
         self._compiling = 0
@@ -53,7 +53,7 @@ class Grammars(Feature):
 
     @property
     def known(self) -> int:
-        """Grammars that are compiled or being compiled."""
+        """The number of grammars that are compiled or being compiled."""
         return len(self._by_id)
 
     @property
@@ -67,11 +67,11 @@ class Grammars(Feature):
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their grammar."""
+        """The number of requests that wait for their grammar."""
         return sum([len(one.users) for one in self._by_id.values() if not one.is_ready]) if self._compiling else 0
 
     def startable(self, waiting: Sequence[Request]) -> Sequence[Request]:
-        """The requests of a queue that do not wait for a grammar, in its order."""
+        """Return the requests of a queue that do not wait for a grammar, in its order."""
         if not self._compiling:
             return waiting
         return [request for request in waiting if request not in self._of or self._of[request].is_ready]
@@ -83,7 +83,7 @@ class Grammars(Feature):
             self.take(request, message.sampling.grammar)
 
     def take(self, request: Request, grammar: Grammar) -> None:
-        """Give an entering request its grammar, which is known already or will be compiled."""
+        """Give an entering request its grammar, which is known or will be compiled."""
         known = self._by_text.get(grammar)
         if known is None:
             self._last_id += 1
@@ -125,7 +125,7 @@ class Grammars(Feature):
     # -- the last stage --
 
     def report(self, share: StepShare) -> bool:
-        """Tell the last stage what to compile and to forget. It may answer later, so no further step is due."""
+        """Order the last stage to compile and to forget. Its answers are events, so no further step is due."""
         if self._orders:
             share["grammars"] = tuple(self._orders)
             self._orders.clear()
@@ -160,7 +160,7 @@ class Grammars(Feature):
         return {"waiting_for_grammar": self.waiting}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Check that every request that is not gone is a user of its grammar, and recount every number and index."""
+        """Check that every request is a user of its grammar until it is gone, and recount every number and index."""
         if not self._by_id and not self._of and not self._compiling:
             return
         compiling = sum([not one.is_ready for one in self.entries])
@@ -169,14 +169,17 @@ class Grammars(Feature):
         if {one.grammar: one for one in self.entries} != self._by_text:
             raise IntegrityError(f"the grammars {list(self._by_id)} are known by id, {list(self._by_text)} by text")
         if {one.id for one in self.entries if not one.users} != self._unused.keys():
-            raise IntegrityError(f"the grammars {list(self._unused)} are kept as unused, but others have no user")
+            raise IntegrityError(
+                f"the grammars {list(self._unused)} are kept as unused, but these are not all the grammars without a "
+                "user"
+            )
         users = {request: known for known in self.entries for request in known.users}
         owed = {request: self._of[request] for request in live if request in self._of}
         if users != owed:
-            raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} are to follow one")
+            raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} have a grammar")
 
     def snapshot(self, parts: CheckpointParts) -> None:
-        """Add the last id given and the kept grammars, in the order in which they fell out of use."""
+        """Add the last id and the kept grammars, in the order in which they became unused."""
         parts["last_grammar"] = self._last_id
         parts["grammars"] = tuple([(one.id, one.grammar, one.is_ready) for one in self._unused.values()])
 

@@ -19,7 +19,7 @@ from engine.core.scheduler.request import Request
 
 
 class HostCopies(Feature):
-    """Off for an engine without a second tier."""
+    """Off for an engine without a host tier."""
 
     def __init__(self, core: Core) -> None:
         self._books = core.books
@@ -29,7 +29,7 @@ class HostCopies(Feature):
         self.is_on = self._host is not None
 
     def start(self, request: Request) -> None:
-        """Count the tokens that were hit on the host: their pages are held by the new lease alone."""
+        """Count the tokens that were hit on the host: only the new lease holds their pages."""
         assert request.lease is not None, f"{request} has started, but owns no memory"
         if not request.retractions:
             request.cached_tokens_host = len(request.lease.held_pages) * self._page_size
@@ -38,8 +38,8 @@ class HostCopies(Feature):
     def copies(self) -> Copies | None:
         """Return the copies for the microbatch that is launched now; None if none are due.
 
-        Stages follow microbatches in launch order. So a page that has left the pool is read before this or a later
-        microbatch computes in its place, and a page that is loaded is there before it is used.
+        Stages follow microbatches in launch order. So an evicted page is read before this or a later microbatch
+        computes in its place, and a loaded page is written before it is used.
         """
         host = self._host
         if host is None or not host.has_due:
@@ -56,12 +56,12 @@ class HostCopies(Feature):
             host.land(copies.out, copies.into, failed=failed)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the free and the ready host pages."""
+        """Return the numbers of free and ready host pages."""
         assert self._host is not None
         return self._host.pages.free, self._host.pages.cached
 
     def stats(self) -> dict[str, int]:
-        """Return all, free and ready host pages."""
+        """Return the numbers of all, free and ready host pages."""
         if self._host is None:
             return {}
         pages = self._host.pages
@@ -74,7 +74,7 @@ class HostCopies(Feature):
         if host is None:
             return
         if host.due_in:
-            raise IntegrityError(f"pages are to be loaded from the host, {host.due_in}, but no microbatch does that")
+            raise IntegrityError(f"pages {host.due_in} are to be loaded from the host, but no microbatch loads them")
         written: list[int] = []
         read: list[int] = []
         for launched in self._books.in_flight:
@@ -86,7 +86,7 @@ class HostCopies(Feature):
             held = {page for one in launched.requests if one.lease is not None for page in one.lease.pages}
             if strange := [page for _, page in copies.into if page not in held]:
                 raise IntegrityError(
-                    f"microbatch {launched.microbatch.id} loads pages {strange} of none of its requests"
+                    f"microbatch {launched.microbatch.id} loads pages {strange}, which none of its requests has"
                 )
         check_host(host, written, read)
 

@@ -1,6 +1,6 @@
 """The event loop of the scheduler: one loop for every gate, pipeline and number of stages.
 
-It holds no state and decides nothing. In each step the gate supplies events, the scheduler decides, the pipeline gets
+It has no state and makes no decision. In each step the gate supplies events, the scheduler decides, the pipeline gets
 orders and a microbatch, and the outbox gets replies and cache events.
 """
 

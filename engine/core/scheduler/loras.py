@@ -1,7 +1,7 @@
-"""LoRA adapters: the known ones, the ones that the stages hold, and the next to load or drop.
+"""LoRA adapters: those that requests may select, those that the stages hold, and the next to load or drop.
 
 The stages read a LoRA beside the computation. A change then is a microbatch without tokens, beside other microbatches;
-at most one is under way. A LoRA that a request uses is never dropped. Ends requests whose LoRA could not be loaded.
+at most one is under way. A LoRA that a request uses is never dropped. A request whose LoRA cannot be loaded ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.core.scheduler.replies import done, refused
 from engine.core.scheduler.request import Place, Request
 
 LoraCall = LoadLora | UnloadLora
-# In the key of a request whose LoRA the stages do not hold: no KV was computed with it.
+# The version in the key of a request whose LoRA the stages do not hold: no KV was computed with it.
 NOT_RESIDENT: Final = -1
 
 
@@ -40,9 +40,9 @@ NOT_RESIDENT: Final = -1
 class Lora:
     """A LoRA adapter: its name, the path of its weights, and whether the stages hold them.
 
-    ``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
-    ``used`` is the number of the last microbatch with it, or of the first that could have it. A LoRA that is
-    ``leaving`` is about to be unloaded, and no further request may ask for it.
+    ``version`` is the number of the load that the stages hold; 0 while it is not *resident*. ``used`` is the number of
+    the last microbatch with it, or of the first that could have it. A LoRA that is ``leaving`` is about to be unloaded,
+    and no further request may select it.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Lora:
     leaving: bool = False
 
     def use(self, microbatch: int) -> int:
-        """Note its use in a microbatch; return the version by which the stages know it."""
-        assert self.version, f"{self} is not resident, but microbatch {microbatch} is to be computed with it"
+        """Note its use in a microbatch; return its version on the stages."""
+        assert self.version, f"{self} is not resident, but microbatch {microbatch} uses it"
         self.used = microbatch
         return self.version
 
@@ -78,9 +78,9 @@ class _Change:
 
 
 class Loras(Feature):
-    """``known`` has the LoRAs that requests may ask for, by name; at most ``max_loras`` of them are resident.
+    """``known`` has the LoRAs that requests may select, by name; at most ``max_loras`` of them are resident.
 
-    ``deadline``, in seconds, is when a waiting unload gives up; None without one. Off for an engine without LoRAs.
+    ``deadline``, in seconds, is when a waiting unload times out; None without one. Off for an engine without LoRAs.
     """
 
     control = LoraUpdate
@@ -98,13 +98,13 @@ class Loras(Feature):
         self._of: dict[Request, Lora] = {}
         if core.memory.log is not None:
             core.memory.log.name_of = self._name_of
-        # Calls that were accepted and are not launched yet.
+        # Accepted calls that are not launched yet.
         self._due: list[LoraCall] = []
         self._under_way: _Change | None = None
         # The orders of this step to the stages.
         self._orders: list[LoraOrder] = []
         self._deferred: UnloadLora | None = None
-        # The step in which the last change ended, and the step that deferred one to the next.
+        # The step in which the last change ended, and the step that deferred a change to the next step.
         self._ended_at = self._postponed_at = 0
 
     def _name_of(self, version: int) -> str:
@@ -118,12 +118,12 @@ class Loras(Feature):
 
     @property
     def is_at_rest(self) -> bool:
-        """True while no call waits and no change is under way."""
+        """Return whether no call waits and no change is under way."""
         return not self._due and self._under_way is None and self._deferred is None
 
     @property
     def has_more(self) -> bool:
-        """Return whether a change can be launched, or a call's begun, at once. A profile goes first."""
+        """Return whether a change can be launched, or the change of a call can begin, at once. A profile goes first."""
         under_way = self._under_way
         is_due = bool(self._due) if under_way is None else under_way.state is _State.READY
         return is_due and self._has_slot
@@ -169,7 +169,7 @@ class Loras(Feature):
         self._of.pop(request, None)
 
     def _note_key(self, request: Request) -> None:
-        """Keep the KV of one load of a LoRA apart from that of other loads, and from the model's own."""
+        """Separate the KV of one load of a LoRA from the KV of other loads, and from the model's own."""
         request.kv_key = self._key_of(request)
 
     def _key_of(self, request: Request) -> KvKey:
@@ -185,11 +185,11 @@ class Loras(Feature):
                 self._note_key(request)
 
     def why_unknown(self, name: str) -> str | None:
-        """Return why no request may ask for the LoRA of this name; None if one may."""
+        """Return why no request may select the LoRA of this name; None if requests may."""
         lora = self.known.get(name)
         if lora is None:
             there = ", ".join(map(repr, self.known)) or "none"
-            return f"the LoRA must be loaded, got {name!r}, and loaded are {there}; POST /v1/load_lora_adapter"
+            return f"the LoRA must be loaded, got {name!r} with {there} loaded; POST /v1/load_lora_adapter"
         return f"the LoRA {name!r} is being unloaded; load it again" if lora.leaving else None
 
     # -- calls --
@@ -206,13 +206,13 @@ class Loras(Feature):
         return self._ask_load(call) if isinstance(call, LoadLora) else self._ask_unload(call, now)
 
     def on_time(self, now: float) -> None:
-        """Refuse a waiting unload whose time is up."""
+        """Refuse a waiting unload that has timed out."""
         answer = self.answer_due(now)
         if answer is not None:
             self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
-        """Return the refusal of a waiting unload whose time is up; it becomes due once nothing uses its LoRA."""
+        """Return the refusal of a waiting unload that has timed out; it becomes due once nothing uses its LoRA."""
         call = self._deferred
         if call is None:
             return None
@@ -270,7 +270,7 @@ class Loras(Feature):
     def _begin(self) -> _Change | None:
         """Begin a change, if one is due: calls in order, then the LoRAs that requests wait for.
 
-        In the step in which a change ends, none begins for requests: the ones that waited for it go first.
+        In the step in which a change ends, none begins for requests: the requests that waited for it go first.
         """
         begun: _Change | None = None
         if self._due:
@@ -283,7 +283,7 @@ class Loras(Feature):
         if begun is None:
             return None
         if begun.victim is not None:
-            # From here on no request starts with it: the stages drop it as soon as the other one is read.
+            # From here on no request starts with it: the stages drop it as soon as they have read the other one.
             self._set_version(begun.victim, 0)
         change = begun.change
         if change.path is not None:
@@ -292,14 +292,14 @@ class Loras(Feature):
         return begun
 
     def report(self, share: StepShare) -> bool:
-        """Tell the stages what to read and to drop. True if this step has left a change to the next one."""
+        """Order the stages to read and to drop. Returns True if this step deferred a change to the next one."""
         if self._orders:
             share["loras"] = tuple(self._orders)
             self._orders.clear()
         return self._postponed_at == self._core.step_number
 
     def _on_read(self, read: LoraRead) -> None:
-        """Note that all stages have read a LoRA, or end its change. After the death of the pipeline no read is open."""
+        """Note that all stages have read a LoRA, or end its change. After the loss of the pipeline no read is open."""
         under_way = self._under_way
         if under_way is None or under_way.state is not _State.READING or under_way.change.version != read.version:
             return
@@ -311,7 +311,7 @@ class Loras(Feature):
         self._end_change(read.error)
 
     def finish(self, error: str | None) -> None:
-        """Note that all stages have made the change, or with ``error`` none, and answer its call.
+        """Note that all stages have made the change, or with ``error`` none has, and answer its call.
 
         Without a call, requests wait for the LoRA: with ``error`` they end.
         """
@@ -377,7 +377,7 @@ class Loras(Feature):
     def _of_requests(self) -> _Change | None:
         """Load the LoRA of the first request that lacks its LoRA, if there is room for it.
 
-        A LoRA that an earlier request waits for is no victim: the two would evict each other for ever.
+        A LoRA that an earlier request waits for is not a victim: the two would evict each other forever.
         """
         wanted: set[Lora] = set()
         for request in self._policy.order(self._core.startable(), self._memory):
@@ -398,7 +398,7 @@ class Loras(Feature):
         return _Change(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
     def _place_for(self, wanted: Collection[Lora]) -> tuple[bool, Lora | None]:
-        """Return whether one more LoRA can be resident, and the LoRA that must make room for it."""
+        """Return whether one more LoRA can be resident, and the LoRA that must make room for it, if any."""
         if self.resident < self._most:
             return True, None
         in_use = {self._of.get(request) for request in self._books.live() if request.lease is not None}
@@ -406,7 +406,7 @@ class Loras(Feature):
         victim = min(idle, key=lambda one: (one.used, one.version), default=None)
         return victim is not None, victim
 
-    # -- who uses one --
+    # -- users --
 
     def _users_of(self, lora: Lora) -> list[Request]:
         return [request for request in self._books.live() if self._of.get(request) is lora]
@@ -432,8 +432,8 @@ class Loras(Feature):
             lora = self._of.get(request)
             if request.lease is not None and request.lease.kv_key != self._key_of(request):
                 raise IntegrityError(
-                    f"{request} is computed with version {request.lease.kv_key[0]} of {lora}, which the stages do not "
-                    f"hold any more, or for the salt {request.lease.kv_key[1]}, which it does not have"
+                    f"{request} is computed with version {request.lease.kv_key[0]} of {lora}, which the stages no "
+                    f"longer hold, or for the salt {request.lease.kv_key[1]}, which is not its own"
                 )
             if lora is not None and self.known.get(lora.name) is not lora:
                 raise IntegrityError(f"{request} is computed with {lora}, which was unloaded")

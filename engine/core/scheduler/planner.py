@@ -1,7 +1,7 @@
 """The planner: decides what the next microbatch computes, within the token budget and the free memory.
 
 Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode runs
-out of pages. It launches nothing and sends no reply; it moves requests between the places of the books.
+out of pages. It launches nothing and sends no replies; it moves requests between the places of the books.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from engine.core.scheduler.core import Core
 from engine.core.scheduler.request import CHUNKED, DISPATCHED, RECEIVING, RUNNING, Request
 from engine.core.scheduler.shared_prompts import is_worth_waiting
 
-# This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
+# A step tries at most this many waiting requests that do not fit: each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
 
 class Plan:
     """A microbatch under construction. ``requests`` has the request of each segment, in the same order.
 
-    ``budget`` bounds the tokens of its chunks, ``seats`` their number; ``cost`` is the sum of their costs, where these
-    are bounded.
+    ``budget`` bounds the tokens of its chunks, ``seats`` the number of requests; ``cost`` is the sum of the chunks'
+    costs, if these are bounded.
     """
 
     __slots__ = ("budget", "cost", "mode", "requests", "seats", "segments", "tokens")
@@ -61,12 +61,12 @@ class Planner:
         # Computed once, because every step reads them.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
-        # Stands for a token that is not known yet; without planning ahead every token is known.
+        # The placeholder for a token that is not known yet; without planning ahead every token is known.
         self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
     @property
     def may_plan(self) -> bool:
-        """Return whether there is something to plan: awake, not paused, no update, a free slot, and work for it."""
+        """Return whether a microbatch can be planned: awake, not paused, no update, a free slot, and work for it."""
         books = self._books
         if not books.is_awake or books.paused is not None or books.update is not None:
             return False
@@ -94,7 +94,7 @@ class Planner:
         return plan if plan.tokens else None
 
     def check_budget(self, plan: Plan) -> None:
-        """Assert that a microbatch is no larger than the stages were sized for."""
+        """Assert that a microbatch does not exceed the size for which the stages were built."""
         most = self._most_decodes if plan.mode is DECODE else self._limits.prefill_budget_tokens
         assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
         assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
@@ -102,8 +102,8 @@ class Planner:
     def _add_both(self, plan: Plan) -> None:
         """Add decodes first, then prompts into the rest of the budget: no stream waits for a long prompt.
 
-        A page of the budget, or half of a smaller budget, is left to prompts, so that neither keeps the other out. The
-        whole budget is left to a prompt that may not be split. While requests run, a feature may bound prompts further.
+        Prompts always get a page of the budget, or half of a smaller budget, so that neither starves the other. A
+        prompt that may not be split gets the whole budget. While requests run, a feature may bound prompts further.
         """
         budget = plan.budget
         least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
@@ -115,17 +115,14 @@ class Planner:
                 plan.budget = feature.bound_prompts(plan.budget, decodes)
         self._add_prefill(plan)
         if plan.tokens:
-            # Chosen again, because an admission may have sent one of them back to the queue.
+            # Chosen again, because an admission may have retracted one of them.
             seats = decodes + plan.seats - len(plan.requests)
             self._add_decodes(plan, min(self._decode_share(), decodes + plan.room, seats))
 
     # -- prefill --
 
     def _add_prefill(self, plan: Plan) -> None:
-        """Add the next chunk of the partly prefilled request, then requests whose KV has come, then new ones.
-
-        While the budget lasts.
-        """
+        """Fill the budget with the next chunk of the partly prefilled request, then received requests, then others."""
         chunked = self._books.chunked
         if chunked is not None:
             self._add_chunk(plan, chunked)
@@ -138,7 +135,7 @@ class Planner:
                 self._add_chunk(plan, request)
 
     def _add_received(self, plan: Plan) -> None:
-        """Add requests whose KV has come: the whole rest of each prompt, or a chunk of the first one."""
+        """Add requests whose KV has arrived: the whole rest of each prompt, or a chunk of the first one."""
         while (request := self._books.next_received()) is not None:
             rest = request.prefill_tokens - request.planned_tokens
             if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
@@ -149,9 +146,9 @@ class Planner:
             self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order. Requests that do not fit are passed over until one is overdue.
+        """Yield the waiting requests to try, in order. Requests that do not fit are passed over until one is overdue.
 
-        None while a prompt is partly prefilled.
+        Yields nothing while a prompt is partly prefilled.
         """
         books = self._books
         if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
@@ -177,7 +174,8 @@ class Planner:
         return bool(hooks) and any(feature.holds_back(request) for feature in hooks)
 
     def _waits_for_another(self, request: Request, plan: Plan) -> bool:
-        """Return whether its prompt is on its way for another request: launched, in this microbatch, or being received.
+        """Return whether another request already has its prompt on the way: launched, in this microbatch, or being
+        received.
 
         A prompt that this engine computes itself never waits for a transfer, which may be late.
         """
@@ -200,7 +198,7 @@ class Planner:
         return may_split and plan.room >= self._limits.page_size
 
     def _admit(self, request: Request) -> bool:
-        """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
+        """Lease memory for all of a request's tokens, leaving one page to each running request that may need one."""
         if self._limits.priority_preemption:
             self._preempt_for(request)
         spare, most = len(self._books.running), request.hit_limit_tokens
@@ -212,7 +210,7 @@ class Planner:
         request.prefill_start = request.planned_tokens = len(lease.pages) * self._limits.page_size
         request.prefill_tokens = len(request.ids)
         if not request.retractions:
-            # Reported and counted once: after a retraction a request finds its own pages, which are no hit.
+            # Reported and counted once: after a retraction a request finds its own pages, which is not a hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
         request.place = CHUNKED
@@ -240,7 +238,7 @@ class Planner:
             return
         last = end == request.prefill_tokens
         if not (last and start == request.prefill_start):
-            request.chunks_done += 1  # chunks of split prompts, tails included; a prompt that fits one pass has none
+            request.chunks_done += 1  # chunks of split prompts, tails included; a prompt in one piece has none
         if last:
             request.place = DISPATCHED
             self._books.chunked = None
@@ -251,7 +249,7 @@ class Planner:
         self._add_segment(plan, request, start, end, emits=emits, share=share)
 
     def _part(self, plan: Plan, start: int, rest: int) -> int:
-        """Return the tokens of the next chunk: all that have room, or as many as keep the stages even."""
+        """Return the tokens of the next chunk: all that fit, or as many as keep the stages balanced."""
         if self.chunk_sizes is None:
             return min(rest, plan.room)
         tokens = self.chunk_sizes.part(start, rest, room=plan.room, spent=plan.cost)
@@ -261,7 +259,7 @@ class Planner:
     # -- decode --
 
     def _decode_share(self) -> int:
-        """Return how many running requests go into one microbatch: spread over the stages, so that none idles."""
+        """Return how many running requests go into one microbatch: they are spread so that no stage idles."""
         return min(self._most_requests, -(-len(self._books.running) // self._limits.pp_size))
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
@@ -270,7 +268,7 @@ class Planner:
         # No drafts beside prompts: the budget is for prompts.
         drafting = () if before else self._hooks.draft
         for request in self._choose_decodes(most):
-            # Moved to the end, so that the next microbatch takes the requests launched longest ago.
+            # Moved to the end, so that the next microbatch takes the least recently launched requests.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
             drafts: tuple[int, ...] = ()
@@ -281,7 +279,9 @@ class Planner:
             plan.mode = MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
-        """Return running requests with room for their next token's KV: those in no microbatch, then those ahead."""
+        """Return running requests with room for their next token's KV: those in no microbatch first, then those planned
+        ahead.
+        """
         chosen: list[Request] = []
         one_waits = False
         for request in self._ready():
@@ -306,13 +306,14 @@ class Planner:
                 chosen.append(request)
 
     def _ready(self) -> list[Request]:
-        """Return the running requests that are in no microbatch, those launched longest ago first."""
+        """Return the running requests that are in no microbatch, least recently launched first."""
         return [request for request in self._books.running.values() if not request.in_flight]
 
     def _ahead(self) -> Sequence[Request]:
-        """Return the running requests that may be planned before their last token is back, launched longest ago first.
+        """Return the running requests that may be planned before their last token is back, least recently launched
+        first.
 
-        Empty while a waiting request could preempt them: in a microbatch they cannot be preempted.
+        Empty while a waiting request could preempt them: a request in flight cannot be preempted.
         """
         if self._limits.priority_preemption and self._books.waiting:
             return ()
@@ -338,7 +339,7 @@ class Planner:
                 return False
         return True
 
-    # -- who gives way --
+    # -- victims --
 
     def _latest(self, candidates: Iterable[Request]) -> Request:
         """Return the request to retract: the latest arrival of the lowest priority."""
@@ -351,7 +352,7 @@ class Planner:
         ]
 
     def _preempt_for(self, request: Request) -> None:
-        """Retract requests of lower priority until this one fits, if retracting all of them would be enough."""
+        """Retract requests of lower priority until this one fits, unless even all of them would not be enough."""
         memory, victims = self._memory, self._victims_of(request)
         tokens, spare = len(request.ids), len(self._books.running)
         owned = [victim.lease for victim in victims if victim.lease is not None]
@@ -375,7 +376,7 @@ class Planner:
     ) -> None:
         """Add a segment of a request, with the pages that the stages do not know yet.
 
-        ``share`` has the fields that features have filled in.
+        ``share`` has the fields that features filled in.
         """
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"

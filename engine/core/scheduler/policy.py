@@ -14,7 +14,7 @@ from engine.core.scheduler.request import Request
 
 # A waiting request may be overtaken by this many later ones; then it takes its turn by arrival.
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
-# Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.
+# Matching a waiting prompt against the tree costs a walk; a queue longer than this is served by arrival.
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
 
@@ -22,7 +22,7 @@ class Policy(ABC):
     """An order, and its bound on overtaking.
 
     A request is *overtaken* when a later arrival starts while it waits; ``Request.overtaken`` counts this since its own
-    last start. An *overdue* request goes before all that are not, and when it does not fit, no other may start.
+    last start. An *overdue* request goes before all others, and while it does not fit, no other may start.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Policy(ABC):
         """Sort the waiting requests, given in order of arrival, in the order in which they are tried."""
 
     def is_overdue(self, request: Request) -> bool:
-        """Return whether a waiting request was overtaken as often as allowed."""
+        """Return whether a waiting request was overtaken as often as the bound allows."""
         return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
@@ -52,7 +52,7 @@ class LongestPrefix(Policy):
     """The prompt with the most cached tokens goes first."""
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        """Order by cached tokens, or by arrival in a queue that is too long for that."""
+        """Order by cached tokens, or by arrival if the queue is too long for that."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
         cached = {
@@ -66,7 +66,7 @@ class DepthFirst(Policy):
     """Groups prompts by shared cached prefix, beginning with the prefix that most requests share."""
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        """Order by a walk through the tree, or by arrival in a queue that is too long for that."""
+        """Order by a walk through the tree, or by arrival if the queue is too long for that."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
         due = [one for one in waiting if self.is_overdue(one)]
@@ -76,8 +76,9 @@ class DepthFirst(Policy):
 def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
     """Sort requests, given in order of arrival, by a depth-first walk through the prefix tree, heaviest child first.
 
-    The weight of a node is the number of requests that hit it; among equal children the earliest request's goes first.
-    A request that hits more of a prefix comes before one whose hit ends there; requests without a hit come last.
+    The weight of a node is the number of requests that hit it; among equal children the one of the earliest request
+    goes first. A request that hits more of a prefix comes before a request that hits less; requests without a hit come
+    last.
     """
     hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
     weight: dict[int, int] = {}
@@ -121,5 +122,5 @@ _POLICIES: Final[dict[str, Policy]] = {
 
 
 def policy_named(name: str) -> Policy:
-    """Return the policy of this name. Raises KeyError for a name that the configuration should have refused."""
+    """Return the policy with this name. Raises KeyError for a name that the configuration should have refused."""
     return _POLICIES[name]

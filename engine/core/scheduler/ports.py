@@ -1,7 +1,7 @@
 """The ports of the scheduler's loop: the step gate, the pipeline and the outbox, and what passes through them.
 
 The gate decides which events the next step sees and when it runs. The loop waits in the gate alone, so a gate can
-freeze it. A port is implemented where it is needed; nothing here knows an implementation.
+freeze it. Nothing here knows an implementation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 class StepResult(msgspec.Struct, frozen=True, gc=False):
     """The output of one scheduler step.
 
-    With ``again`` another step without events may do more, because the pipeline has a free slot and there is work: a
-    gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
-    is due even if nothing happens. ``grammars`` are orders to the last stage, ``loras`` and ``transfers`` orders to all
-    stages; they go out before the microbatch. ``cache_events`` tell what entered and left the prefix cache.
+    With ``again`` another step may do more even without events, because the pipeline has a free slot and there is work:
+    the gate must not wait. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step is due
+    even if nothing happens. ``grammars`` are orders to the last stage, ``loras`` and ``transfers`` orders to all
+    stages; they go out before the microbatch. ``cache_events`` are the changes of the prefix cache.
     """
 
     step: int
@@ -56,8 +56,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one step: its input, its output, and the sizes of everything afterwards.
 
     ``in_flight`` holds microbatch ids in launch order; pages are counts; ``digest`` is the digest chain after the step.
-    ``waiting_rids`` and ``running_rids`` name the counted requests where the recorder keeps names. ``error``
-    is the exception, as ``Type: text``, of the step that the scheduler died in.
+    ``waiting_rids`` and ``running_rids`` name the counted requests if the recorder keeps names. ``error`` is the
+    exception, as ``Type: text``, of the step in which the scheduler died.
     """
 
     step: int
@@ -107,18 +107,21 @@ class Pipeline(Protocol):
         """Hand a microbatch to the first stage. Never blocks on the computation."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Return the next completion in launch order; wait up to ``timeout_s`` seconds (None: for ever, 0: not at all).
+        """Return the next completion in launch order; wait up to ``timeout_s`` seconds (None: without limit, 0: not at
+        all).
 
         A pipeline that computes in this process computes here. Returns None when the time is up.
         """
 
     @property
     def ready(self) -> bool:
-        """True when ``next_completion(0)`` would return one without a readable wake source: work in this process."""
+        """True if ``next_completion(0)`` would return a completion without a readable wake source: work in this
+        process.
+        """
 
     @property
     def takes_more(self) -> bool:
-        """True when more should be launched before waiting for that work: it is planned ahead of its result."""
+        """True if more should be launched before waiting for that work, because it is planned ahead of its result."""
 
     def wake_sources(self) -> Sequence[Any]:
         """Sources for a ``zmq.Poller``: when one is readable, ``next_completion(0)`` may return something."""
@@ -130,13 +133,13 @@ class Pipeline(Protocol):
         """Have every stage read its share of a LoRA, or drop one that was read. Never blocks on the reading."""
 
     def order_transfer(self, order: TransferOrder) -> None:
-        """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
+        """Have every stage start or stop a transfer of KV. Never blocks on the other engine."""
 
     def answers(self) -> Sequence[OrderAnswer]:
-        """Return the answers to orders so far, without waiting; they wake the gate as completions do."""
+        """Return the answers to orders so far, without waiting; an answer wakes the gate as a completion does."""
 
     def answer_source(self) -> int | None:
-        """A file descriptor that is readable when ``answers`` has some, if ``wake_sources`` do not show it."""
+        """Return a file descriptor that is readable when there are ``answers``; None if ``wake_sources`` show that."""
 
     def close(self) -> None: ...
 
@@ -146,4 +149,4 @@ class Outbox(Protocol):
         """Hand over the replies of one step, in order. Never blocks on the receiver."""
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Hand over what changed in the prefix cache in one step, after its replies. Never blocks on the receiver."""
+        """Hand over one step's changes of the prefix cache, after its replies. Never blocks on the receiver."""

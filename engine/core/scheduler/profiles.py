@@ -23,7 +23,7 @@ class Profiles(Feature):
     def __init__(self, core: Core) -> None:
         self._core = core
         self.folder: str | None = None
-        # The call that is not launched yet, and the call whose result is not back.
+        # The call that waits to be launched, and the call whose result is not back.
         self.due: StartProfile | StopProfile | None = None
         self._launched: StartProfile | StopProfile | None = None
 
@@ -43,21 +43,21 @@ class Profiles(Feature):
     def ask(self, call: StartProfile | StopProfile) -> CallAnswer | None:
         """Refuse an invalid call; None if its result will answer it."""
         if self.is_open:
-            return refused(call, "another profile call is not answered yet; wait for its answer")
+            return refused(call, "another profile call is in progress; wait for its answer")
         if isinstance(call, StartProfile) and self.folder is not None:
-            return refused(call, f"one is being taken into {self.folder}; POST /stop_profile first")
+            return refused(call, f"a profile is running into {self.folder}; POST /stop_profile first")
         if isinstance(call, StopProfile) and self.folder is None:
-            return refused(call, "none is being taken; POST /start_profile first")
+            return refused(call, "no profile is running; POST /start_profile first")
         self.due = call
         return None
 
     @property
     def is_due(self) -> bool:
-        """Return whether a call waits for a slot. Calls of sleep and wake go first."""
+        """Return whether a call waits for a slot. Sleep and wake calls go first."""
         return self.due is not None and not self._core.books.turns
 
     def launch(self, number: int) -> ProfileSwitch | None:
-        """Have the stages write to the folder from now on, or stop, if there is a slot."""
+        """Have the stages start or stop the profile, if there is a slot."""
         if len(self._core.books.in_flight) >= self._core.limits.depth:
             return None
         self._launched, self.due = self.due, None

@@ -1,7 +1,7 @@
 """Prompt logprobs: the positions that a segment requests, and the replies with their values.
 
 The values of a chunk come with its result and are sent once, in that step. A request notes how far they were sent, so
-that a prompt that is computed again requests only the rest. Values are never kept here.
+that a prompt that is recomputed requests only the rest. Values are never kept here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: 
     counts, due = [len(part) for part in values], [len(segment.targets) for segment, _ in asked]
     if counts != due:
         raise IntegrityError(
-            f"microbatch {microbatch.id} came back with prompt logprobs of {counts} tokens, but asked for them of {due}"
+            f"microbatch {microbatch.id} came back with prompt logprobs of {counts} tokens, but {due} were requested"
         )
     told: list[TokenOutput] = []
     for (segment, request), part in zip(asked, values, strict=True):

@@ -1,6 +1,6 @@
 """The scheduler's view of a request, from admission to its one terminal reply.
 
-A request acts on no other structure: the scheduler moves it from place to place, the memory fills its lease.
+A request changes no other structure: the scheduler moves it from place to place, the memory fills its lease.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NO_POSITION: Final = 1 << 62
 class Place(StrEnum):
     """Where a request is. It is in exactly one place at a time.
 
-    ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched,
-    the result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
+    ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` with its whole prompt
+    launched and the last result not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
     ``RELEASING`` already ended, both only until the last microbatch with it is back; ``GONE`` ended and freed.
     ``RECEIVING`` the KV of its prompt in a decode engine, or about to continue from it; ``DELIVERING`` the last of that
     KV in a prefill engine.
@@ -46,11 +46,11 @@ WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE, RECEIVING, D
 class Request:
     """One request. Token counts are absolute positions, prompt first, then the output.
 
-    ``ids`` is prompt and output in one list, which a re-prefill after a retraction computes. In the present lease they
-    are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
-    ``planned_tokens`` are computed, launched or cached already. ``cached_tokens``, which its client sees, are the
-    prompt tokens that others had cached when it was first admitted; ``cached_tokens_host`` of them were loaded from
-    host memory. Tokens that it computed itself and finds again after a retraction are no hits. ``in_flight`` counts the
+    ``ids`` is prompt and output in one list, which a re-prefill after a retraction computes. The current lease computes
+    them as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``; ``planned_tokens``
+    are computed, launched or cached already. ``cached_tokens``, which its client sees, are the prompt tokens that
+    others had cached when it was first admitted; ``cached_tokens_host`` of them were loaded from host memory. Tokens
+    that it computed itself and finds again after a retraction do not count as hits. ``in_flight`` counts the
     microbatches and transfers with it that are not back, ``overtaken`` the later requests that started while it waits.
     With ``ended_by_token`` its output is complete, and is published when it is freed.
 
@@ -89,20 +89,20 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """True from its terminal reply on."""
+        """True after its terminal reply."""
         return self.finish_reason is not None
 
     @property
     def is_prefilled(self) -> bool:
-        """True when its whole prompt is launched and it wants no new token."""
+        """True if its whole prompt is launched and it wants no new token."""
         return self.planned_tokens == self.limit_tokens
 
     @property
     def may_go_ahead(self) -> bool:
-        """Whether it may be planned, while it runs, before its newest token is known: the stage has that token.
+        """True if it may be planned, while it runs, before its newest token is known: the stage has that token.
 
-        Exactly one decode of it is in flight, and the token on its way is not its last by length: the next one would be
-        computed for nothing. A stop token cannot be foreseen; the result is dropped then. Where sampling depends on
+        Exactly one decode of it is in flight, and that decode's token is not its last by length: the next one would be
+        computed for nothing. A stop token cannot be foreseen; its surplus result is dropped. If sampling depends on
         earlier tokens, they must be known at the launch.
         """
         return (
@@ -114,9 +114,9 @@ class Request:
 
     @property
     def hit_limit_tokens(self) -> int:
-        """The most tokens that may come from the cache: none whose logits are needed.
+        """The maximum number of tokens that may come from the cache, which has no logits.
 
-        Needed are the logits of the last token, for the next one, and the logits from ``logits_from`` on.
+        A request needs the logits of its last token, for the next one, and the logits from ``logits_from`` on.
         """
         return self.logits_from if self.logits_from < self.prompt_tokens - 1 else len(self.ids) - 1
 

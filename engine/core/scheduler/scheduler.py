@@ -101,7 +101,7 @@ class Scheduler(Core):
                 self.digests.add((tuple(events), microbatch, replies, sizes_of(self)))
             else:
                 self.digests.add_quiet()
-        # Without a change the next step would only repeat this one, and without a slot and work it plans nothing.
+        # Without a change the next step would only repeat this one; without a slot or work it would plan nothing.
         again = changed and (self.planner.may_plan or (bool(hooks.has_more) and self._has_more))
         log = self.memory.log
         if log is not None and (cache_events := log.take()):
@@ -115,11 +115,11 @@ class Scheduler(Core):
         """Return whether a feature could launch another microbatch at once."""
         return any(feature.has_more for feature in self.hooks.has_more)
 
-    # -- looking --
+    # -- reading --
 
     @property
     def deadline(self) -> float | None:
-        """The earliest time at which a request, a transfer or a waiting call times out; None without one."""
+        """The earliest time at which a request, a transfer or a waiting call times out; None if nothing can."""
         first = None
         for feature in self.hooks.on_time:
             if feature.deadline is not None:
@@ -151,7 +151,7 @@ class Scheduler(Core):
         return self.books.requests.get(rid)
 
     def stats(self) -> EngineStats:
-        """Return the present statistics."""
+        """Return the current statistics."""
         return stats_of(self)
 
     @property
@@ -163,11 +163,11 @@ class Scheduler(Core):
 
     def _on_completion(self, completion: Completion) -> None:
         if self.failure is not None:
-            return  # It was dropped when the pipeline failed.
+            return  # The microbatch was dropped when the pipeline failed.
         in_flight = self.books.in_flight
         if not in_flight or completion.microbatch_id != in_flight[0].microbatch.id:
             raise IntegrityError(
-                f"microbatch {completion.microbatch_id} came back, in flight were {self.books.in_flight_ids()}"
+                f"microbatch {completion.microbatch_id} came back, but {self.books.in_flight_ids()} are in flight"
             )
         launched = self._land(failed=completion.error is not None)
         if launched.microbatch.is_control:
@@ -198,7 +198,7 @@ class Scheduler(Core):
         for failed in completion.errors:
             for request in launched.requests:
                 if request.rid == failed.rid and not request.is_finished:
-                    # While it is in flight, so that its prompt logprobs are dropped with its result.
+                    # Ended while it is in flight, so that its prompt logprobs are dropped with its result.
                     self.end(request, failed.reason, error=failed.error)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1

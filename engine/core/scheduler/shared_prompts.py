@@ -1,4 +1,4 @@
-"""Prompts that arrive together with a common prefix: the first is computed or received, the others wait and hit it.
+"""Concurrent prompts with a common prefix: the first is computed or received, the others wait and hit it.
 
 KV is hit only after its result has confirmed it. A first prompt that fails, is aborted or is retracted therefore leaves
 nothing to undo: the others stop waiting, and the next one is computed in its place.
@@ -12,15 +12,15 @@ from typing import Final
 from engine.core.memory import KVMemory
 from engine.core.scheduler.request import DISPATCHED, RECEIVING, Request
 
-# A wait lasts as long as the microbatches in flight. Computing fewer tokens again takes about as long as that. A burst
-# of eight equal prompts of 300 tokens, with 512 here, computed 960 to 1,824 at depth 2 to 6.
+# A wait lasts as long as the microbatches in flight. Recomputing fewer tokens than this takes about as long. A burst of
+# eight equal prompts of 300 tokens, with 512 here, computed 960 to 1,824 at depth 2 to 6.
 LEAST_SPARED_TOKENS: Final = 256
 
 
 def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemory) -> bool:
     """Return whether one of ``others``, whose whole prompts are on their way, spares a request most of its work.
 
-    A prompt is on its way when it is launched to its end, or received from another engine.
+    A prompt is on its way if all of it is launched or being received from another engine.
     """
     most = request.hit_limit_tokens
     if most < LEAST_SPARED_TOKENS:
@@ -39,7 +39,7 @@ def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemo
 
 
 def _alike(ids: Sequence[int], others: Sequence[int], most: int) -> int:
-    """Return how many of the first ``most`` tokens are equal."""
+    """Return how many of the first ``most`` tokens both prompts share."""
     if ids[:most] == others[:most]:
         return most
     return next(place for place in range(most) if ids[place] != others[place])

@@ -1,6 +1,6 @@
 """Sizes at the end of a step, for the digest and the statistics, and the load.
 
-Counted on demand, so that no event can make them drift. Changes nothing.
+Counted on demand, so that they cannot drift. Changes nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def stats_of(core: Core) -> EngineStats:
 def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """Return the load for a router: the tokens that must still be launched before every request decodes.
 
-    Tokens that the cache could serve now are not counted. The output of a retracted request counts, because it is
-    computed again with the prompt.
+    Tokens that the cache could serve now do not count. The output of a retracted request does, because it is recomputed
+    with the prompt.
     """
     chunked = books.chunked
     rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens

@@ -1,6 +1,6 @@
 """Sleep and wake: the stages free weights and KV, and allocate them again. Calls are carried out in order.
 
-From the step that accepts a sleep until all stages are awake again nothing is launched for requests.
+From the step that accepts a sleep until all stages are awake again, nothing is launched for requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sleeping(Feature):
     """
 
     control = SleepSwitch
-    # Set while a call is not carried out; nothing else is launched meanwhile.
+    # Set while a call is open; nothing else is launched meanwhile.
     is_due = False
 
     def __init__(self, core: Core) -> None:
@@ -51,7 +51,8 @@ class Sleeping(Feature):
                 return done(call, "awake")
             if max(books.sleep_level, *[_level_of(turn) for turn in books.turns], 0) > 1:
                 why = (
-                    "its weights were dropped (level=2); POST /update_weights_from_disk first, with those to wake with"
+                    "its weights were dropped (level=2); POST /update_weights_from_disk first, with the weights to "
+                    "wake with"
                 )
                 return refused(call, why)
         books.turns.append(call)
@@ -97,13 +98,13 @@ class Sleeping(Feature):
         return {"sleep_level": self._books.sleep_level}
 
     def check(self, live: Sequence[Request]) -> None:
-        """Check that requests are computed and no call is due exactly while no call waits and the stages are awake."""
+        """Check that requests may be computed exactly while no call waits and the stages are awake."""
         del live
         books = self._books
         if self.is_due is not bool(books.turns) or books.is_awake is bool(books.turns or books.sleep_level):
             raise IntegrityError(
-                f"the stages sleep at level {books.sleep_level} and the calls {books.turns} wait, but awake is "
-                f"{books.is_awake} and a call is due: {self.is_due}"
+                f"the stages sleep at level {books.sleep_level} and the calls {books.turns} wait, but "
+                f"is_awake={books.is_awake} and is_due={self.is_due}"
             )
 
     @property

@@ -1,7 +1,7 @@
 """Time limits: end a request that was not started in time or took too long.
 
-Owns the deadlines of live requests, in order, and the sentence for the client. It has no entry for a request without
-limits, or for one that has ended.
+Owns the deadlines of live requests, in order, and the error text for the client. A request without limits, or one that
+has ended, has no entry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.core.scheduler.request import Request
 
 
 class Allowed(NamedTuple):
-    """The times of one request, in seconds. ``waits_s`` is None from its first start on."""
+    """The time limits of one request, in seconds. ``waits_s`` is None after its first start."""
 
     since: float
     total_s: float | None
@@ -28,11 +28,11 @@ class Allowed(NamedTuple):
 
     @property
     def rule(self) -> tuple[float, str, float]:
-        """Return the first deadline, the name of its limit, and the limit; of two equal ones the request's own."""
+        """Return the first deadline, the name of its limit, and the limit; ties go to the request's own."""
         waits_s, total_s = self.waits_s, self.total_s
         if waits_s is not None and (total_s is None or waits_s < total_s):
             return self.since + waits_s, "waiting_timeout_s", waits_s
-        assert total_s is not None, "only requests with a limit are kept"
+        assert total_s is not None, "only requests with a limit have an entry"
         return self.since + total_s, "timeout_s", total_s
 
 
@@ -48,17 +48,17 @@ class TimeLimits(Feature):
         self._core = core
         self._waiting_s = core.limits.waiting_timeout_s
         self._allowed: dict[str, Allowed] = {}
-        # Deadline and arrival of each request in ``_allowed``, in this order.
+        # The deadline and the arrival of each request in ``_allowed``, sorted.
         self._queue: list[tuple[float, int, Request]] = []
 
     def enter(self, request: Request, message: Generate) -> None:
-        """Start the time of a request."""
+        """Start the clock of a request."""
         waits_s = earliest(message.waiting_timeout_s, self._waiting_s)
         if waits_s is not None or message.timeout_s is not None:
             self._put(request, Allowed(self._core.now, message.timeout_s, waits_s))
 
     def start(self, request: Request) -> None:
-        """Lift the bound on waiting: a started request can only exceed its own time."""
+        """Lift the bound on waiting: a started request can only exceed its own ``timeout_s``."""
         allowed = self._allowed.get(request.rid)
         if allowed is not None and allowed.waits_s is not None:
             self.end(request)
@@ -84,7 +84,7 @@ class TimeLimits(Feature):
         return [request for _, _, request in self._queue[: bisect.bisect_right(self._queue, (now, math.inf))]]
 
     def why(self, request: Request, now: float) -> str:
-        """Return the client's error for a request whose time is over, with the numbers."""
+        """Return the client's error for a request that timed out, with the numbers."""
         allowed = self._allowed[request.rid]
         _, name, limit_s = allowed.rule
         passed, tokens = now - allowed.since, len(request.ids) - request.prompt_tokens
@@ -96,14 +96,14 @@ class TimeLimits(Feature):
         """Check that only live requests have deadlines, and that no started request has one for its start."""
         del live
         if self.deadline != (self._queue[0][0] if self._queue else None) or len(self._queue) != len(self._allowed):
-            raise IntegrityError(f"{self._queue} have time limits, but the first deadline is {self.deadline}")
+            raise IntegrityError(f"{self._queue} have time limits, but ``deadline`` is {self.deadline}")
         if self.deadline is None:
             return
         for request, must_start in self.entries():
             if self._core.books.requests.get(request.rid) is not request:
                 raise IntegrityError(f"{request} has a time limit, but has ended")
             if must_start and (request.lease is not None or request.retractions):
-                raise IntegrityError(f"{request} has started, but may still run out of the time to start")
+                raise IntegrityError(f"{request} has started, but still has a limit for its start")
 
     def entries(self) -> Iterator[tuple[Request, bool]]:
         """Yield each request with a limit, in order of deadlines, and whether the limit is for its start."""

@@ -1,7 +1,7 @@
 """Transfers of KV between engines: a decode engine receives prompts that a prefill engine computes and sends.
 
 Owns the transfers that the stages have not ended, the orders for them, and the deadlines of a decode engine. A page of
-a transfer belongs to its request until the stages report that they neither read nor write it any more.
+a transfer belongs to its request until the stages report that they no longer read or write it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.core.scheduler.request import DELIVERING, DISPATCHED, RECEIVING, Req
 
 @dataclass(slots=True)
 class _Sending:
-    """Where the KV of a prompt is sent. The first ``pages`` of the prompt are sent or about to be."""
+    """The destination of a prompt's KV. The first ``pages`` of the prompt are sent, or about to be sent."""
 
     to: Delivery
     pages: int
@@ -41,7 +41,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that the stages have not ended. ``deadline`` is None while it is sent, and after it was stopped."""
+    """A transfer that the stages have not ended. ``deadline`` is None for an outgoing or a stopped one."""
 
     request: Request
     first_page: int
@@ -51,7 +51,7 @@ class _Open:
 
 
 class Transfers(Feature):
-    """The transfers of one engine, by numbers that count from 1 and are never used again; ``begun`` is the last one.
+    """The transfers of one engine, by numbers that count from 1 and are never reused; ``begun`` is the last one.
 
     ``deadline``, in seconds, is when the oldest incoming transfer is stopped; None without one.
     """
@@ -64,7 +64,7 @@ class Transfers(Feature):
         self._books = core.books
         self._memory = core.memory
         self._counters = core.counters
-        # By request, until it is gone: its message if it names a prefill engine, and its outgoing KV.
+        # By request, until it is gone: its message, if that names a prefill engine, and its outgoing KV.
         self._wanting: dict[Request, Generate] = {}
         self._sending: dict[Request, _Sending] = {}
         self.begun = 0
@@ -110,8 +110,8 @@ class Transfers(Feature):
             return "this engine sends no KV to others; ask one with role='prefill'"
         if len(deliver.to) != self._limits.pp_size:
             return (
-                f"KV goes from each stage to the same one of the decode engine, which has {len(deliver.to)}, this one "
-                f"has {self._limits.pp_size}; give both the same pp_size"
+                f"each stage sends KV to the same stage of the decode engine, which has {len(deliver.to)} stages, "
+                f"this engine has {self._limits.pp_size}; give both the same pp_size"
             )
         if deliver.weights != self._books.weights:
             return (
@@ -168,7 +168,7 @@ class Transfers(Feature):
         first, end = len(lease.pages), (len(request.ids) - 1) // size
         if end <= first:
             return
-        assert message.prefill_at is not None, f"{request} is received, but from nowhere"
+        assert message.prefill_at is not None, f"{request} is received, but names no prefill engine"
         if not self._memory.extend(lease, end * size):
             raise IntegrityError(f"{request} was admitted, but has no room for {end - first} pages of its prompt")
         request.place = RECEIVING
@@ -195,7 +195,7 @@ class Transfers(Feature):
         if one is None:
             return None
         if event.pages > one.pages:
-            raise IntegrityError(f"{event.pages} pages came for {one.request}, {one.pages} were asked for")
+            raise IntegrityError(f"{event.pages} pages arrived for {one.request}, but {one.pages} were requested")
         self._counters.pages_received += event.pages
         request = one.request
         if event.pages < one.pages:
@@ -214,7 +214,7 @@ class Transfers(Feature):
             self._stop(number, one, is_late=is_late)
 
     def on_time(self, now: float) -> None:
-        """Continue without the transfers that have taken too long."""
+        """Stop the transfers that have timed out, and continue without them."""
         for number, one in list(self._open.items()):
             if one.deadline is not None and one.deadline <= now:
                 self.fail(number, is_late=True)
@@ -224,7 +224,7 @@ class Transfers(Feature):
     def confirm(self, request: Request, tokens: int) -> None:
         """Send the confirmed full pages of a prompt that were not sent before.
 
-        After the result of its last chunk, while pages are still being sent, the request is ``DELIVERING``.
+        After the result of its last chunk the request is ``DELIVERING`` while pages are still being sent.
         """
         sending, lease = self._sending.get(request), request.lease
         if sending is None or request.is_finished:
@@ -257,7 +257,7 @@ class Transfers(Feature):
                 self._stop(number, one)
 
     def lose_pipeline(self) -> None:
-        """Forget all transfers: the stages use no page any more."""
+        """Drop all transfers: the stages no longer use any page."""
         for one in self._open.values():
             one.request.in_flight = 0
         self._open.clear()
@@ -293,9 +293,9 @@ class Transfers(Feature):
             return
         awaited = [one.deadline for one in self._open.values() if one.deadline is not None]
         if self.deadline != min(awaited, default=None):
-            raise IntegrityError(f"the transfers are awaited until {awaited}, but the deadline is {self.deadline}")
+            raise IntegrityError(f"the first transfer times out at {awaited}, but ``deadline`` is {self.deadline}")
         if strange := {*self._wanting, *self._sending}.difference(live):
-            raise IntegrityError(f"{list(strange)} are gone, but still to be received or sent")
+            raise IntegrityError(f"{list(strange)} are gone, but still have a transfer")
 
     def snapshot(self, parts: CheckpointParts) -> None:
         parts["transfers"] = self.begun
@@ -331,5 +331,5 @@ class Transfers(Feature):
             self._note_deadline()
 
     def _note_deadline(self) -> None:
-        # All have the same time limit, so the first one begun is over first.
+        # All transfers have the same time limit, so the first one begun times out first.
         self.deadline = next((one.deadline for one in self._open.values() if one.deadline is not None), None)

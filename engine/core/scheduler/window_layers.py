@@ -37,9 +37,9 @@ class WindowLayers(Feature):
         share["window_pages"] = self._pool.window_pages_of(request.lease, first_page)
 
     def after_result(self, launched: Launched) -> None:
-        """Free the window pages that only this microbatch could still see, also of parked requests.
+        """Free the window pages that only this microbatch could still see, also for requests that are not running.
 
-        Later microbatches in flight begin, for the same request, where this one ended or later.
+        A later microbatch in flight starts, for the same request, no earlier than the end of this one.
         """
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             if request.lease is not None:
@@ -47,7 +47,7 @@ class WindowLayers(Feature):
                 self._memory.slide(request.lease, end)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the free and the cached window pages."""
+        """Return the numbers of free and cached window pages."""
         pages = self._pool.pages
         return pages.free, pages.cached
 
@@ -62,8 +62,8 @@ class WindowLayers(Feature):
                 lease, first = request.lease, window.first_page(segment.start)
                 if lease is not None and lease.window_start > first:
                     raise IntegrityError(
-                        f"microbatch {launched.microbatch.id} sees {request.rid} from page {first} on, but its window "
-                        f"pages before place {lease.window_start} are given back"
+                        f"microbatch {launched.microbatch.id} sees {request.rid} from page {first} on, but its "
+                        f"window pages before index {lease.window_start} are released"
                     )
 
     def snapshot(self, parts: CheckpointParts) -> None:

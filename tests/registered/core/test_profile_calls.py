@@ -23,11 +23,11 @@ def test_one_profile_at_a_time(t):
     first = t.start_profile()
     yield
     assert (early.status, first.done) == (400, False)
-    assert "none is being taken" in early.text
+    assert "no profile is running" in early.text
     second = t.start_profile()
     yield
     assert second.status == 400, "another profile call was open, and the second was not refused"
-    assert "another profile call is not answered yet" in second.text
+    assert "another profile call is in progress" in second.text
     t.sometimes(WINDOW, any(microbatch.mode == "profile" for microbatch in t.state.in_flight) or first.done)
     yield from t.run_until(lambda: first.done)
     assert first.status == 200

@@ -181,5 +181,5 @@ def test_the_audit_names_what_does_not_balance(broken: str) -> None:
 def test_a_page_that_is_not_in_use_is_no_copys() -> None:
     tier = HostTier(total_pages=2, page_size=SIZE)
     assert tier.pages.state(0) is PageState.FREE
-    with pytest.raises(IntegrityError, match="host page 0 is copied, but it is not in use"):
+    with pytest.raises(IntegrityError, match="host page 0 is copied, but is not in use"):
         tier.land((), ((0, 3),), failed=False)

@@ -154,7 +154,7 @@ def test_leaves_are_found_after_the_heap_was_thinned() -> None:
 @pytest.mark.parametrize(
     ("break_it", "text"),
     [
-        (lambda node: setattr(node, "lock_ref", 1), r"\(2, 2, 1\), but booked are \(2, 0, 1\)"),
+        (lambda node: setattr(node, "lock_ref", 1), r"\(2, 2, 1\), but \(2, 0, 1\) are booked"),
         (lambda node: node.pages.append(9), "4 tokens in 3 pages"),
         (lambda node: setattr(node, "pages", [14, 15]), "not CACHED"),
         (lambda node: setattr(node, "tokens", (1, 2, 3, 4)), "not a child"),

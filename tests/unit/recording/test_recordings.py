@@ -109,7 +109,7 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
     assert again.log.steps[-1].error == again.error
     healthy = rerun(str(path))
     assert not healthy.passed
-    assert "step 4 gives other replies than recorded" in str(healthy.differs)
+    assert "step 4 sends replies that differ from the recording" in str(healthy.differs)
 
 
 def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
     gate, ports = ReplayGate(recording), NullPorts()
     with switched_on("decode-runs-twice"):
         scheduler = Scheduler(recording.header.limits)
-        with pytest.raises(ReplayDiffers, match="launches a microbatch that was not recorded"):
+        with pytest.raises(ReplayDiffers, match="launches a microbatch that differs from the recording"):
             run_loop(gate, scheduler, ports, ports)
 
 
@@ -161,7 +161,7 @@ def test_the_flight_recorder_is_bounded_and_says_what_it_lost(
     held = read_recording(path)
     assert held.header.first_step == last.dropped + 1 == held.steps[0].step == 8
     assert held.steps[-1].step == 13
-    with pytest.raises(RecordingError, match="begins with step 8 and has no such moment"):
+    with pytest.raises(RecordingError, match="begins with step 8 and has no idle moment"):
         replay(str(path))
     assert "step 13, 0.000 s: " in capsys.readouterr().out
 

@@ -153,7 +153,7 @@ def test_a_wrong_number_is_refused_with_the_rule() -> None:
         Rules(balance_percent=99)
     with pytest.raises(ValueError, match="capacity must be at least 1"):
         PrefixIndex(0)
-    with pytest.raises(ValueError, match="joins once"):
+    with pytest.raises(ValueError, match="join only once"):
         router_of("a", "a")
 
 

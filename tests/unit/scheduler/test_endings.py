@@ -142,7 +142,7 @@ def test_results_out_of_order_are_an_integrity_error() -> None:
     engine = SimulatedEngine(**PP4)
     engine.step(generate("r", prompt(125)))
     engine.step()
-    with pytest.raises(IntegrityError, match=r"microbatch 1 came back, in flight were \(0, 1\)"):
+    with pytest.raises(IntegrityError, match=r"microbatch 1 came back, but \(0, 1\) are in flight"):
         engine.scheduler.step((Completion(microbatch_id=1),), 0.0)
 
 

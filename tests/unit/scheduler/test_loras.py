@@ -315,7 +315,7 @@ def test_the_audit_sees_a_lora_that_was_dropped_under_a_request() -> None:
     for _ in range(3):
         engine.step(completions=1)
     engine.scheduler.features.loras.known["x"].version = 9
-    with pytest.raises(IntegrityError, match="do not hold any more"):
+    with pytest.raises(IntegrityError, match="which the stages no longer hold"):
         audit(engine.scheduler)
     engine.scheduler.features.loras.known.pop("x").version = 1
     with pytest.raises(IntegrityError, match="which was unloaded"):

@@ -29,13 +29,13 @@ def test_a_profile_is_begun_and_ended_in_the_order_of_the_microbatches() -> None
 def test_calls_out_of_order_are_refused() -> None:
     engine = SimulatedEngine()
     engine.step(StopProfile(call_id="early"))
-    assert "none is being taken; POST /start_profile first" in engine.answers["early"].message
+    assert "no profile is running; POST /start_profile first" in engine.answers["early"].message
     engine.step(START)
     engine.step(StartProfile(call_id="meanwhile", folder="/other"))
-    assert "another profile call is not answered yet" in engine.answers["meanwhile"].message
+    assert "another profile call is in progress" in engine.answers["meanwhile"].message
     engine.step(completions=1)
     engine.step(StartProfile(call_id="again", folder="/other"))
-    assert "one is being taken into /traces; POST /stop_profile first" in engine.answers["again"].message
+    assert "a profile is running into /traces; POST /stop_profile first" in engine.answers["again"].message
     assert [engine.answers[call].ok for call in ("early", "meanwhile", "start", "again")] == [False, False, True, False]
 
 

@@ -109,7 +109,7 @@ def test_a_result_that_does_not_fit_its_plan_is_refused(values: tuple[tuple[Prom
     microbatch = engine.step(scored("r", 20)).microbatch
     assert microbatch is not None
     result = Completion(microbatch_id=microbatch.id, token_ids=(5,), prompt_logprobs=values)
-    with pytest.raises(IntegrityError, match=r"came back with prompt logprobs of .* asked for them of \[19\]"):
+    with pytest.raises(IntegrityError, match=r"came back with prompt logprobs of .*, but \[19\] were requested"):
         engine.scheduler.step((result,), 0.0)
 
 

@@ -170,7 +170,7 @@ def test_a_request_goes_on_after_what_came(pages: int, start: int) -> None:
 def test_more_than_was_asked_for_is_an_error() -> None:
     engine = Engine("decode")
     engine.step(wanting("a"))
-    with pytest.raises(IntegrityError, match=r"8 pages came for .*, 7 were asked for"):
+    with pytest.raises(IntegrityError, match=r"8 pages arrived for .*, but 7 were requested"):
         engine.step(PagesReceived(transfer=1, pages=8))
 
 
@@ -339,7 +339,7 @@ def test_a_retraction_stops_no_send_and_sends_nothing_again() -> None:
     [
         ("decode", {}, "role='prefill'"),
         ("both", {}, "role='prefill'"),
-        ("prefill", {"to": ("d0", "d0")}, "which has 2, this one has 1"),
+        ("prefill", {"to": ("d0", "d0")}, "which has 2 stages, this engine has 1"),
         ("prefill", {"weights": "embedded:7"}, "the weights 'embedded:7', this engine has 'those of the start'"),
     ],
 )

@@ -57,7 +57,7 @@ def test_window_page_that_is_given_back_too_early_is_refused(monkeypatch: pytest
     monkeypatch.setattr(KVMemory, "slide", lambda memory, lease, position: slide(memory, lease, position + ahead))
     engine = SimulatedEngine(**SMALL, pp_size=4)
     engine.fill_until(LONG, chunked=True)
-    with pytest.raises(IntegrityError, match="are given back"):
+    with pytest.raises(IntegrityError, match="are released"):
         engine.step(completions=1)
 
 
