@@ -1,5 +1,5 @@
-"""Structured output: the checks of a grammar, and the tokens that it allows next.
+"""Structured output: checks a grammar, and finds the tokens that it allows next.
 
-The only package that imports the library (llguidance), with the first grammar. Masks are numpy arrays; compiling has a
-module of its own, because importing numpy takes longer than the other modules together.
+Only this package imports the library (llguidance), and only with the first grammar. Masks are numpy arrays; compilation
+is a separate module, because importing numpy takes longer than all other modules together.
 """

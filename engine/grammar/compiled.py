@@ -1,7 +1,7 @@
-"""Compiled grammars of one engine, the place of each request in its own, and the thread that compiles them.
+"""The compiled grammars of one engine, and the state of each request in its grammar.
 
-Owns the library's tokenizer, made with the first grammar. The scheduler decides which grammars are kept; its orders are
-carried out in sequence, in parallel with the computation, and each order to compile is answered once.
+Owns the library's tokenizer, created with the first grammar. The scheduler decides which grammars are kept; a thread
+carries out its orders in sequence, beside the computation, and answers each order to compile once.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from engine.grammar.source import definition_of, why_stuck
 
 
 class GrammarError(EngineError):
-    """Raised for an output that its grammar does not allow, or a grammar that is not compiled: the engine's failure.
+    """Raised for an output that its grammar does not allow, or for a grammar that is not compiled: the engine's fault.
 
-    ``reason`` is the finish reason of its request.
+    ``reason`` is the finish reason of the request.
     """
 
     reason: ClassVar = FinishReason.ERROR
 
 
 class UnfollowableGrammar(GrammarError):
-    """Raised where a grammar allows no further token of this vocabulary: the request's failure."""
+    """Raised if a grammar allows no further token of this vocabulary: the request's fault."""
 
     reason: ClassVar = FinishReason.INVALID
 
 
-# The ends of a string, a list and an object of JSON, and the separator that ends a number.
+# The characters that close a JSON string, list or object, in runs of up to three, and the separator that ends a number.
 _CLOSERS: Final = tuple("".join(one) for length in (1, 2, 3) for one in itertools.product('"]}', repeat=length))
 _NEXT: Final = ","
-# The number of likely tokens to try for a model that wants to end: a trial takes a few microseconds.
+# The number of likely tokens to try when a model wants to end: a trial takes a few microseconds.
 MOST_ENDINGS: Final = 64
-# The same where a trial computes the next mask too, which takes ten times as long.
+# The same number when a trial also computes the next mask, which takes ten times as long.
 MOST_CHANGES: Final = 16
 
 
 class Closing(NamedTuple):
-    """Ids of tokens that close a JSON value, of those among them that begin with a quote, and of separators."""
+    """Ids of the tokens that close a JSON value, of the ones among them that begin with a quote, and of separators."""
 
     closers: tuple[int, ...] = ()
     quotes: frozenset[int] = frozenset()
@@ -55,8 +55,8 @@ class Closing(NamedTuple):
 class Matcher:
     """A request's state in its grammar, a function of the grammar and the request's output.
 
-    ``compiled`` is the library's matcher in its initial state; it is never changed. ``closing`` are tokens that bring
-    a JSON output nearer to its end.
+    ``compiled`` is the library's matcher in its initial state; it is never changed. ``closing`` are tokens that move a
+    JSON output towards its end.
     """
 
     def __init__(self, compiled: Any, vocab_size: int, closing: Closing = Closing()) -> None:  # noqa: B008 - immutable
@@ -67,30 +67,31 @@ class Matcher:
 
     def _begin_anew(self) -> None:
         self._matcher = self._compiled.deep_copy()
-        # The output that the matcher has consumed.
+        # The output that the matcher has consumed so far.
         self._taken: NDArray[np.int32] = np.empty(0, np.int32)
 
     def allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return the mask of the tokens that may follow the output ``said``: cheap if it extends the last call's.
+        """Return the mask of the tokens that may follow the output ``said``; cheap if it extends the output of the last
+        call.
 
-        After a complete text only end tokens may follow. Raises GrammarError for an output that the grammar does not
-        allow, and UnfollowableGrammar if no token may follow or the library meets a bound.
+        Only end tokens may follow a complete text. Raises GrammarError for an output that the grammar does not allow,
+        and UnfollowableGrammar if no token may follow or the library hits a limit.
         """
         try:
             return self._allowed(said)
         except (GrammarError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as exc:  # a panic of the library is no Exception, and leaves its matcher unusable
+        except BaseException as exc:  # a panic of the library is not an Exception, and makes its matcher unusable
             self._begin_anew()
             raise UnfollowableGrammar(
                 f"the grammar cannot be followed after {len(said)} tokens of output: {type(exc).__name__}: {exc}; "
-                "mend or simplify it"
+                "correct or simplify it"
             ) from exc
 
     def _allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
         matcher = self._matcher
         common = _common(self._taken, said)
-        if common < len(self._taken):  # The last call guessed tokens, and wrongly.
+        if common < len(self._taken):  # The last call had wrong guesses.
             matcher.rollback(len(self._taken) - common)
         new = said[common:].tolist()
         taken = common + (matcher.try_consume_tokens(new) if new else 0)
@@ -100,10 +101,10 @@ class Matcher:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             why = why_stuck(matcher)
-            # The library's matcher keeps its error, which a wrong guess may have caused.
+            # The library's matcher never clears an error, which a wrong guess may have caused.
             self._begin_anew()
             raise UnfollowableGrammar(
-                f"the grammar cannot be followed after {len(said)} tokens of output: {why}; mend or simplify it"
+                f"the grammar cannot be followed after {len(said)} tokens of output: {why}; correct or simplify it"
             )
         bits = np.frombuffer(mask, np.uint8)
         return np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
@@ -111,8 +112,8 @@ class Matcher:
     def ending(self, allowed: NDArray[np.bool_], best: Sequence[int]) -> NDArray[np.bool_]:
         """Narrow the mask to tokens that lead to an end, for a model that wants to end here.
 
-        Candidates are the ``best`` tokens and those that close JSON. Prefers tokens after which the output may end,
-        then tokens that close a value, then, outside JSON, tokens that change the next mask; without any, returns
+        Candidates are the ``best`` tokens and the tokens that close JSON. Prefers tokens after which the output may
+        end, then tokens that close a value, then, outside JSON, tokens that change the next mask; without any, returns
         ``allowed``, which must be the result of the last call of ``allowed``.
         """
         closers = [one for one in self._closing.closers if allowed[one]]
@@ -144,7 +145,7 @@ class Matcher:
         return [one for one, matcher in self._after(tokens) if matcher.compute_bitmask() != before]
 
     def _after(self, tokens: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Yield a copy of the library's matcher after each of these tokens, until it meets a bound."""
+        """Yield a copy of the library's matcher after each of these tokens, until it hits a limit."""
         matcher = self._matcher.deep_copy()
         for token in dict.fromkeys(tokens):
             if not matcher.consume_token(token):
@@ -161,7 +162,7 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 
 
 class CompiledGrammars:
-    """Holds compiled grammars by id, which a thread may compile. ``tokenizer`` returns the text of tokenizer.json."""
+    """Compiled grammars by id; a thread may compile them. ``tokenizer`` returns the text of tokenizer.json."""
 
     def __init__(self, tokenizer: Callable[[], str], *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._read_tokenizer = tokenizer
@@ -179,7 +180,7 @@ class CompiledGrammars:
         return frozenset(self._eos_token_ids)
 
     def want(self, grammar_id: int) -> None:
-        """Announce an order to compile a grammar; ``forget`` before its end discards the result."""
+        """Announce an order to compile a grammar; ``forget`` discards the result of an unfinished one."""
         with self._lock:
             self._wanted.add(grammar_id)
 
@@ -208,7 +209,7 @@ class CompiledGrammars:
             return None, UnfollowableGrammar(f"the grammar cannot be compiled: {type(exc).__name__}: {exc}")
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())
-            return None, UnfollowableGrammar(f"the grammar cannot be compiled: {why}; mend it")
+            return None, UnfollowableGrammar(f"the grammar cannot be compiled: {why}; correct it")
         return matcher, None
 
     def begin(self, grammar_id: int) -> Matcher:
@@ -216,7 +217,7 @@ class CompiledGrammars:
         compiled = self._compiled.get(grammar_id)
         if compiled is None:
             raise GrammarError(
-                f"grammar {grammar_id} must be compiled before it is used, and it is not, or not any more"
+                f"grammar {grammar_id} must be compiled before it is used, but is not compiled or was forgotten"
             )
         return Matcher(compiled[0], self._vocab_size, compiled[1])
 
@@ -241,7 +242,7 @@ class CompiledGrammars:
         return self._closing
 
     def _library_tokenizer(self) -> Any:
-        """Return the library's tokenizer, made once: it takes 200 ms for 150,000 tokens."""
+        """Return the library's tokenizer, created once: that takes 200 ms for 150,000 tokens."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 

@@ -18,16 +18,16 @@ from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-# The subsets of more values make too long a schema.
+# With more values, listing their subsets would make the schema too long.
 MOST_UNIQUE_VALUES: Final = 6
 _FORBIDDEN: Final = False
-# Letters of names, and escaped signs.
+# A letter of a property name, or an escaped sign.
 _NAME: Final = r"(?:[\w /:@-]|\\[^\w\s])"
 _LISTED_NAMES: Final = re.compile(
     rf"\^(?:\((?:\?:)?(?P<alternatives>{_NAME}+(?:\|{_NAME}+)*)\)|\[(?P<characters>\w+)\]|(?P<one>{_NAME}+))\$"
 )
 _TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
-# Of pydantic's decimals. The library's patterns look neither ahead nor back.
+# The pattern of pydantic's decimals, without the lookaround that the library lacks.
 _SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
 
 
@@ -90,7 +90,7 @@ class _Mending:
 
 
 def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Replace references by dynamic anchors by plain ones, which are equal within one schema."""
+    """Yield each dynamic anchor with the plain reference that replaces it, which is equivalent within one schema."""
     if not isinstance(part, dict):
         return
     if isinstance(part.get("$dynamicAnchor"), str):
@@ -100,7 +100,7 @@ def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _name_properties(part: dict[str, Any], target: Any) -> None:
-    """Rewrite property names given by a pattern or an enumeration as ``patternProperties``."""
+    """Rewrite ``propertyNames`` with a pattern or an enumeration as ``patternProperties``."""
     names = part.get("propertyNames")
     if names is True:
         del part["propertyNames"]
@@ -132,9 +132,9 @@ def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
 
 
 def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
-    """Move patterns that match only declared properties into these.
+    """Merge patterns that match only declared properties into these properties.
 
-    The library would allow a comma before another property of such a pattern, and then no name.
+    For such a pattern the library would allow a comma before another property, and then no name.
     """
     properties, patterns = dict(named(part, "properties")), dict(named(part, "patternProperties"))
     for pattern, schema in named(part, "patternProperties").items():
@@ -148,7 +148,7 @@ def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
 
 
 def _names_of(pattern: str) -> set[str]:
-    """Return the names that an anchored pattern lists, as alternatives or a class of characters; else none."""
+    """Return the names that an anchored pattern lists as alternatives or as a class of characters; else none."""
     found = _LISTED_NAMES.fullmatch(pattern)
     if found is None:
         return set()
@@ -159,7 +159,7 @@ def _names_of(pattern: str) -> set[str]:
 
 
 def _values_of(schema: dict[str, Any]) -> list[Any]:
-    """Return the values of a schema that lists them; else none."""
+    """Return the values of a schema that enumerates them; else none."""
     if "const" in schema:
         return [schema["const"]]
     if schema.get("type") == "boolean" and "enum" not in schema:
@@ -168,16 +168,16 @@ def _values_of(schema: dict[str, Any]) -> list[Any]:
 
 
 def _list_unique_values(part: dict[str, Any], target: Any) -> None:
-    """Rewrite lists of distinct values out of a few as an enumeration, in the order of the values.
+    """Rewrite a list of distinct values out of a small set as an enumeration, in the order of the values.
 
-    Lists that begin with other items stay as they are.
+    Lists that begin with other items are not changed.
     """
     if part.get("uniqueItems") is False or part.get("maxItems") in (0, 1):
         part.pop("uniqueItems", None)
     if not part.keys().isdisjoint(("prefixItems", "contains")):
         return
     listed_values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
-    # In JSON 1 and 1.0 are one value, and true is another.
+    # In JSON 1 and 1.0 are the same value, and true is another.
     values = list({_identity(value): value for value in reversed(listed_values)}.values())[::-1]
     fewest, most = part.get("minItems", 0), part.get("maxItems", len(values))
     if part.get("uniqueItems") is not True or not 0 < len(values) <= MOST_UNIQUE_VALUES:
@@ -212,7 +212,7 @@ def _tell_apart(part: dict[str, Any], target: Any) -> None:
         return
     if isinstance(part.get("discriminator"), dict):
         name = part.pop("discriminator").get("propertyName")
-        # The named property, which each must have, makes the alternatives exclusive.
+        # The named property, which all require, makes the alternatives exclusive.
         if all(isinstance(one, dict) and name in listed(one, "required") for one in map(target, alternatives)):
             part["anyOf"] = part.pop("oneOf")
         return
@@ -243,7 +243,7 @@ def _without(key: str) -> dict[str, Any]:
 
 
 def _spread_conditions(part: dict[str, Any]) -> None:
-    """Rewrite conditions that stand beside each other in ``allOf``, on a property that is declared beside that."""
+    """Rewrite several conditions in one ``allOf``, each on a property that is declared beside the ``allOf``."""
     parts = []
     for one in listed(part, "allOf"):
         alone = {"properties": named(part, "properties"), **one} if isinstance(one, dict) else {}
@@ -254,7 +254,7 @@ def _spread_conditions(part: dict[str, Any]) -> None:
 
 
 def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rewrite a condition on a property with listed values as alternatives by its value."""
+    """Rewrite a condition on a property with enumerated values as alternatives by its value."""
     condition = part.get("if")
     if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type"}:
         return
@@ -284,7 +284,7 @@ def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _negated(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rewrite ``not`` of a required property, of types or of some of the listed values."""
+    """Rewrite ``not`` of a required property, of types or of enumerated values."""
     excluded = part.get("not")
     if not isinstance(excluded, dict):
         return

@@ -1,7 +1,7 @@
-"""Whether a pattern of a schema is found in a property's name, as the library would match it.
+"""Whether a schema's pattern matches in the name of a property, by the library's regular expressions.
 
-Python's own expressions may take for ever, and hold the interpreter meanwhile; the library's take linear time. The
-front end's event loop calls this with patterns and names that a client wrote.
+Python's regular expressions may backtrack without limit and hold the interpreter meanwhile; the library's take linear
+time. The front end's event loop calls this with patterns and names that a client wrote.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import functools
 import json
 from typing import Any, Final
 
-# Patterns and answers that are remembered: the ends of a schema are asked for several times.
+# Cached patterns and results: a schema is checked several times.
 _REMEMBERED_PATTERNS: Final = 64
 _REMEMBERED_ANSWERS: Final = 4096
-# The library's log level: the default writes a line to stderr for each grammar that meets a bound.
+# The library's log level: the default writes a line to stderr for each grammar that hits a limit.
 QUIET: Final = 0
 
 
 @functools.lru_cache(_REMEMBERED_ANSWERS)
 def is_found(pattern: str, name: str) -> bool | None:
-    """Return whether a pattern is found in a name; None for a pattern that the library refuses."""
+    """Return whether a pattern matches in a name; None for a pattern that the library rejects."""
     try:
         matcher = _matcher_of(pattern)
         if matcher is None:
@@ -36,7 +36,7 @@ def is_found(pattern: str, name: str) -> bool | None:
 
 @functools.lru_cache(_REMEMBERED_PATTERNS)
 def _matcher_of(pattern: str) -> Any:
-    """Return the matcher of a text with this pattern in it; None if the library refuses the pattern."""
+    """Return a matcher of strings in which this pattern matches; None if the library rejects the pattern."""
     from llguidance import LLMatcher, LLTokenizer
 
     schema = json.dumps({"type": "string", "pattern": pattern})

@@ -1,6 +1,6 @@
-"""Decides which rules of a grammar in Lark have a finite text, by the least fixpoint over them.
+"""Finds the rules of a Lark grammar that derive a finite text, by a least fixpoint over the rules.
 
-Reads only the part of the language that this needs, and assumes a finite text for the rest.
+Reads only the part of the language that this needs, and assumes that all else has a finite text.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ START: Final = "start"
 _Needs = frozenset[str]
 _Alternatives = frozenset[_Needs]
 _NOTHING: Final[_Alternatives] = frozenset((frozenset(),))
-# Stands for a rule without a finite text.
+# The name of a rule without a finite text.
 _NEVER: Final = "%never"
-# A grammar with more is not examined.
+# A grammar with more alternatives is not examined.
 MOST_ALTERNATIVES: Final = 4096
 
 
@@ -42,7 +42,7 @@ class _UnknownError(Exception):
 
 
 def endless_rule(lark: str) -> str | None:
-    """Return a rule without a finite text that the start may lead to; None without one, or in doubt."""
+    """Return a rule without a finite text that is reachable from the start; None without one, or in doubt."""
     try:
         rules = {name: _Reader(body).alternatives() for name, body in _definitions(lark)}
     except (_UnknownError, RecursionError, ValueError):

@@ -1,6 +1,6 @@
-"""Decides which parts of a JSON schema have a finite value, by the least fixpoint over its references.
+"""Finds the parts of a JSON schema that have a finite value, by a least fixpoint over its references.
 
-A model never leaves a part that requires itself. In doubt a part has a finite value.
+A model can never finish a part that requires itself. In doubt a part has a finite value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SINGLE_PARTS: Final = ("items", "additionalProperties", "additionalItems", "unev
 
 
 class SchemaEnds:
-    """Knows the parts of one schema that have a finite value."""
+    """The parts of one schema that have a finite value."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -69,7 +69,7 @@ class SchemaEnds:
                 todo += self._waiting.pop(id(part), ())
 
     def _has_finite_value(self, schema: dict[str, Any]) -> bool:
-        """Return whether each keyword by itself allows a finite value, by the parts known so far."""
+        """Return whether each keyword by itself allows a finite value, given the parts known so far."""
         return all(self._known(need, schema) for need in self.needs(schema)) and all(
             any(self._known(one, schema) for one in choices) for choices in self.choices(schema)
         )

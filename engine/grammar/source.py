@@ -1,4 +1,4 @@
-"""Translates clients' grammars into definitions for the library, and locates their faults.
+"""Translates clients' grammars into definitions for the library, and locates faults in them.
 
 Pure functions. Finding a fault needs neither a tokenizer nor a vocabulary.
 """
@@ -21,15 +21,15 @@ MAX_GRAMMAR_CHARS: Final = 262_144
 _JSON_RULE: Final = "%json"
 _decoder = json.JSONDecoder()
 _BOOLEANS: Final = ("true", "false")
-# Between two JSON tokens. Without a bound a bad model fills its whole output with spaces.
+# Whitespace between two JSON tokens. Without a bound a bad model fills its whole output with spaces.
 _WHITESPACE: Final = r"[ \t\n\r]{0,32}"
 # Keywords that hold schemas by name or by number, and keywords that hold one. Definitions come first.
 _SCHEMAS_BY_NAME: Final = ("$defs", "definitions", "properties", "patternProperties")
 _SCHEMAS_IN_LINE: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS: Final = ("items", "additionalProperties", "not")
-# Keywords that references in a part may point to.
+# Keywords that references in any part may point to.
 _SHARED: Final = ("$defs", "definitions")
-# Each examined part of a schema costs a compilation.
+# The most parts of a schema to examine: each costs a compilation.
 _MOST_LOOKS: Final = 200
 # The options line of a Lark grammar; without options in a converted grammar.
 _OPTIONS: Final = "%llguidance"
@@ -38,25 +38,25 @@ _UNFORCED: Final = f'{_OPTIONS} {{"no_forcing": true}}'
 # The library's word for a state without a next token.
 _NOTHING_FOLLOWS: Final = "NoExtension"
 _ENDLESS_PART: Final = (
-    "it cannot be followed to an end, because it needs itself without end; make it optional, or allow null, an empty "
-    "list or another value there"
+    "it has no finite value, because it requires itself; make it optional, or allow null, an empty list or another "
+    "value there"
 )
 _ENDLESS_RULE: Final = (
-    "it cannot be followed to an end, because each alternative of the rule {!r} needs a rule that never ends; give it "
-    "one that ends"
+    "it has no finite text, because each alternative of the rule {!r} needs a rule that never ends; give it an "
+    "alternative that ends"
 )
-# The library's message on unsupported keywords.
+# The library's messages on unsupported keywords.
 _OVERLAPPING: Final = "oneOf constraints are not supported"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
-_OF_ONE_OF: Final = "use anyOf, or tell them apart by a required property with a const of its own in each"
-_LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves them to the model'
-# The automaton of a long repetition is built with the second one.
+_OF_ONE_OF: Final = "use anyOf, or make them exclusive by a required property with a different const in each"
+_LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves these keywords to the model'
+# The second byte makes the library build the automaton of a long repetition.
 _FIRST_BYTES: Final = 2
 
 
 class Fault(NamedTuple):
-    """A fault of a grammar. ``place`` is a JSON pointer into a schema, empty for the whole."""
+    """A fault of a grammar. ``place`` is a JSON pointer into a schema, empty for the whole grammar."""
 
     message: str
     place: str = ""
@@ -69,10 +69,10 @@ def schema_grammar(schema: Any) -> Grammar:
 
 
 def definition_of(grammar: Grammar) -> str:
-    """Return the library's definition of a grammar. Raises ValueError for a text of another language.
+    """Return the library's definition of a grammar. Raises ValueError for text in another language.
 
-    A grammar that may force a long text leaves the tokens of forced text to the model. In all others forced text is
-    tokenized as the tokenizer would, which is cheap and what the model was trained on.
+    If a grammar may force a long text, the model chooses the tokens of forced text. Otherwise the tokenizer splits it,
+    which is cheap and matches the model's training.
     """
     definition = _forcing_definition_of(grammar)
     return _unforced(grammar, definition) if may_force_too_much(grammar) else definition
@@ -92,7 +92,7 @@ def _forcing_definition_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        if grammar.text in _BOOLEANS:  # This schema takes no options.
+        if grammar.text in _BOOLEANS:  # This schema has no place for options.
             return LLMatcher.grammar_from_json_schema(grammar.text)
         return LLMatcher.grammar_from_json_schema(
             _followable_text(grammar.text), overrides={"whitespace_pattern": _WHITESPACE}
@@ -112,7 +112,7 @@ def _with_bounded_json(lark: str) -> str:
         start += len(lark[start:]) - len(lark[start:].lstrip())
         try:
             schema, end = _decoder.raw_decode(lark, start)
-        except (ValueError, RecursionError):  # No schema: the library says so.
+        except (ValueError, RecursionError):  # Not a schema: the library reports it.
             written.append(lark[at:start])
             at = start
             continue
@@ -124,7 +124,7 @@ def _with_bounded_json(lark: str) -> str:
 
 
 def _followable_text(text: str) -> str:
-    """Return the rewritten schema; leave text that is no JSON for the library to refuse."""
+    """Return the rewritten schema; leave text that is not JSON for the library to refuse."""
     try:
         return json.dumps(followable(json.loads(text)))
     except (ValueError, RecursionError):
@@ -132,13 +132,13 @@ def _followable_text(text: str) -> str:
 
 
 def fault_of(grammar: Grammar) -> Fault | None:
-    """Return why a grammar allows no output, with the place, or None. Takes as long as compiling it."""
+    """Return why a grammar allows no output, and where; None if it does. Takes as long as compiling it."""
     if len(grammar.text) > MAX_GRAMMAR_CHARS:
-        return Fault(f"it has {len(grammar.text)} characters, and at most {MAX_GRAMMAR_CHARS} are compiled")
+        return Fault(f"it must have at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar.text)}")
     try:
         grammar.text.encode()
     except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair.
-        return Fault(f"it must be Unicode text, but: {exc.reason} at character {exc.start}")
+        return Fault(f"it must be Unicode text, but has {exc.reason} at character {exc.start}")
     endless = _endless(grammar)
     if endless is not None:
         return endless
@@ -159,14 +159,14 @@ def _endless(grammar: Grammar) -> Fault | None:
             return None
         rule = endless_rule(_forcing_definition_of(grammar))
         return None if rule is None else Fault(_ENDLESS_RULE.format(rule))
-    except BaseException:  # noqa: BLE001 - a text that is no grammar, which the library explains better, or its panic
+    except BaseException:  # noqa: BLE001 - not a grammar, which the library explains better, or its panic
         return None
 
 
 def _remedied(message: str) -> str:
-    """Replace a remedy by the library's options, which clients cannot set, by a client's remedy."""
+    """Replace a remedy that needs the library's options, which clients cannot set, by one for clients."""
     if message.startswith(_OVERLAPPING):
-        return f"alternatives of oneOf may fit at once; {_OF_ONE_OF}"
+        return f"several alternatives of oneOf may match; {_OF_ONE_OF}"
     if message.startswith(_UNIMPLEMENTED):
         return f"{message}; leave them out, or {_LENIENT}"
     if message.startswith(_ELSEWHERE):
@@ -175,9 +175,9 @@ def _remedied(message: str) -> str:
 
 
 def why_stuck(matcher: Any) -> str:
-    """Return why a matcher of the library failed: no token may follow, or a bound of the library was met.
+    """Return why a matcher of the library failed: no token may follow, or it hit a limit of the library.
 
-    The library names the bound, its limit and the value reached.
+    The library names the limit, its bound and the value reached.
     """
     said: str = matcher.get_error().strip().partition("\n")[0]
     return "nothing may come there" if said.startswith(_NOTHING_FOLLOWS) else said
@@ -188,14 +188,14 @@ def _complaint(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     try:
-        # In the library's words for this kind of grammar.
+        # The library's own words for this kind of grammar.
         return LLMatcher.validate_grammar(_forcing_definition_of(grammar)).strip() or _dead_end(definition_of(grammar))
     except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
         return str(exc) or type(exc).__name__
 
 
 def _dead_end(definition: str) -> str:
-    """Return why the library gives up an accepted grammar at the first bytes of an output, or empty.
+    """Return why the library gives up an accepted grammar at the first bytes of an output; empty if it does not.
 
     A left-recursive grammar allows nothing; a repetition may be too long for the library's automaton.
     """
@@ -203,7 +203,7 @@ def _dead_end(definition: str) -> str:
 
     matcher = LLMatcher(LLTokenizer("byte"), definition, log_level=QUIET)
     if matcher.is_error():
-        return ""  # It names tokens by id, and bytes have none.
+        return ""  # It names tokens by id, and a byte has none.
     for _ in range(_FIRST_BYTES):
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or not allowed or matcher.is_stopped():
@@ -254,9 +254,9 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-# A token costs less than 1 ms below it. No output uses more of a forced text than its own length.
+# Below this length a token costs less than 1 ms. An output uses no more of a forced text than its own length.
 MOST_FORCED_CHARS: Final = 4096
-# The least count of a repetition is forced. Lark also writes repetitions with a tilde.
+# The minimum count of a repetition, which is forced. Lark also writes repetitions with a tilde.
 _COUNT: Final = re.compile(r"(?:\{|~\s*)(\d{1,9})")
 
 
@@ -269,13 +269,13 @@ def may_force_too_much(grammar: Grammar) -> bool:
         if grammar.kind is GrammarKind.CHOICE:
             return max(map(len, json.loads(text)), default=0) > MOST_FORCED_CHARS
     except (ValueError, TypeError, RecursionError):
-        return False  # No JSON: `fault_of` reports it.
+        return False  # Not JSON: `fault_of` reports it.
     line = max(map(len, text.splitlines()), default=0) if grammar.kind is GrammarKind.EBNF else len(text)
     return line * _repeated(text) > MOST_FORCED_CHARS
 
 
 def _repeated(text: str) -> int:
-    """Multiply all counts, because they may be nested."""
+    """Return the product of all counts, because repetitions may be nested."""
     product = 1
     for found in _COUNT.finditer(text):
         product *= max(1, int(found[1]))
@@ -301,7 +301,7 @@ def _forced_by_schema(schema: Any) -> int:
 
 
 def _fields_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every field of every object in a schema, without recursion: a client decides the depth."""
+    """Yield every field of every object in a schema, without recursion: the client controls the depth."""
     open_parts = [schema]
     while open_parts:
         part = open_parts.pop()

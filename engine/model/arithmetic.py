@@ -1,4 +1,4 @@
-"""The device and dtype of a stage. Imports no model: it is used before a model is chosen."""
+"""The device and dtype of a stage. Imports no model, because it is used before a model is chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from engine.core.errors import CheckpointError
 
-# The models that the lean forward equals, by type, each with its class.
+# The models for which the lean forward pass is exact: the class of each, by model type.
 LEAN_ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -19,7 +19,7 @@ LEAN_ARCHITECTURES: Final = {
 
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
-    """Return the number of each stage's GPU: its own if there are enough, else the first one, or the one named."""
+    """Return the GPU number of each stage: its own GPU if there are enough, else the first one, or the named one."""
     _, colon, number = name.partition(":")
     if colon and int(number) >= gpus:
         raise CheckpointError(f"device must be one of the {gpus} GPUs that torch sees, got {name!r}; name one of them")
@@ -29,7 +29,7 @@ def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
 
 
 def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return an output's distance from the expected one, relative to its norm; from zeros it is 0 or infinite."""
+    """Return an output's distance from the expected one, relative to its norm; 0 or infinity for a norm of 0."""
     difference, norm = float((output - expected).norm()), float(expected.norm())
     if not norm:
         return math.inf if difference else 0.0
@@ -37,7 +37,7 @@ def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def compute_dtype(stored: torch.dtype, device_type: str = "cpu") -> torch.dtype:
-    """Return the dtype to compute in for weights that are stored as ``stored``.
+    """Return the dtype in which to compute with weights that are stored as ``stored``.
 
     AVX2 has no 16-bit arithmetic: there a product of 32 rows took 8 times as long in bf16 as in fp32.
     """

@@ -1,7 +1,7 @@
 """Paged attention for transformers models: writes K and V into the pool, attends over each row's pages.
 
-Registered once with transformers under a name; each attention module carries its layer's view of the pool, so that
-several stages can live in one process. Called once per layer and forward pass.
+Registered once with transformers under a name; each attention module has its layer's view of the pool, so that several
+stages can share a process. Called once per layer and forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMPLEMENTATION = "lockstep_paged"
 
 
 class StageAttention:
-    """State shared by the layers of a stage: the pools, and the batch that is being computed."""
+    """State shared by the layers of a stage: the pools, and the current batch."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
@@ -39,21 +39,23 @@ class StageAttention:
     def enter(self, *, windowed: bool, window: int | None) -> LayersView:
         """Count a layer's call and return the batch's view of its pool.
 
-        Raises StepFailedError for a layer of the window pool that would see more than what is kept there.
+        Raises StepFailedError for a layer of the window pool that would see more tokens than the pool keeps.
         """
-        assert self.batch is not None, "attention was called outside of a stage's forward"
+        assert self.batch is not None, "attention was called outside a stage's forward pass"
         self.calls += 1
         if not windowed:
             return self.batch.full
         kept = self.pool_of(windowed=True).window_tokens
         if window is None or window > kept:
-            raise StepFailedError(f"a window layer must see {kept} tokens, as the model says, but sees {window}")
+            raise StepFailedError(
+                f"a window layer must see {kept} tokens, as the configuration says, but sees {window}"
+            )
         assert self.batch.window is not None, "a batch over a pool with a window has a view of it"
         return self.batch.window
 
 
 class Scoring(NamedTuple):
-    """The scoring of a product: its scale, its window if any, its cap if the model has one."""
+    """How attention scores are computed: their scale, the window if any, the cap if the model has one."""
 
     scale: float
     window: int | None = None
@@ -61,7 +63,7 @@ class Scoring(NamedTuple):
 
 
 class PagedAttention(ABC):
-    """The attention of one layer over its part of the pool; ``layer`` is the layer's place within its pool."""
+    """The attention of one layer over its part of the pool; ``layer`` is the layer's index within its pool."""
 
     def __init__(self, stage: StageAttention, layer: int, *, windowed: bool = False) -> None:
         self._stage = stage
@@ -86,7 +88,7 @@ class LayerAttention(PagedAttention):
     """Gathers keys and values, then attends. Runs on any device."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        """The pool may have another dtype than the query: keys and values are rounded to it before they are used."""
+        """See ``PagedAttention``. Rounds keys and values to the pool's dtype, which may differ from the query's."""
         batch = self._stage.enter(windowed=self._windowed, window=scoring.window)
         self._keys.index_copy_(1, batch.new_slots, key.transpose(0, 1).to(self._keys.dtype))
         self._values.index_copy_(1, batch.new_slots, value.transpose(0, 1).to(self._values.dtype))
@@ -108,8 +110,8 @@ class LayerAttention(PagedAttention):
             attended = _attention(query, keys, values, mask, scoring)
             return attended.transpose(0, 1).reshape(tokens, heads, size)
         if group.rows > 1:
-            assert mask is not None, "rows with several queries each see other keys"
-            # The same, with a row's queries consecutive for each of these heads.
+            assert mask is not None, "rows with several queries need a mask"
+            # The mask repeats likewise: a row's queries are consecutive for each of these heads.
             together = (group.rows, group.queries, kv_heads, shared, size)
             query = query.reshape(together).permute(2, 0, 3, 1, 4).flatten(2, 3)
             attended = _attention(query, keys, values, mask.repeat(1, 1, shared, 1), scoring)
@@ -139,12 +141,14 @@ def _paged_attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention with the signature that transformers calls. ``others`` are for other kernels and change no result."""
+    """Compute attention, with the signature that transformers calls. ``others`` are for other kernels and change no
+    result.
+    """
     del others
     if s_aux is not None:
         raise StepFailedError("attention sinks are not supported by paged attention")
     if attention_mask is not None:
-        raise StepFailedError("a mask of the architecture's own is not supported by paged attention")
+        raise StepFailedError("an architecture-specific mask is not supported by paged attention")
     layer: PagedAttention = attached(module)
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -154,7 +158,7 @@ def _paged_attention(
 def _gather(slots: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
     """Return a group's part [kv heads, rows, keys, size] of keys or values; a view where its slots are contiguous.
 
-    ``index_select`` over flat slots took a fifth of the time of indexing with a matrix of them.
+    ``index_select`` over flat slots took a fifth of the time of indexing with a matrix.
     """
     if group.run is not None:
         return slots[:, None, group.run]

@@ -1,7 +1,7 @@
 """The choice of a stage's backend: torch, or OpenVINO if it is installed and supports the model.
 
-Owns the choice and its reasons; imports OpenVINO only once it is chosen. Chooses when a server starts, when a stage
-starts, and for each update of the weights.
+Owns the choice and its reasons; imports OpenVINO only once it is chosen. The choice is made when a server starts, when
+a stage starts, and for each weight update.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 # The models whose conversion the tests compare with transformers.
 _MODEL_TYPES: Final = frozenset({"gemma3_text", "llama", "mistral", "qwen2", "qwen3"})
-# Rotary angles that depend on the position alone, so that a converted graph has them for every length.
+# Rotary angles that depend only on the position, so that a converted graph works for every length.
 _ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 
 _Config = TypeVar("_Config", bound=EngineConfig)
 
 
 class ComputingStage(Protocol):
-    """A backend as a runner uses it: the layers of one stage with their weights and their KV pool."""
+    """The interface of a backend to the runner: the layers of one stage with their weights and their KV pool."""
 
     backend: str
     facts: StageFacts
@@ -48,10 +48,10 @@ class ComputingStage(Protocol):
 
     @property
     def is_lean(self) -> bool:
-        """True if the lean forward of torch computes."""
+        """True if torch's lean forward pass computes."""
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
-        """Make the argument of ``forward``, for segments whose pages are in the pool's tables."""
+        """Build the argument of ``forward`` from segments whose pages are in the pool's tables."""
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Compute hidden states [tokens, hidden size] for the next stage, or on the last logits [emitting, vocabulary].
@@ -67,9 +67,9 @@ class ComputingStage(Protocol):
 def make_stage(
     config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True, on_load: OnLoad | None = None
 ) -> ComputingStage:
-    """Load one stage on the configured backend, or on the one that suits it best.
+    """Load one stage on the configured backend, or for 'auto' on the best one.
 
-    Raises CheckpointError when the model cannot be loaded, OpenVINOError when OpenVINO is asked for and cannot.
+    Raises CheckpointError if the model cannot be loaded, OpenVINOError if OpenVINO is configured but cannot compute it.
     """
     if takes_openvino(config):
         try:
@@ -89,7 +89,7 @@ def _openvino_stage(config: EngineConfig, limits: Limits, stage: int, on_load: O
         from engine.model.openvino.stage import OpenVINOStage
     except ImportError as exc:
         raise OpenVINOError(
-            f"OpenVINO must be of the version that 'lockstep-engine[openvino]' installs, but: {exc}; install that"
+            f"OpenVINO must have the version that 'lockstep-engine[openvino]' installs, but: {exc}; install that"
         ) from exc
     return OpenVINOStage(config, limits, stage, on_load=on_load)
 
@@ -118,11 +118,11 @@ def with_its_pages(config: _Config) -> _Config:
 
 
 def why_not_openvino(config: EngineConfig) -> str | None:
-    """Return why torch must compute, as far as that shows without reading weights; None if OpenVINO can."""
+    """Return why torch must compute, judged without reading weights; None if OpenVINO can."""
     if config.backend == "auto" and embedded_seed(config.model, config.seed) is not None:
-        return "the embedded model is the reference, which torch computes"
+        return "torch computes the embedded model, which is the reference"
     found = importlib.util.find_spec("openvino")
-    if found is None or found.origin is None:  # A folder that happens to have the name is no package.
+    if found is None or found.origin is None:  # A folder that happens to have the name is not a package.
         return "OpenVINO is not installed; install 'lockstep-engine[openvino]'"
     reason = why_not_openvino_settings(config)
     if reason is not None:
@@ -131,17 +131,17 @@ def why_not_openvino(config: EngineConfig) -> str | None:
         return "there is a CUDA device; use device='cpu'"
     folder = resolve_folder(config)
     if read_pooling(folder) is not None:
-        return "the model embeds, which torch computes"
+        return "it is an embedding model, which only torch computes"
     return _why_not_model(config, read_model_config(folder, trust_remote_code=config.trust_remote_code))
 
 
 def _why_not_model(config: EngineConfig, model: PreTrainedConfig) -> str | None:
     if model.model_type not in _MODEL_TYPES or getattr(model, "auto_map", None):
         known = ", ".join(sorted(_MODEL_TYPES))
-        return f"the conversion is known for models of type {known}, this one is {model.model_type!r}"
+        return f"models of type {known} can be converted, this one is {model.model_type!r}"
     unknown = _rope_types(getattr(model, "rope_parameters", None)) - _ROPE_TYPES
     if unknown:
-        return f"its rotary angles are {', '.join(sorted(unknown))}, not one of {', '.join(sorted(_ROPE_TYPES))}"
+        return f"its rope_type is {', '.join(sorted(unknown))}, not one of {', '.join(sorted(_ROPE_TYPES))}"
     if getattr(model, "attn_logit_softcapping", None) is not None:
         return "the model caps its attention scores, which OpenVINO's paged attention does not"
     dtype = dtype_name(config, model)
@@ -153,7 +153,7 @@ def _why_not_model(config: EngineConfig, model: PreTrainedConfig) -> str | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Return the types in a configuration of rotary angles, which some models have for each kind of layer."""
+    """Return the rope types of a configuration; some models have one for each kind of layer."""
     if not isinstance(parameters, dict):
         return set()
     nested = [value for value in parameters.values() if isinstance(value, dict)]

@@ -1,4 +1,4 @@
-"""One microbatch as tensors: token ids, positions, the slots that it writes, and the keys of each query.
+"""One microbatch as tensors: token ids, positions, slots to write, and the keys of each query.
 
 Built once per forward pass from the plan and the page tables, then shared by every layer. Never reads a weight.
 """
@@ -32,10 +32,10 @@ class Batch(Protocol):
 
 
 class BatchNumbers:
-    """The segments of a batch as numbers: rows, starts, counts of their tokens, and where each begins among these.
+    """The segments of a batch as arrays: rows, starts, token counts, and the index of each segment's first token.
 
     For all tokens, in order: ids, positions, and the indices of the tokens whose logits choose a next token
-    (``emitting``). In a batch of ``is_decodes`` alone each segment has one token.
+    (``emitting``). With ``is_decodes`` each segment has one token.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -65,9 +65,9 @@ class BatchNumbers:
 class AttentionGroup:
     """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``keys`` keys a row.
 
-    A chunk of a prompt is a group of one row; neighbouring decodes with as many tokens each, one and the same number of
-    drafts, are one group of many rows, padded to the longest. Over a pool of window layers the keys begin with the
-    first that the first query sees.
+    A chunk of a prompt is a group of one row; consecutive decodes with equal numbers of drafts are one group of many
+    rows, padded to the longest. Over a pool of window layers the keys begin with the first one that the first query
+    sees.
     """
 
     def __init__(self, numbers: BatchNumbers, part: slice, pool: KVPool, device: torch.device) -> None:
@@ -139,7 +139,8 @@ class PageTable(NamedTuple):
 class LayersView(NamedTuple):
     """A batch's view of one pool: the slots [tokens] that it writes, and the places of its keys.
 
-    A kernel that follows page tables reads ``table``, every other attention ``groups``, the rows that attend together.
+    A kernel that follows page tables reads ``table``; every other attention reads ``groups``, the rows that attend
+    together.
     """
 
     new_slots: torch.Tensor
@@ -151,9 +152,8 @@ class LayersBatch(NamedTuple):
     """A batch for torch's layers: ``token_ids`` and ``positions`` have the shape [1, tokens].
 
     ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
-    ``last_position`` is no smaller than the position of any token. ``full`` is the view of the layers that see
-    everything, ``window`` the view of the window layers, if there are any. Without ``segments`` no token needs prompt
-    logprobs or a LoRA.
+    ``last_position`` bounds the positions of all tokens. ``full`` is the view of the layers that see everything,
+    ``window`` the view of the window layers, if any. Without ``segments`` no token needs prompt logprobs or a LoRA.
     """
 
     tokens: int
@@ -167,7 +167,7 @@ class LayersBatch(NamedTuple):
 
 
 class _Places:
-    """The places of a batch's tokens and keys in one pool, as numbers: ``arrays`` go to the device.
+    """The places of a batch's tokens and keys in one pool: ``arrays`` go to the device.
 
     A pool that keeps its pages first has a table and no groups: groups list the slots of all keys, which is most of the
     work for a long context, and the kernel does not need them.
@@ -223,7 +223,7 @@ class ForwardBatch:
 
 
 class DecodeBatch:
-    """One token of each of several rows as numbers, padded to ``size`` rows; not on the device yet.
+    """One token of each of several rows as arrays on the host, padded to ``size`` rows.
 
     Padding rows are at position 0 of the scratch page of a pool that keeps its pages first.
     """
@@ -237,7 +237,7 @@ class DecodeBatch:
         self.positions_array = np.array([segment.start for segment in segments], np.int64)
         self.slots_array = pool.slots_at(rows, self.positions_array)
         pages = pool.pages_of_rows(rows, int(self.positions_array.max()) + 1)
-        # Ids, positions, slots and lengths, each of all rows: one block, for one copy.
+        # Ids, positions, slots and lengths of all rows, in one block, for one copy.
         self.numbers_array = np.zeros((4, size), np.int64)
         lines = self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1
         for line, values in zip(self.numbers_array, lines, strict=True):
@@ -246,7 +246,7 @@ class DecodeBatch:
         self.numbers_array[3, self.tokens :] = 1
         self.pages_array = np.full((size, pages.shape[1]), pool.scratch_page, np.int64)
         self.pages_array[: self.tokens] = pages
-        # The ids that are only on the device.
+        # The ids that exist only on the device.
         self.ahead: AheadIds | None = None
 
     def take_ahead(self, ahead: AheadIds) -> None:
@@ -258,12 +258,12 @@ def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -
     shape = (tokens, hidden_size)
     found = None if hidden is None else tuple(hidden.shape)
     if hidden is None or found != shape:
-        raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
+        raise StepFailedError(f"hidden states from the previous stage must have shape {shape}, got {found}")
     return hidden
 
 
 def emitters_of(segments: Sequence[Segment]) -> list[Segment]:
-    """Make a segment for each token to choose, ending with the token whose logits choose it: drafts make several."""
+    """Return a segment for each token to choose, ending with the token whose logits choose it: drafts give several."""
     emitters: list[Segment] = []
     for segment in segments:
         if segment.drafts:
@@ -291,7 +291,7 @@ def _groups(
 
 
 def _queries_of_a_decode(segment: Segment) -> int:
-    """Return a decode's number of tokens, 0 for a chunk of a prompt; neighbours of equal number attend together."""
+    """Return a decode's number of tokens, 0 for a chunk of a prompt; neighbours with equal numbers attend together."""
     tokens = len(segment.token_ids)
     return tokens if tokens == 1 or segment.drafts else 0
 

@@ -1,7 +1,7 @@
-"""The KV capacity beside the weights, measured on the device before anything is loaded.
+"""The KV capacity that the weights leave, measured on the device before anything is loaded.
 
-Used if the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process,
-which still has to fork.
+Used if the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process, which
+must still fork.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from engine.model.checkpoint_files import stored_tensors
 from engine.model.threads import TORCH_THREADS, stage_threads
 from engine.model.weight_sizes import held_weight_bytes, value_types, weight_bytes
 
-# KV's share of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
-# the machine's other processes.
+# KV's share of the memory that is free after loading the weights. The rest is for activations and, on a CPU, for other
+# processes.
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
 
@@ -33,7 +33,7 @@ KV_SHARE_CPU: Final = 0.4
 _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
 
-# A LoRA has a pair for each matrix of a layer.
+# A LoRA has a pair of matrices for each matrix of a layer.
 _LAYER: Final = ".layers."
 _MATRIX: Final = 2
 
@@ -41,8 +41,8 @@ _MATRIX: Final = 2
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
     """Return the KV capacity in tokens; None for the embedded model, whose capacity is fixed.
 
-    At most what all running requests could use at their full length. ``stages_here`` is the number of stages on this
-    machine, by default all. Raises ConfigError, with the sizes in bytes, when the weights leave no room for a single
+    It never exceeds the use of all running requests at full length. ``stages_here`` is the number of stages on this
+    machine, by default all. Raises ConfigError, with the sizes in bytes, if the weights leave no room for a single
     page.
     """
     if embedded_seed(config.model, config.seed) is not None:
@@ -64,7 +64,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     weights += _scratch_bytes(limits, facts)
     if config.most_loras:
         weights += int((config.most_loras + 1) * _lora_bytes(config, device_type) * part)
-    # The second tier takes no GPU memory.
+    # The host tier takes no GPU memory.
     on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
     tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
     if tokens < config.page_size:
@@ -97,13 +97,13 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, s
     present = psutil.virtual_memory().total
     if needed > present >= needed - host:
         raise ConfigError(
-            f"host_kv_tokens must fit into memory beside the KV cache, got {config.host_kv_tokens}: they are {host} "
-            f"bytes of {needed} that are needed, this machine has {present}; lower it"
+            f"host_kv_tokens must fit into memory beside the KV cache, got {config.host_kv_tokens}: they take "
+            f"{host} of the {needed} bytes needed, this machine has {present}; lower it"
         )
     if needed > present:
         raise ConfigError(
             f"max_total_tokens must fit into memory, got {config.max_total_tokens}: {slots} tokens of KV and their "
-            f"books are {needed} bytes, this machine has {present}; lower it or leave it unset"
+            f"bookkeeping take {needed} bytes, this machine has {present}; lower it or leave it unset"
         )
 
 
@@ -125,7 +125,9 @@ def _scratch_bytes(limits: Limits, facts: ModelFacts) -> int:
 
 
 def _weights_held(config: EngineConfig, limits: Limits, device_type: str) -> int:
-    """Return the bytes of the weights in all stages. For OpenVINO, which packs them its own way, those of the files."""
+    """Return the bytes of the weights in all stages. For OpenVINO, which packs them its own way, return the size of the
+    files.
+    """
     if config.backend == "openvino" or (config.backend == "auto" and why_not_openvino(config) is None):
         return weight_bytes(resolve_folder(config))
     threads = stage_threads(config, limits, TORCH_THREADS)
@@ -133,7 +135,7 @@ def _weights_held(config: EngineConfig, limits: Limits, device_type: str) -> int
 
 
 def _lora_bytes(config: EngineConfig, device_type: str) -> int:
-    """Return an upper bound on the bytes of a LoRA of the largest rank: two matrices for each matrix of the layers.
+    """Return an upper bound on the bytes of a LoRA of maximum rank: two matrices for each matrix of the layers.
 
     The caller counts one LoRA more than the limit: a new one is read before another makes room for it.
     """
@@ -170,7 +172,7 @@ def _cuda_memory(config: EngineConfig) -> _CudaMemory | None:
 
 
 def _report_cuda_memory(writer: int, config: EngineConfig) -> None:
-    """Write the GPUs' memory, if there are any, and exit; never returns into the caller's stack."""
+    """Write the memory of the GPUs, if any, and exit; never return into the caller's stack."""
     try:
         import torch
 

@@ -1,6 +1,6 @@
-"""Checkpoint folders: from 'embedded', a path or a hub name to a folder, and from a folder to ``ModelFacts``.
+"""Checkpoint folders: resolves 'embedded', a path or a hub name to a folder, and a folder to ``ModelFacts``.
 
-Reads configuration files only, never a weight, and imports transformers only to read a folder. Every model name passes
+Reads only configuration files, never a weight, and imports transformers only to read a folder. Every model name passes
 here first, before any process is forked.
 """
 
@@ -31,16 +31,16 @@ _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 # The end of every refusal of a model.
-SERVED = "served are decoders of the shape of Llama, Mistral, Qwen, Gemma, Phi-3 or OLMo, with experts or without"
+SERVED = "decoders like Llama, Mistral, Qwen, Gemma, Phi-3 or OLMo are served, with experts or without"
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-# Fields of a configuration about its origin or storage, without an effect on the computation.
+# Fields about a model's origin or storage, which do not affect the computation.
 ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Scale and offset of a block of 8-bit numbers: two in fp32.
+# The scale and the offset of a block of 8-bit numbers, both fp32.
 _SCALE_AND_OFFSET_BYTES = 8
 _DIGEST_BYTES = 16
 
@@ -57,14 +57,14 @@ def resolve_folder(config: EngineConfig) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        gguf = " GGUF is not served; take the safetensors that it was made of." if folder.suffix == ".gguf" else ""
+        gguf = " GGUF is not served; use the safetensors from which it was made." if folder.suffix == ".gguf" else ""
         raise CheckpointError(
             f"model must be a folder, got the file {folder}.{gguf} Name the folder that holds config.json"
         )
     if _HUB_NAME.fullmatch(config.model) is None:
         raise CheckpointError(
             f"model must be {EMBEDDED_MODEL!r}, '{EMBEDDED_MODEL}:SEED', a folder or a hub name 'owner/name', "
-            f"got {config.model!r}, which is no folder here; check the path"
+            f"got {config.model!r}, which is not a folder here; check the path"
         )
     return _download(config.model, trust_remote_code=config.trust_remote_code)
 
@@ -77,7 +77,7 @@ def local_folder(config: EngineConfig) -> Path:
     if embedded_seed(config.model, config.seed) is None and not Path(config.model).expanduser().is_dir():
         raise CheckpointError(
             f"model_path must be a folder on this machine or '{EMBEDDED_MODEL}:SEED', got {config.model!r}, which is "
-            "no folder here; check the path"
+            "not a folder here; check the path"
         )
     return resolve_folder(config)
 
@@ -85,7 +85,7 @@ def local_folder(config: EngineConfig) -> Path:
 def require_files(config: EngineConfig) -> None:
     """Raise CheckpointError unless the configured model has files of every kind. Imports nothing costly.
 
-    ``read_facts`` judges their contents.
+    ``read_facts`` checks their contents.
     """
     if embedded_seed(config.model, config.seed) is not None:
         return
@@ -97,7 +97,7 @@ def require_files(config: EngineConfig) -> None:
 
 
 def read_facts(config: EngineConfig) -> ModelFacts:
-    """Read the facts that scheduler and front end need about the configured model; loads no weight.
+    """Read the facts about the configured model that the scheduler and the front end need; loads no weight.
 
     Raises CheckpointError for a folder that cannot be served: empty, without config, weights or tokenizer, or not a
     decoder of the usual shape.
@@ -114,7 +114,7 @@ def read_facts(config: EngineConfig) -> ModelFacts:
 
 
 def read_all_facts(config: EngineConfig) -> ModelFacts:
-    """Read the facts, with those of a draft model added."""
+    """Read the facts, including those of a draft model."""
     facts = read_facts(config)
     return facts.with_draft(read_facts(config.draft_config())) if config.speculative_draft_model else facts
 
@@ -130,7 +130,7 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     window, windowed = window_layers(model)
     pooling = read_pooling(folder)
     if config.kv_cache_dtype == "u8":
-        # Scale and offset: for each channel of a block of keys, and for the values of each token.
+        # A scale and an offset for each channel of a block of keys, and for the values of each token.
         values_a_head = head_dim + _SCALE_AND_OFFSET_BYTES
         keys_a_head = head_dim + head_dim * _SCALE_AND_OFFSET_BYTES // OPENVINO_BLOCK_TOKENS
     else:
@@ -151,13 +151,13 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """Read the folder's quantization, None for plain weights. Raises CheckpointError for one that is not served."""
+    """Read the folder's quantization; None for plain weights. Raises CheckpointError for an unsupported one."""
     path = folder / "config.json"
     return quantization_of(_said(path), path)
 
 
 def is_text_part(folder: Path) -> bool:
-    """True if the folder's model takes more than text; its part for text is served."""
+    """Return whether the folder's model takes more than text; only its text part is served."""
     return "text_config" in _said(_require_config(folder))
 
 
@@ -180,17 +180,17 @@ def _read_text_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedCon
         model: PreTrainedConfig = whole.get_text_config(decoder=True)
     except Exception as exc:  # transformers raises many unrelated types for a bad configuration
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
-        raise CheckpointError(f"{path} must be a configuration that transformers knows, but: {exc}") from exc
+        raise CheckpointError(f"{path} must be a configuration that transformers can read, but: {exc}") from exc
     _require_decoder(model, path)
     return model
 
 
 def require_trust(folder: Path, exc: Exception, *, trust_remote_code: bool) -> None:
-    """Raise CheckpointError, which names the flag, when a checkpoint cannot be loaded without its own code."""
+    """Raise CheckpointError, which names the flag, if a checkpoint cannot be loaded without its own code."""
     if "trust_remote_code" in str(exc) and not trust_remote_code:
         raise CheckpointError(
-            f"a checkpoint must load without code of its own, but {folder} brings Python files (auto_map) and needs "
-            "them; read them, and if you trust them start with --trust-remote-code"
+            f"a checkpoint must load without its own code, but {folder} has Python files (auto_map) and needs them; "
+            "read them, and if you trust them start with --trust-remote-code"
         ) from exc
 
 
@@ -208,7 +208,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, object]:
 
 
 def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
-    """Return the text of the folder's tokenizer.json, or the text that it would have."""
+    """Return the text of the folder's tokenizer.json, built from other files if it has none."""
     path = folder / "tokenizer.json"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -219,8 +219,8 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
 
 
 def tokenizer_reader(folder: Path, *, trust_remote_code: bool, now: bool) -> Callable[[], str]:
-    """Return a function that calls ``read_tokenizer``. With ``now`` a tokenizer file is read at once, so that it may be
-    removed later.
+    """Return a function that calls ``read_tokenizer``. With ``now`` it reads a tokenizer.json at once, so that the file
+    may be removed later.
 
     A text that transformers must build from other files is built on demand, which takes seconds.
     """
@@ -262,11 +262,11 @@ def checkpoint_digests(config: EngineConfig) -> tuple[str, str]:
 
 
 def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:
-    """Raise CheckpointError, naming the field, unless two configurations' models differ in weights only."""
+    """Raise CheckpointError, which names the field, unless two models differ only in their weights."""
     for field in sorted((running.keys() | other.keys()) - ORIGIN_FIELDS):
         if running.get(field) != other.get(field):
             raise CheckpointError(
-                f"weights must be of the model that runs, but {folder / 'config.json'} says "
+                f"weights must be for the running model, but {folder / 'config.json'} has "
                 f"{field}={other.get(field)!r}, and the running model {running.get(field)!r}; start another server"
             )
 
@@ -277,9 +277,7 @@ def dtype_name(config: EngineConfig, model: PreTrainedConfig) -> str:
         return config.dtype
     own = str(model.dtype).removeprefix("torch.") if model.dtype is not None else "float32"
     if own not in _BYTES_PER_VALUE:
-        raise CheckpointError(
-            f"dtype must be one of {sorted(_BYTES_PER_VALUE)}, the checkpoint says {own!r}; set dtype"
-        )
+        raise CheckpointError(f"dtype must be one of {sorted(_BYTES_PER_VALUE)}, the checkpoint has {own!r}; set dtype")
     return own
 
 
@@ -296,9 +294,9 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
 
 
 def window_layers(model: PreTrainedConfig) -> tuple[int, list[bool]]:
-    """Return the window size of the window layers, 0 without any, and for each layer whether it is one.
+    """Return the window size, 0 without window layers, and for each layer whether it is a window layer.
 
-    A window that no sequence can outgrow does not count.
+    A window that no sequence can exceed does not count.
     """
     window = getattr(model, "sliding_window", None) or 0
     types = getattr(model, "layer_types", None)
@@ -316,9 +314,9 @@ def _download(name: str, *, trust_remote_code: bool) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]))
-    except Exception as exc:  # the hub's client raises many unrelated types; all mean that the model cannot be had
+    except Exception as exc:  # the hub's client raises many unrelated types; all mean that the model is unavailable
         raise CheckpointError(
-            f"model {name!r} is no folder here and could not be fetched from the hub: {str(exc).rstrip('.')}; "
+            f"model {name!r} is not a folder here and could not be fetched from the hub: {str(exc).rstrip('.')}; "
             "check the name, the network, or give a folder"
         ) from exc
 
@@ -335,7 +333,7 @@ def _refuse_gguf(folder: Path) -> None:
     if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"a model folder must hold its weights as *.safetensors, but {folder} holds GGUF, which is not served; "
-            "take the safetensors that it was made of"
+            "use the safetensors from which it was made"
         )
 
 
@@ -355,14 +353,14 @@ def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
     known = own_code or model.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if getattr(model, "is_encoder_decoder", False) or not known:
         raise CheckpointError(
-            f"the model must be decoder-only, but {path} says model_type={model.model_type!r}; {SERVED}"
+            f"the model must be decoder-only, but {path} has model_type={model.model_type!r}; {SERVED}"
         )
     fields = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     said = {field: _size(model, field, path) for field in (*fields, *_OPTIONAL_SIZES)}
     missing = [field for field in fields if said[field] is None]
     if missing:
         raise CheckpointError(
-            f"{path} (model_type={model.model_type!r}) must say {', '.join(missing)}, but does not; {SERVED}"
+            f"{path} (model_type={model.model_type!r}) must give {', '.join(missing)}, but does not; {SERVED}"
         )
     for field, size in said.items():
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
@@ -376,12 +374,12 @@ def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
 
 
 def _size(model: PreTrainedConfig, field: str, path: Path) -> object:
-    """Return a size common to all layers, None if it is not given. Raises CheckpointError if layers differ."""
+    """Return a size common to all layers; None if it is not given. Raises CheckpointError if layers differ."""
     try:
         return getattr(model, field, None)
-    except Exception as exc:  # transformers refuses to give one number where layers differ
+    except Exception as exc:  # transformers refuses to return one number if layers differ
         raise CheckpointError(
-            f"{path} (model_type={model.model_type!r}) must say one {field} for all layers, but theirs differ; {SERVED}"
+            f"{path} (model_type={model.model_type!r}) must give one {field} for all layers, but they differ; {SERVED}"
         ) from exc
 
 
@@ -394,7 +392,8 @@ def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:
     found = () if ids is None else _token_ids(path, "eos_token_id", ids)
     if any(token >= model.vocab_size for token in found):
         raise CheckpointError(
-            f"{path} must give eos_token_id below vocab_size={model.vocab_size}, got {ids!r}; nothing would end with it"
+            f"{path} must give eos_token_id below vocab_size={model.vocab_size}, got {ids!r}, with which no output "
+            "would end; correct it"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Contents of a folder's files: JSON of the expected kind, and names, types and shapes of tensors.
+"""Reads a folder's files: JSON of the expected kind, and names, types and shapes of tensors.
 
 Never reads a weight. Imports no torch.
 """
@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from engine.core.errors import CheckpointError
 
-# Above the longest index of a checkpoint.
+# More than the longest index of a checkpoint.
 MAX_JSON_BYTES: Final = 64 * 2**20
 
 

@@ -1,7 +1,7 @@
-"""Decode batches as CUDA graphs: recorded once for a few sizes at the start, then replayed with one call per step.
+"""Decode batches as CUDA graphs: captured for a few sizes at startup, then replayed with one call per step.
 
-Owns the buffers that the graphs read and the choice of a size; a batch is padded to it with rows of the scratch page,
-which belongs to no request. The recorder is passed in, so that everything but the recording runs without a GPU.
+Owns the graphs' input buffers and the choice of a size, to which a batch is padded with rows of the scratch page, which
+belongs to no request. The recorder is a parameter, so that everything but the capture runs without a GPU.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from engine.model.batch import DecodeBatch, LayersBatch, LayersView, PageTable, 
 from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
 
-# Runs the layers over tensors at fixed addresses. The next run overwrites its result.
+# A function that runs the layers over tensors at fixed addresses. The next run overwrites its result.
 Compute = Callable[[], torch.Tensor]
-# Records a computation, and returns a function that repeats it over the same tensors.
+# A function that captures a computation and returns a function that replays it over the same tensors.
 Recorder = Callable[[Compute], Compute]
-# Computes the layers of a stage for a batch and, on all stages but the first, hidden states.
+# A function that computes the layers of a stage for a batch and, except on the first stage, hidden states.
 Layers = Callable[[LayersBatch, torch.Tensor | None], torch.Tensor]
 
-# In a larger batch the launch of a kernel costs nothing beside its work.
+# In larger batches the cost of a kernel launch is negligible.
 LARGEST_SIZE: Final = 512
-# In the first runs libraries choose algorithms and allocate their workspaces, which must not be recorded.
+# In the first runs libraries choose algorithms and allocate workspaces, which must not be captured.
 _RUNS_BEFORE: Final = 2
-# The numbers of a DecodeBatch that are copied unchanged: ids, positions, slots. The lengths come after them.
+# The arrays of a DecodeBatch that are copied unchanged: ids, positions, slots. The lengths follow them.
 _COPIED: Final = 3
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """Return the batch sizes to record: the powers of two below ``most``, and ``most`` itself."""
+    """Return the batch sizes to capture: the powers of two below ``most``, and ``most`` itself."""
     return (*[1 << power for power in range((most - 1).bit_length())], most)
 
 
 def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | None:
-    """Return why no decode of a stage can be recorded; None if plain batches can.
+    """Return why no decode of a stage can be captured; None if plain batches can.
 
-    Only decodes that never wait for the GPU, and whose shapes follow from the batch's size, are recorded.
+    A decode can be captured if it never waits for the GPU and its shapes depend only on the batch's size.
     """
     if device.type != "cuda":
-        return f"the device is {device}, and graphs are CUDA's"
+        return f"the device is {device}, and graphs need CUDA"
     if not lean:
-        return "transformers' own forward computes, which may ask the GPU for numbers"
+        return "transformers' own forward pass computes, which may read numbers from the GPU"
     if not pool.pages_first:
         return "attention gathers its keys, so its shapes depend on the context; see attention_backend"
     if pool.window is not None:
@@ -55,7 +55,7 @@ def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | No
 
 
 class DecodeGraphs:
-    """The recorded decodes of one stage over one pool. Recording them computes in the scratch page alone.
+    """The captured decodes of one stage over one pool. Capturing computes only in the scratch page.
 
     ``hidden_size`` is the size of the stage's incoming hidden states, 0 on the first stage. With ``loras``, a batch
     with a LoRA is computed eagerly. Propagates the exceptions of ``record``.
@@ -76,13 +76,13 @@ class DecodeGraphs:
         self.sizes = graph_sizes(min(pool.rows, LARGEST_SIZE))
         self._buffers = _Buffers(pool, self.sizes[-1], device, dtype, hidden_size)
         self._replays: dict[int, Compute] = {}
-        # The largest first: the others reuse the memory of its intermediate results.
+        # The largest graph first: the others reuse the memory of its intermediate results.
         for size in reversed(self.sizes):
             batch, hidden = self._buffers.batch(size), self._buffers.hidden_of(size)
             self._replays[size] = record(partial(layers, batch, hidden))
 
     def batch(self, segments: Sequence[Segment]) -> DecodeBatch | None:
-        """Return the padded batch of these segments; None if the eager forward must compute them.
+        """Return the padded batch of these segments; None if the eager forward pass must compute them.
 
         Graphs exist for decodes of one token each, but not for chunks of prompts, drafts, prompt logprobs or LoRAs.
         """
@@ -105,7 +105,7 @@ class DecodeGraphs:
 
 
 class _Buffers:
-    """Inputs of all graphs: each reads the first rows of the same tensors."""
+    """The inputs of all graphs, each of which reads the first rows of the same tensors."""
 
     def __init__(self, pool: KVPool, most: int, device: torch.device, dtype: torch.dtype, hidden_size: int) -> None:
         assert pool.scratch_page is not None, "graphs need a pool with a scratch page"
@@ -133,7 +133,7 @@ class _Buffers:
         return None if self._hidden is None else self._hidden[:size]
 
     def fill(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> None:
-        """Copy a batch to the inputs of its graph: one copy from the host, and one for each kind of numbers."""
+        """Copy a batch to the inputs of its graph: one copy from the host, then one for each array."""
         numbers, pages = sent([batch.numbers_array, batch.pages_array], self._device)
         self._numbers[:, : batch.size].copy_(numbers[:_COPIED])
         if batch.ahead is not None:
@@ -146,7 +146,7 @@ class _Buffers:
 
 
 def cuda_recorder(device: torch.device) -> Recorder:
-    """Record CUDA graphs on a device, with one shared memory pool for their intermediate results."""
+    """Return a recorder of CUDA graphs on a device, with one shared memory pool for intermediate results."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(compute: Compute) -> Compute:

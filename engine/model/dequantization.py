@@ -1,7 +1,7 @@
-"""Dequantizes weights while they are read: each from its values, scales and zero points, one at a time.
+"""Dequantizes weights while they are read, one at a time, from their values, scales and zero points.
 
-Presents a checkpoint's files as if they held plain weights. Used once, when a stage loads; the layouts are those that
-the schemes' own libraries write.
+Makes a checkpoint's files look as if they held plain weights. Used once, when a stage loads; the layouts are the ones
+that the schemes' own libraries write.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from engine.core.errors import CheckpointError
 from engine.model.quantization import Quantization
 
-# Reads the tensor that the files hold under a name.
+# A function that reads the tensor of a name in the files.
 _Reader = Callable[[str], torch.Tensor]
 
-# Quantization of activations and KV, which are computed here in the model's own type.
+# Scales of activations and KV, which this engine computes in the model's own type.
 _UNNEEDED: Final = {
     "input_scale",
     "input_zero_point",
@@ -34,12 +34,12 @@ _UNNEEDED: Final = {
     "kv_scale",
     "weight_format",
 }
-# The positions of an AWQ word's values, in order.
+# The order of the values in an AWQ word.
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _INT8_LARGEST: Final = 127.0
 _WORD_BITS: Final = 32
 _VALUES: Final = ("weight_packed", "qweight", "weight")
-# Integers that a graph can keep.
+# Widths of integers that a graph can keep.
 _KEPT_BITS: Final = (4, 8)
 
 
@@ -48,7 +48,7 @@ class Integers:
     """A weight as a scheme stores it: ``(values - zeros) * scales``.
 
     ``values`` [out, in] have ``bits`` bits each. ``zeros`` (None: 0, and values are signed) and ``scales`` are [out,
-    groups]; ``groups`` is the group of each input, None where groups are neighbours, all of one size.
+    groups]; ``groups`` is the group of each input, None if groups are contiguous and of equal size.
     """
 
     values: torch.Tensor
@@ -63,7 +63,7 @@ class Integers:
         groups = self.groups
         if groups is None:
             if columns % count:
-                raise ValueError(f"{count} groups do not divide {columns} inputs")
+                raise ValueError(f"{columns} inputs cannot be divided into {count} groups")
             groups = torch.arange(columns) // (columns // count)
         values = self.values.float() if self.zeros is None else self.values - self.zeros[:, groups]
         return values * self.scales[:, groups]
@@ -78,7 +78,7 @@ class QuantizedWeight:
     scheme: Quantization
 
     def read(self, read: _Reader) -> torch.Tensor:
-        """Read the weight in fp32, [out, in]. Raises CheckpointError, naming it, if its parts do not fit together."""
+        """Read the weight in fp32, [out, in]. Raises CheckpointError, which names it, if its parts do not fit."""
         made = self._made(read)
         return made.whole() if isinstance(made, Integers) else made
 
@@ -107,7 +107,7 @@ class QuantizedWeight:
 
 
 def quantized_weights(names: Iterable[str], scheme: Quantization) -> tuple[dict[str, QuantizedWeight], set[str]]:
-    """Return the quantized weights by their names in the model, and the names in the files that become unneeded."""
+    """Return the quantized weights by their names in the model, and the names in the files that these replace."""
     modules: dict[str, set[str]] = defaultdict(set)
     for name in names:
         module, _, part = name.rpartition(".")
@@ -135,7 +135,7 @@ def _companions(values: str | None) -> set[str]:
 
 
 def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers | torch.Tensor:
-    """Multiply values of 8 bits by the scales of a tensor, of rows, of groups in a row or of blocks."""
+    """Multiply 8-bit values by scales for a whole tensor, for rows, for groups in a row or for blocks."""
     weight = parts["weight"]
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
     of_rows = tuple(scale.shape) in {(len(weight),), (len(weight), 1)}
@@ -158,7 +158,7 @@ def _spread(scale: torch.Tensor, shape: torch.Size, block: tuple[int, int] | Non
         return scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
     if scale.shape[0] == rows and columns % scale.shape[1] == 0:
         return scale.repeat_interleave(columns // scale.shape[1], 1)
-    raise ValueError(f"scales of shape {tuple(scale.shape)} are none of a weight of shape {tuple(shape)}")
+    raise ValueError(f"scales of shape {tuple(scale.shape)} do not fit a weight of shape {tuple(shape)}")
 
 
 def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> Integers:
@@ -166,7 +166,7 @@ def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> Integers:
     rows, columns = (int(size) for size in _part(parts, "weight_shape"))
     widths = [bits for bits in (4, 8) if math.ceil(columns * bits / _WORD_BITS) == packed.shape[1]]
     if not widths or packed.shape[0] != rows:
-        raise ValueError(f"values packed as {tuple(packed.shape)} are none of a weight of shape {(rows, columns)}")
+        raise ValueError(f"values packed as {tuple(packed.shape)} do not fit a weight of shape {(rows, columns)}")
     bits = widths[0]
     if scale.dim() < 2:
         scale = scale.reshape(-1, 1)
@@ -196,7 +196,7 @@ def _from_gptq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integ
 
 
 def _unless_neighbours(groups: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the group of each input; None if groups are neighbouring inputs of equal number."""
+    """Return the group of each input; None if groups are contiguous and of equal size."""
     if groups is None or not len(groups):
         return None
     count = int(groups.max()) + 1
@@ -211,7 +211,7 @@ def _part(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def _unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Unpack the values in 32-bit words along ``dim``, the lowest bits first."""
+    """Unpack the values in 32-bit words along ``dim``, lowest bits first."""
     shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
     shifts = shifts[:, None] if dim == 0 else shifts
     values = (words.unsqueeze(dim + 1) >> shifts) & ((1 << bits) - 1)

@@ -1,8 +1,8 @@
 """The draft model: a smaller model on the last stage that guesses the next tokens of each request.
 
-It follows the stages' plans, with KV of its own under the same page tables, so that chunks, cached prefixes and
-retractions need no plan of its own. It guesses greedily; the next decode verifies. Guesses beyond a request's pages are
-computed in pages of its own pool that no plan names and nobody reads again.
+It follows the stages' plans, with its own KV under the same page tables, so that chunks, cached prefixes and
+retractions need no extra plan. It guesses greedily; the next decode verifies. Guesses beyond a request's pages are
+computed in pages of its pool that no plan names and nobody reads again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.model.sampling import Sampler
 
 @dataclass(slots=True)
 class _Guessing:
-    """A request whose guesses are being made: ``token`` goes to ``position``."""
+    """A request that is being guessed for: ``token`` goes to ``position``."""
 
     segment: Segment
     token: int
@@ -37,12 +37,12 @@ class _Guessing:
 class DraftModel:
     """All layers of the configured draft model, on the device of the stage that it guesses for.
 
-    If the engine has a second tier, its KV has one too. ``never`` holds ids that are never sampled, and so never
-    guessed. Raises CheckpointError if it cannot be loaded.
+    If the engine has a host tier, the draft model's KV has one too. ``never`` holds ids that are never sampled, and so
+    never guessed. Raises CheckpointError if it cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
-        # It guesses without LoRAs: the output does not depend on its guesses.
+        # It guesses without LoRAs, because the output does not depend on its guesses.
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         placed = config.draft_config().model_copy(update={"device": str(device)})
         with_scratch = msgspec.structs.replace(alone, total_pages=limits.total_pages + limits.draft_scratch_pages)
@@ -52,14 +52,14 @@ class DraftModel:
         self._limits = limits
 
     def adopt(self, microbatch: Microbatch) -> None:
-        """Update the page tables, also for a microbatch that is not computed."""
+        """Update the page tables, even for a microbatch that is not computed."""
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
             if segment.sampling is not None:
                 self._sampler.adopt(msgspec.structs.replace(segment, sampling=segment.sampling.for_guesses))
 
     def forget(self) -> None:
-        """Forget every row's sampling spec; only while no request owns a row."""
+        """Drop every row's sampling spec; only while no request owns a row."""
         self._sampler.forget()
 
     def guess(self, microbatch: Microbatch, result: Completion) -> tuple[tuple[int, ...], ...]:
@@ -91,7 +91,7 @@ class DraftModel:
             count = 1 + next(accepted) if segment.drafts else 1
             end = segment.start + len(segment.token_ids)
             position = end - segment.drafts + count - 1
-            # Entries after the microbatch's pages; a later plan that adds pages there replaces them.
+            # The scratch pages go after the microbatch's pages; a later plan that adds pages there replaces them.
             place, stop = map(limits.pages_for, (end, min(position + limits.draft_tokens, limits.context_length)))
             pages = tuple(scratch[number * each :][: max(0, stop - place)])
             self._model.pool.adopt(Segment(segment.rid, segment.row, end, (), place, pages, emits=False))
@@ -100,4 +100,4 @@ class DraftModel:
 
 
 def _no_history(segment: Segment) -> NDArray[np.int32]:
-    raise AssertionError(f"guesses for {segment.rid} depend on nothing that was said")
+    raise AssertionError(f"guesses for {segment.rid} must not depend on earlier tokens")

@@ -1,7 +1,7 @@
 """The embedded checkpoint: a tiny Qwen3 with seeded random weights and a byte-level tokenizer, written at first use.
 
-Owns the folder's place and contents. It is an ordinary checkpoint folder, loaded by the same code as any other. Never
-imports torch.
+Owns the folder's location and contents. It is an ordinary checkpoint folder, loaded by the same code as any other.
+Never imports torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from engine.core.errors import CheckpointError
 from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
 
-# Ids 256 and up, in this order; the end-of-sequence token's place is part of EMBEDDED_FACTS.
+# Ids from 256 on, in this order; EMBEDDED_FACTS has the id of the end-of-sequence token.
 SPECIAL_TOKENS = (
     "<|bos|>",
     "<|endoftext|>",
@@ -45,8 +45,8 @@ _KV_HEADS = 2
 _HEAD_DIM = 16
 
 # Standard deviations relative to 1/sqrt(fan in). Large enough that attention and the MLPs outweigh the token itself:
-# with the customary 0.02 a random model repeats one token for ever; with these greedy output varies with the prompt and
-# along the output, and the two best logits lie far apart compared to fp32 noise.
+# with the customary 0.02 a random model repeats one token forever; with these, greedy output varies with the prompt and
+# along the output, and the two best logits are far apart compared to fp32 noise.
 _LAYER_GAIN = 1.5
 _HEAD_GAIN = 2.5
 _QK_NORM = 1.5
@@ -70,7 +70,7 @@ _CHAT_TEMPLATE = (
 
 
 def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
-    """Return the embedded checkpoint's folder for ``seed``, with window layers or without; make it if missing.
+    """Return the embedded checkpoint's folder for ``seed``, with window layers or without; write it if it is missing.
 
     Several processes may call this at once: each writes its own folder and the first rename wins. Raises
     CheckpointError when the cache folder cannot be written.
@@ -99,8 +99,8 @@ def kept_folder(name: str, recipe: Path, write: Callable[[Path], None]) -> Path:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as exc:
         raise CheckpointError(
-            f"the embedded checkpoint must be written to {folder.parent}, but that failed: {exc}; "
-            "make the folder writable or point XDG_CACHE_HOME to another one"
+            f"the embedded checkpoint must be written to {folder.parent}, but that failed: {exc}; make the folder "
+            "writable, or set XDG_CACHE_HOME to another one"
         ) from exc
     return folder
 
@@ -128,7 +128,7 @@ def _publish(draft: Path, folder: Path) -> None:
     try:
         draft.rename(folder)
     except OSError:
-        # Another process was first. Its folder is complete, because it too appeared by a rename.
+        # Another process was first. Its folder is complete, because it also appeared by a rename.
         if not folder.is_dir():
             raise
 
@@ -174,7 +174,7 @@ def _windows() -> dict[str, object]:
 
 
 def _generation_config() -> dict[str, object]:
-    """Random weights would choose any token sooner or later: allow printable ASCII and the line feed only."""
+    """Allow only printable ASCII and the line feed: random weights would choose any token sooner or later."""
     printable = {*range(ord(" "), ord("~") + 1), ord("\n")}
     return {
         "bos_token_id": _token_id("<|bos|>"),
@@ -199,7 +199,7 @@ def _tokenizer_config() -> dict[str, object]:
 def _tokenizer() -> Tokenizer:
     vocab = {character: byte for byte, character in enumerate(_byte_alphabet())}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
-    # Without the regex a text is one piece; there are no merges that its pieces could bound.
+    # Without the regex a text is one piece, which is fine because there are no merges.
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
@@ -207,14 +207,14 @@ def _tokenizer() -> Tokenizer:
 
 
 def _byte_alphabet() -> list[str]:
-    """Return the character for each byte in a byte-level vocabulary: itself if visible, else one from 256 up."""
+    """Return the character for each byte in a byte-level vocabulary: itself if visible, else one from 256 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(_BYTES) if byte not in visible]
     return [chr(byte) if byte in visible else chr(_BYTES + hidden.index(byte)) for byte in range(_BYTES)]
 
 
 def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
-    """Return all weights by name. Drawn uniformly, because uniform draws have the same bits on every machine."""
+    """Return all weights by name. They are drawn uniformly, which gives the same bits on every machine."""
     generator = np.random.Generator(np.random.PCG64(seed))
 
     def draw(rows: int, columns: int, deviation: float) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
-"""LoRAs of the embedded model: folders as peft saves them, with seeded random weights, written at first use.
+"""LoRAs of the embedded model: folders in peft's format, with seeded random weights, written at first use.
 
-Never imports torch. Each becomes an ordinary folder and is loaded by the same code as any other.
+Never imports torch. Each is an ordinary folder, loaded by the same code as any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GAIN: Final = 0.7
 
 
 def embedded_lora_folder(seed: int) -> Path:
-    """Return the folder of the LoRA for ``seed``, made at first use. Raises CheckpointError if it cannot be written."""
+    """Return the folder of the LoRA for ``seed``, written at first use. Raises CheckpointError if that fails."""
     return kept_folder(f"embedded-lora-{seed}", Path(__file__), lambda folder: write_embedded_lora(folder, seed))
 
 

@@ -1,4 +1,4 @@
-"""Returns memory to the system: pages of mapped files that this process has read, and garbage.
+"""Returns memory to the operating system: garbage, and pages of mapped files that this process has read.
 
 Owns no file. A dropped page of a file is read again on demand.
 """
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# Addresses and lengths.
+# Ranges of memory, as addresses and lengths.
 Places = list[tuple[int, int]]
 
 
 def mapped_places(files: Collection[Path], *, writable: bool = False) -> Places:
-    """Return where in memory these files are mapped; their names are resolved, as the system's are.
+    """Return where in memory these files are mapped; their names must be resolved, as the system's are.
 
-    ``writable`` includes writable mappings, for a caller who knows that nothing was written: writes would be lost.
+    ``writable`` includes writable mappings, for a caller that has written nothing there: writes would be lost.
     """
     names = set(map(str, files))
     places = []
@@ -43,12 +43,12 @@ def forget_pages(places: Places) -> None:
         advise(first, size, mmap.MADV_DONTNEED)
 
 
-# A second of packing reads a gigabyte or less.
+# The period in seconds. Packing reads at most a gigabyte a second.
 _INTERVAL_S: Final = 0.02
 
 
 def give_back_garbage() -> None:
-    """Collect garbage and return its memory to the system: allocators keep memory that large conversions freed."""
+    """Collect garbage and return its memory to the system: allocators keep the memory of large conversions."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -57,10 +57,10 @@ def give_back_garbage() -> None:
 
 @contextmanager
 def read_pages_given_back(file: Path | None) -> Iterator[None]:
-    """During a block, and at its end, drop the pages that this process has read of a mapped file.
+    """During a block, and at its end, drop the pages of a mapped file that this process has read.
 
-    Compiling and first running a graph repacks the weights, and only the packed ones are read afterwards; without this
-    the process would hold both.
+    Compiling a graph and its first run repack the weights, and only the packed ones are read afterwards; otherwise the
+    process would hold both.
     """
     places = [] if file is None else mapped_places([file])
     over = threading.Event()

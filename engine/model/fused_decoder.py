@@ -1,8 +1,8 @@
-"""A lean forward for decoders of the Llama shape: the weights of the transformers model, without its overhead.
+"""A lean forward pass for Llama-like decoders: the weights of the transformers model, without its overhead.
 
-Fuses matrix products, looks rotary angles up, and computes in fp32 where the CPU has no 16-bit arithmetic. Never asks a
-GPU for a number, so that its decodes can be captured. Knows exactly which architectures it equals; everything else
-stays with transformers. Made once, when a stage has loaded.
+Fuses matrix products, looks up rotary angles, and computes in fp32 on a CPU without 16-bit arithmetic. Never reads a
+number from a GPU, so that its decodes can be captured. Supports only architectures for which it is exact; transformers
+computes all others. Built once, when a stage has loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.model.lora import BatchLoras
 from engine.model.matrix_product import MatrixProduct
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
-# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+# Architectures share no type that declares their parts (layers, norm, embed_tokens).
 _Transformer = Any
 
 _ARCHITECTURES = frozenset(LEAN_ARCHITECTURES.values())
-# Types whose angles depend on the position alone, not on the length of the sequence.
+# Types whose angles depend only on the position, not on the length of the sequence.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _FIRST_ANGLES = 1024
-# The linears that each matrix product of a layer joins.
+# The linears that each matrix product of a layer fuses.
 PRODUCTS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -40,13 +40,13 @@ _QUERY_KEY_VALUE, _OUTPUT, _GATE_UP, _DOWN = range(len(PRODUCTS))
 
 
 def why_not_lean(model: _Transformer) -> str | None:
-    """Return why transformers must compute a stage's model; None if ``LeanDecoder`` equals it."""
+    """Return why transformers must compute a stage's model; None if ``LeanDecoder`` is exact for it."""
     name = type(model).__name__
     if name not in _ARCHITECTURES or not type(model).__module__.startswith("transformers."):
-        return f"{name} is none of {', '.join(sorted(_ARCHITECTURES))}"
+        return f"{name} is not one of {', '.join(sorted(_ARCHITECTURES))}"
     rope = model.base_model.rotary_emb.rope_type
     if rope not in _ROPE_TYPES:
-        return f"its rotary angles are {rope!r}, not one of {', '.join(sorted(_ROPE_TYPES))}"
+        return f"its rope_type is {rope!r}, not one of {', '.join(sorted(_ROPE_TYPES))}"
     for layer in model.base_model.layers:
         biased = [layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
         if any(linear.bias is not None for linear in biased):
@@ -55,11 +55,11 @@ def why_not_lean(model: _Transformer) -> str | None:
 
 
 class LeanDecoder:
-    """The layers of one stage, with embedding and head where the stage has them.
+    """The layers of one stage, with the embedding and the head if the stage has them.
 
     ``layers`` are the attentions of ``model``'s layers, in order. With ``packs`` the weights of products are packed if
-    this CPU can; plain ones of the same type are shared with ``model``, whose parameters become views. With
-    ``is_mapped`` its parameters are views of files: all that is kept is copied. A last stage without a head returns
+    this CPU supports it; plain weights of the same type are shared with ``model``, whose parameters become views. With
+    ``is_mapped`` its parameters are views of files, so every kept weight is copied. A last stage without a head returns
     states after the norm, with ``shows_all`` for all tokens.
     """
 
@@ -124,7 +124,7 @@ class LeanDecoder:
 
 
 class _RotaryAngles:
-    """Cosines and sines by position, computed by the model's own module; grows with the positions that it meets."""
+    """Cosines and sines by position, computed by the model's own module; grows with the highest position so far."""
 
     def __init__(
         self, module: Callable[..., tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, device: torch.device
@@ -142,7 +142,7 @@ class _RotaryAngles:
         return angles[:, :1], angles[:, 1:]
 
     def _make(self, count: int) -> torch.Tensor:
-        """Compute [positions, 2, head size]. The first half of a sine is negated, so that rotating a head is a roll."""
+        """Compute [positions, 2, head size]. The first half of each sine is negated, so rotating a head is a roll."""
         like = torch.zeros((), dtype=self._dtype, device=self._device)
         cos, sin = self._module(like, torch.arange(count, device=self._device)[None])
         half = sin.shape[-1] // 2
@@ -151,9 +151,9 @@ class _RotaryAngles:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """Root-mean-square normalisation of the last dimension; ``weight`` may have dimensions in front of it.
+    """Root-mean-square normalization of the last dimension; ``weight`` may have more dimensions before it.
 
-    In fp32 the mean of the squares is a product with ``shares``, a column of 1/size: the same in half the time.
+    In fp32 the mean of the squares is a product with ``shares``, a column of 1/size, which takes half the time.
     """
 
     weight: torch.Tensor
@@ -245,8 +245,8 @@ class _LeanLayer:
 class _Joins:
     """Joins the weights of linears into products, packed or plain.
 
-    A weight is joined in a scratch tensor and packed from there. Each product reuses it: fresh memory of the system
-    costs more time than the copy.
+    Weights are joined in a scratch tensor and packed from there. Each product reuses it, because fresh memory from the
+    system costs more time than the copy.
     """
 
     def __init__(self, dtype: torch.dtype, *, packs: bool) -> None:
@@ -258,14 +258,14 @@ class _Joins:
         return self._packed(linears) or _fused(linears, self.dtype)
 
     def head(self, head: nn.Linear, tied: torch.Tensor | None) -> MatrixProduct:
-        """Make the product from states to logits. A tied head is a view of the embedding, whose rows are contiguous."""
+        """Build the product of states with the head. A tied head is a view of the embedding, with contiguous rows."""
         packed = self._packed([head])
         if packed is None and tied is not None:
             return MatrixProduct(tied.to(self.dtype).t())
         return packed or _fused([head], self.dtype)
 
     def _packed(self, linears: Sequence[nn.Linear]) -> MatrixProduct | None:
-        """Pack the joined weight. A CPU that cannot pack one is asked for no other."""
+        """Pack the joined weight. After one failure no other is tried."""
         if not self.packs:
             return None
         product = MatrixProduct.packed(self._joined([linear.weight for linear in linears]))
@@ -273,7 +273,7 @@ class _Joins:
         return product
 
     def _joined(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the weights one below the other; valid until the next call."""
+        """Return the weights stacked; valid until the next call."""
         if len(weights) == 1 and weights[0].dtype == self.dtype:
             return weights[0]
         rows, columns = sum(map(len, weights)), weights[0].shape[1]
@@ -308,7 +308,7 @@ def _lean_layer(layer: _Transformer, paged: PagedAttention, joins: _Joins) -> _L
 
 
 def _window_of(attention: _Transformer) -> int | None:
-    """Mistral keeps one window for all layers in its configuration."""
+    """Return a layer's window. Mistral has one window for all layers in its configuration."""
     if type(attention).__name__ != "MistralAttention":
         return None
     window: int | None = attention.config.sliding_window
@@ -320,7 +320,7 @@ def _query_key_norm(attention: _Transformer, heads: int, kv_heads: int, dtype: t
     if not hasattr(attention, "q_norm"):
         return None
     query, key = attention.q_norm, attention.k_norm
-    assert query.variance_epsilon == key.variance_epsilon, "queries and keys are normalised with different epsilons"
+    assert query.variance_epsilon == key.variance_epsilon, "queries and keys are normalized with different epsilons"
     weight = torch.cat([query.weight.expand(heads, -1), key.weight.expand(kv_heads, -1)])
     return _Norm.of(weight, query.variance_epsilon, dtype)
 
@@ -330,10 +330,10 @@ def _norm(module: _Transformer, dtype: torch.dtype) -> _Norm:
 
 
 def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> MatrixProduct:
-    """Make the product with the joined weights of linears, which become views of them: no weight is kept twice.
+    """Build the product with the joined weights of linears, which become views of it, so that no weight is kept twice.
 
-    On a CPU a product of 1 to 8 rows with weights stored [in, out] took a tenth to a quarter less time. A GPU keeps the
-    order that its libraries expect.
+    On a CPU a product of 1 to 8 rows takes a tenth to a quarter less time with weights stored as [in, out]. A GPU keeps
+    the order that its libraries expect.
     """
     fused = torch.cat([linear.weight for linear in linears]).to(dtype).t()
     if fused.device.type == "cpu":

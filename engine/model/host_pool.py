@@ -1,4 +1,4 @@
-"""A stage's pages of host memory: the second tier of its KV, and the copies between it and the KV pool.
+"""A stage's pages of host memory: the host tier of its KV, and the copies between it and the KV pool.
 
 Owns the bytes. The plan decides which pages are copied, when and where.
 """
@@ -16,7 +16,7 @@ from engine.model.kv_pool import KVPool
 class HostPool:
     """``limits.host_pages`` pages, each with the KV of all layers of the stage, in the pool's own format.
 
-    Beside a GPU the memory is pinned, and copies are enqueued on the computing stream, so they run in the plan's order.
+    With a GPU the memory is pinned, and copies are enqueued on the computing stream, so they run in the plan's order.
     Raises CheckpointError if the memory cannot be allocated.
     """
 
@@ -37,7 +37,7 @@ class HostPool:
     def carry_out(self, copies: Copies, pool: KVPool) -> None:
         """Copy pages of ``pool`` to the host, then pages of the host to it.
 
-        Raises StepFailedError, and copies nothing, for a page that does not exist.
+        Raises StepFailedError for a page that does not exist, before any copy.
         """
         for what, numbers, count in (
             ("pages", [page for page, _ in copies.out] + [page for _, page in copies.into], self._pool_pages),

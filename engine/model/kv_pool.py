@@ -1,7 +1,7 @@
 """The KV pool of one stage: the pages of keys and values, and the page table of every row.
 
-Maps a position to its slot; never decides which pages a request gets (the scheduler's plan does). Attention writes it
-in every forward pass.
+Maps a position to its slot; the scheduler's plan decides which pages a request gets. Attention writes the pool in every
+forward pass.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Slots = NDArray[np.int64]
 class KVPool:
     """Keys and values of shape [layers of the stage, kv heads, pages * page_size, head size].
 
-    Heads come first, so that a row's keys of one head are contiguous once gathered: for 32 rows of 160 tokens attention
-    took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages *
-    page_size, kv heads, head size], as kernels want it that follow page tables themselves. A slot is a page's place for
-    one token: ``page * page_size + offset``.
+    Heads come first, so that a row's keys of one head are contiguous after gathering: for 32 rows of 160 tokens
+    attention took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages
+    * page_size, kv heads, head size], as kernels that follow page tables require. A slot is the place of one token:
+    ``page * page_size + offset``.
 
-    ``window`` is the pool of the stage's window layers, with page tables of its own; None where the model has none.
-    With ``window_tokens`` the pool is itself a window pool: it holds only the last tokens of a row. ``changes`` grows
-    with each segment that adds pages. With ``scratch`` there is a page after the last one that no plan can name:
-    padding rows write there.
+    ``window`` is the pool of the stage's window layers, with its own page tables; None for a model without them. With
+    ``window_tokens`` this pool is a window pool itself: it holds only the last tokens of a row. ``changes`` grows with
+    each segment that adds pages. With ``scratch`` it has a page after the last one that no plan can name, for padding
+    rows.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class KVPool:
         slots = self.total_slots + (limits.page_size if scratch else 0)
         places = (slots, kv_heads) if pages_first else (kv_heads, slots)
         shape = (layers, *places, head_dim)
-        # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
+        # Zeros, not uninitialized memory: padding gathers slots that were never written, and a NaN there would survive
+        # the mask.
         self.keys = _zeros(shape, dtype, device)
         self.values = _zeros(shape, dtype, device)
         # Counts the writes of page tables.
@@ -78,7 +79,7 @@ class KVPool:
     def adopt(self, segment: Segment) -> None:
         """Write the pages that a segment adds into its row's page table, and into that of the window layers.
 
-        Raises StepFailedError, and writes nothing, for a row, a place or a page that does not exist.
+        Raises StepFailedError for a row, a place or a page that does not exist, before any write.
         """
         if not segment.pages:
             return
@@ -92,7 +93,7 @@ class KVPool:
         self.changes += 1
 
     def adopt_window(self, segment: Segment) -> None:
-        """Do the same for the pool of the window layers; a row reads nothing where it has no window page."""
+        """Do the same for the pool of the window layers; a row never reads where it has no window page."""
         if len(segment.window_pages) != len(segment.pages):
             raise StepFailedError(
                 f"a segment must have as many window pages as pages, {len(segment.pages)}, got "
@@ -107,7 +108,9 @@ class KVPool:
         return np.maximum(0, starts - self.window_tokens + 1) if self.window_tokens else np.zeros_like(starts)
 
     def slots_from(self, rows: Slots, firsts: Slots, lengths: Slots) -> Slots:
-        """Return the slots [rows, keys] of ``lengths`` positions from each row's first; short rows repeat the last."""
+        """Return the slots [rows, keys] of ``lengths`` positions from each row's first; shorter rows repeat their last
+        slot.
+        """
         positions = firsts[:, None] + np.minimum(np.arange(int(lengths.max())), lengths[:, None] - 1)
         self._require("places of pages", (int(positions.max()) // self.page_size,), self._tables.shape[1])
         pages = self._tables[rows[:, None], positions // self.page_size]
@@ -138,7 +141,7 @@ class KVPool:
         return every[start - first * size : stop - first * size]
 
     def slots_at(self, rows: Slots, positions: Slots) -> Slots:
-        """Return the slot of one position of each row. Raises StepFailedError for a position that no page table has."""
+        """Return the slot of one position of each row. Raises StepFailedError for positions outside the page tables."""
         places = positions // self.page_size
         self._require("places of pages", (int(places.max()),), self._tables.shape[1])
         slots: Slots = self._tables[rows, places] * self.page_size + positions % self.page_size
@@ -147,7 +150,7 @@ class KVPool:
     def slots_of_rows(self, rows: Slots, count: int) -> Slots:
         """Return the slots [rows, count] of positions ``0 .. count - 1`` of several rows; stale beyond a row's pages.
 
-        Raises StepFailedError for positions that no page table has.
+        Raises StepFailedError for positions outside the page tables.
         """
         pages = self.pages_of_rows(rows, count) * self.page_size
         return (pages[:, :, None] + self._offsets).reshape(len(rows), -1)[:, :count]
@@ -173,9 +176,9 @@ class KVPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate zeros; a CPU commits memory only for pages that are written.
 
-    ``torch.zeros`` writes all of it at once: the pool of a small model took ten GiB before its first request. In huge
-    pages, which numpy asks for, the first token of a model of 28 layers with 8 heads took 0.9 GiB: each head has its
-    own. Raises MemoryError for more memory than is available: the process would be killed once the pool is full.
+    ``torch.zeros`` writes all of it at once: the pool of a small model took ten GiB before its first request. With huge
+    pages, which numpy requests, the first token of a model of 28 layers with 8 heads took 0.9 GiB, one page for each
+    head. Raises MemoryError for more memory than is available: the process would be killed once the pool is full.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:

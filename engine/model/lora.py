@@ -1,4 +1,4 @@
-"""LoRA adapters of one stage: read from their files, held by version, and added to the outputs of the stage's linears.
+"""LoRA adapters of one stage: reads them from files, holds them by version, and adds them to the outputs of linears.
 
 Groups the rows of a batch by LoRA, so that each group costs two small products. A batch without LoRAs costs nothing.
 """
@@ -68,7 +68,7 @@ class BatchLoras:
 
 
 class StageLoras:
-    """The LoRAs that one stage holds, by version. Built from the stage's model before that is freed.
+    """The LoRAs that one stage holds, by version. Built from the stage's model before that model is freed.
 
     ``first`` is the number of its first layer in the whole model of ``total`` layers. Each linear is a separate product
     until ``fuse``.
@@ -83,7 +83,7 @@ class StageLoras:
         self._products: list[list[tuple[str, ...]]] = [[(name,) for name in linears] for linears in self._shapes]
         self._device = next(decoder.layers.parameters()).device
         self.held: dict[int, LoadedLora] = {}
-        # The LoRAs of the batch in transformers' forward pass, which has no argument for them.
+        # The LoRAs of the current batch: transformers' forward pass has no argument for them.
         self.present: BatchLoras | None = None
         for index, layer in enumerate(decoder.layers):
             for product, (name,) in enumerate(self._products[index]):
@@ -96,7 +96,7 @@ class StageLoras:
         self._dtype = dtype
 
     def become(self, other: StageLoras) -> None:
-        """Take over the LoRAs of another stage's object with the same layers and products."""
+        """Take over the LoRAs of another object with the same layers and products."""
         self.held = other.held
 
     def has_the_products_of(self, other: StageLoras) -> bool:
@@ -104,7 +104,7 @@ class StageLoras:
         return self._products == other._products and self._dtype == other._dtype
 
     def of(self, segments: Sequence[Segment]) -> BatchLoras | None:
-        """Return the LoRAs of a batch's segments; None when no segment has one."""
+        """Return the LoRAs of a batch's segments; None if no segment has one."""
         if not any(segment.lora for segment in segments):
             return None
         rows: dict[int, list[int]] = {}
@@ -119,7 +119,7 @@ class StageLoras:
     def load(self, path: str) -> LoadedLora:
         """Read this stage's share of a LoRA into host memory. Raises CheckpointError, which names the misfit.
 
-        Any thread may call it: it changes nothing here, and does not touch the device.
+        Any thread may call it: it changes no state and does not touch the device.
         """
         folder = lora_folder(path)
         config = LoraConfig(folder)
@@ -141,7 +141,7 @@ class StageLoras:
         ]
 
     def on_device(self, loaded: LoadedLora) -> LoadedLora:
-        """Copy a share to the stage's device, if that has memory of its own."""
+        """Copy a share to the stage's device, if that has its own memory."""
         if self._device.type == "cpu":
             return loaded
         return [[None if pair is None else pair.to(self._device) for pair in layer] for layer in loaded]
@@ -149,7 +149,7 @@ class StageLoras:
     # -- inside --
 
     def _require_small_header(self, file: Path) -> None:
-        """Raise CheckpointError for a header that lists more than all layers have, since reading it blocks the stage.
+        """Raise CheckpointError for a header that is too long for all layers, because reading it blocks the stage.
 
         Measured: a million empty tensors took 34 s.
         """
@@ -161,8 +161,8 @@ class StageLoras:
             raise CheckpointError(f"{file} must be a whole safetensors file, but: {exc}; save it again") from exc
         if size > most:
             raise CheckpointError(
-                f"{file} must list the matrices of {self._total} layers in at most {most} bytes, got a list of {size}; "
-                "save the LoRA without other tensors"
+                f"{file} must have a header of at most {most} bytes for {self._total} layers, got {size}; save the "
+                "LoRA without other tensors"
             )
 
     def _hook(self, layer: int, product: int) -> Any:
@@ -175,7 +175,9 @@ class StageLoras:
     def _held(self, version: int) -> LoadedLora:
         lora = self.held.get(version)
         if lora is None:
-            raise IntegrityError(f"a plan must use a loaded LoRA, got version {version}, held are {list(self.held)}")
+            raise IntegrityError(
+                f"a plan must use a loaded LoRA, got version {version}, but versions {list(self.held)} are loaded"
+            )
         return lora
 
     def _rows(self, chosen: list[int]) -> slice | torch.Tensor:
@@ -190,7 +192,7 @@ class StageLoras:
             match = _KEY.fullmatch(key)
             if match is None:
                 raise CheckpointError(
-                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r:.200}; train the LoRA "
+                    f"{file} must hold only lora_A and lora_B of linear layers, got {key!r:.200}; train the LoRA "
                     "without it, or merge it into the model and serve that"
                 )
             found.setdefault(match[1], {})[match[2]] = key
@@ -210,7 +212,7 @@ class StageLoras:
         match = re.fullmatch(rf"{re.escape(self._prefix)}\.([0-9]{{1,{_LAYER_DIGITS}}})\.(.+)", module)
         if match is None or int(match[1]) >= self._total:
             raise CheckpointError(
-                f"{file}: a LoRA must be of linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
+                f"{file}: a LoRA must be for linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
                 f"got {module!r:.200}; train it without that module, or serve the model that it was trained on"
             )
         layer, name = int(match[1]) - self._first, match[2]
@@ -245,18 +247,18 @@ class StageLoras:
                 f"{file}: the rank of {module} must be <= max_lora_rank={self._max_rank}, got {rank}; start the server "
                 "with a larger --max-lora-rank"
             )
-        # Scales before rounding. Copies, because the tensors are views of the file, which may be overwritten.
+        # Scaled before rounding. Copied, because the tensors are views of the file, which may be overwritten.
         scaled = up.to(torch.float32) * config.scale(module, rank)
         kept = [matrix.t().to(self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
         if not all(bool(torch.isfinite(matrix).all()) for matrix in kept):
             raise CheckpointError(
-                f"{file}: the matrices of {module} must be finite in {self._dtype}, and have infinite numbers or NaN; "
-                "train the LoRA again, or serve the model in a wider dtype"
+                f"{file}: the matrices of {module} must be finite in {self._dtype}, but have infinite numbers or "
+                "NaN; train the LoRA again, or serve the model in a wider dtype"
             )
         return Pair(*kept)
 
     def _fused(self, pairs: dict[tuple[int, str], Pair], layer: int, names: tuple[str, ...]) -> Pair | None:
-        """Combine the pairs of linears that are computed side by side; None where no linear has one."""
+        """Combine the pairs of linears that are computed side by side; None if no linear has one."""
         present = [(name, pairs[layer, name]) for name in names if (layer, name) in pairs]
         if not present:
             return None
@@ -274,11 +276,13 @@ class StageLoras:
 
 
 class ReadLoras:
-    """The shares that a thread has read and no ``LoraUpdate`` has taken, each with the LoRAs of the stage it is for."""
+    """The shares that a thread has read and no ``LoraUpdate`` has taken, each with the stage's LoRAs for which it was
+    read.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        # A version that is not wanted any more when it is read is dropped.
+        # A version that is no longer wanted when its read ends is dropped.
         self._wanted: set[int] = set()
         self._read: dict[int, tuple[StageLoras, LoadedLora]] = {}
 
@@ -299,14 +303,16 @@ class ReadLoras:
             self._wanted.discard(version)
             found = self._read.pop(version, None)
         if found is None:
-            raise IntegrityError(f"version {version} of a LoRA must be read before it is taken, and is not")
+            raise IntegrityError(f"version {version} of a LoRA must be read before it is taken")
         read_for, loaded = found
         if not loras.has_the_products_of(read_for):
-            raise CheckpointError("the weights changed while the LoRA was read, and compute otherwise; load it again")
+            raise CheckpointError(
+                "the weights changed while the LoRA was read, and need it in another form; load it again"
+            )
         return loaded
 
     def forget(self, version: int) -> None:
-        """Drop a share, also one that is still being read."""
+        """Drop a share, even if it is still being read."""
         with self._lock:
             self._wanted.discard(version)
             self._read.pop(version, None)

@@ -1,6 +1,6 @@
-"""The configuration of a LoRA, as peft saves it: the fields that are served, and refusals of all others.
+"""The configuration of a LoRA in peft's format: the supported fields, and refusals of all others.
 
-Reads ``adapter_config.json`` only. A field that is not known here must be unset: it may change what is computed.
+Reads only ``adapter_config.json``. An unknown field must be unset, because it may change the computation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.model.embedded_lora import embedded_lora_folder
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-# Fields that are used, fields for training alone, and fields about the LoRA's origin.
+# Fields that are used, fields that only matter in training, and fields about the LoRA's origin.
 _KNOWN: Final = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
@@ -27,18 +27,18 @@ _KNOWN: Final = frozenset({
     "use_rslora",
 })  # fmt: skip
 # A LoRA may come from an untrusted source, and its stage computes nothing while it reads. Groups and repetitions
-# multiply the time of a match: exponentially where a group is repeated, or without a bound on their number.
+# multiply the time of a match: exponentially if a group is repeated or their number is unbounded.
 MAX_CONFIG_BYTES: Final = 2**20
 MAX_EXPRESSION_CHARS: Final = 256
 MAX_REPETITIONS: Final = 3
 MAX_ALL_REPETITIONS: Final = 48
-# One character of a pattern: an escaped one, or a set.
+# One character of a pattern: escaped, or a set.
 _CHARACTER: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]", re.DOTALL)
 _REPETITION: Final = re.compile(r"\(|(?<!\()[*+?{]")
 _REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 _MERGE: Final = "merge the LoRA into the model and serve that"
 _TRAIN: Final = "train the LoRA without it, or merge it into the model and serve that"
-# These initialisations change the base model that was trained on, unless peft has converted the LoRA.
+# These initializations change the base model, unless peft has converted the LoRA.
 _CHANGED_BASES: Final = ("corda", "loftq", "olora", "pissa")
 
 
@@ -56,13 +56,13 @@ class LoraConfig:
         }
         if sum(map(_repetitions, self._mapping("alpha_pattern"))) > MAX_ALL_REPETITIONS:
             raise CheckpointError(
-                f"{self.path} must have at most {MAX_ALL_REPETITIONS} groups and repetitions in all "
-                "patterns of alpha_pattern, and has more; name the modules instead"
+                f"{self.path} must have at most {MAX_ALL_REPETITIONS} groups and repetitions in all patterns of "
+                "alpha_pattern, but has more; name the modules instead"
             )
         self._is_rank_stabilized = bool(self._said.get("use_rslora"))
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor of the product of a module's two matrices."""
+        """Return the factor of the product of a module's two matrices."""
         alpha = next((alpha for pattern, alpha in self._alphas.items() if pattern.fullmatch(module)), self._alpha)
         return alpha / (math.sqrt(rank) if self._is_rank_stabilized else rank)
 
@@ -75,35 +75,35 @@ class LoraConfig:
     def _refuse_unsupported(self) -> None:
         said = self._said
         if str(said.get("peft_type", "")).upper() != "LORA":
-            self._refuse("peft_type", "must be LORA, the one kind that is served", _MERGE)
+            self._refuse("peft_type", "must be LORA, the only supported kind", _MERGE)
         if said.get("use_dora"):
-            self._refuse("use_dora", "must be false: magnitudes are not computed", _MERGE)
+            self._refuse("use_dora", "must be false: magnitudes are not supported", _MERGE)
         if said.get("modules_to_save"):
             self._refuse("modules_to_save", "must be empty: whole modules are not replaced", _TRAIN)
         for field, unset in (("bias", "none"), ("lora_bias", False)):
             if said.get(field, unset) != unset:
-                self._refuse(field, f"must be {unset!r}: biases are not computed", _TRAIN)
+                self._refuse(field, f"must be {unset!r}: biases are not supported", _TRAIN)
         if str(said.get("init_lora_weights", "")).lower().startswith(_CHANGED_BASES):
             remedy = "save it with peft's conversion to LoRA"
-            self._refuse("init_lora_weights", "must leave the base model as it was", remedy)
+            self._refuse("init_lora_weights", "must not change the base model", remedy)
         for field in sorted(said.keys() - _KNOWN):
             if said[field]:
-                self._refuse(field, "must be unset: it is not known here", _MERGE)
+                self._refuse(field, "must be unset: it is not supported", _MERGE)
 
     def _refuse(self, field: str, rule: str, remedy: str) -> None:
         raise CheckpointError(f"{self.path}: {field} {rule}, got {self._said.get(field)!r:.200}; {remedy}")
 
 
 def lora_folder(path: str) -> Path:
-    """Return a path's folder; a LoRA of the embedded model is made at first use. Raises CheckpointError."""
+    """Return a path's folder; a LoRA of the embedded model is written at first use. Raises CheckpointError."""
     seed = embedded_lora_seed(path)
     if seed is not None:
         return embedded_lora_folder(seed)
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
-            f"a LoRA must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is no folder "
-            "here; check the path"
+            f"a LoRA must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is not a "
+            "folder here; check the path"
         )
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
@@ -115,7 +115,7 @@ def lora_folder(path: str) -> Path:
 
 
 def require_lora(path: str) -> None:
-    """Raise CheckpointError unless there is a LoRA whose configuration can be served."""
+    """Raise CheckpointError unless there is a LoRA with a supported configuration."""
     LoraConfig(lora_folder(path))
 
 

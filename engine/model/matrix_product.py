@@ -1,6 +1,6 @@
 """One matrix product of the fused decoder, with its weight packed for oneDNN's kernels where that helps.
 
-Owns the weight, plain or packed. Never changes the result beyond rounding, which is tested when a weight is packed.
+Owns the weight, plain or packed. Packing changes results only by rounding, which is checked for each weight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.model.arithmetic import relative_difference
 
 _log = logging.getLogger(__name__)
 
-# For 16 bits, where a product is summed in fp32 and rounded once.
+# For 16-bit types, in which a product is summed in fp32 and rounded once.
 _TOLERANCE = 0.01
 _PROBED_OUTPUTS = 64
 
@@ -32,9 +32,9 @@ class MatrixProduct:
 
     @classmethod
     def packed(cls, weight: torch.Tensor) -> MatrixProduct | None:
-        """Make the product from a reordered copy of a weight [out, in]; None if this CPU cannot.
+        """Build the product from a reordered copy of a weight [out, in]; None if this CPU does not support it.
 
-        Compares some of the outputs with the plain weight's.
+        Compares some outputs with those of the plain weight.
         """
         outputs = torch.linspace(0, len(weight) - 1, min(len(weight), _PROBED_OUTPUTS)).long()
         probe = torch.ones((1, weight.shape[1]), dtype=weight.dtype)
@@ -56,35 +56,35 @@ class MatrixProduct:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._packed is None:
-            assert self._weight is not None, "a product has its weight plain or packed"
+            assert self._weight is not None, "a product has a plain or a packed weight"
             return torch.mm(rows, self._weight)
         return _packed_product(rows, self._packed)
 
     def added_to(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``states + rows @ weight``, [tokens, out], in one pass."""
         if self._packed is None:
-            assert self._weight is not None, "a product has its weight plain or packed"
+            assert self._weight is not None, "a product has a plain or a packed weight"
             return torch.addmm(states, rows, self._weight)
         return _packed_product(rows, self._packed, added_to=states)
 
 
 def is_packing_worthwhile(dtype: torch.dtype, device: torch.device, threads: int) -> bool:
-    """Return whether a model's products are faster packed: on a CPU, in 16 bits, or in fp32 on several threads.
+    """Return whether packing makes a model's products faster: on a CPU, in 16 bits, or in fp32 with several threads.
 
-    In fp32 plain products go to MKL, which divides few rows badly: all products of a model of 0.6 billion parameters on
-    two cores with AVX2 took, plain by packed, 1.3 for one row, 2.4 for 8 and 1.4 for 32, with one thread 0.9, 1.4 and
-    1.1.
+    In fp32 plain products use MKL, which parallelizes few rows badly. The ratio of plain to packed time, for all
+    products of a model of 0.6 billion parameters on two cores with AVX2, was 1.3 for one row, 2.4 for 8 and 1.4 for 32;
+    with one thread 0.9, 1.4 and 1.1.
     """
     if device.type != "cpu":
         return False
     return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and threads > 1)
 
 
-# The operators with which Inductor replaces a linear whose weight is frozen; torch has no public name for them.
+# The operators to which Inductor lowers a linear with a frozen weight; torch has no public name for them.
 
 
 def _reordered(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight [out, in] in the order of oneDNN's kernels. Raises RuntimeError without one for its type."""
+    """Return a weight [out, in] in the order of oneDNN's kernels. Raises RuntimeError if its type has none."""
     reordered: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001
     return reordered
 

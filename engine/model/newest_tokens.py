@@ -1,7 +1,7 @@
 """The newest token of each row, the input of a decode that was planned before the token was known.
 
-Kept on the host in the order of results, and on the device in the order of launches. Owns no plan. An unknown token
-belongs to a failed microbatch, whose requests have ended.
+The host keeps it in the order of results, the device in the order of launches. A token that stays unknown belongs to a
+failed microbatch, whose requests have ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.core.messages import Completion
 from engine.core.plan import Segment
 from engine.model.transfer import sent
 
-# Stands for a token that the host does not know yet, or never will; an id that every vocabulary has.
+# The stand-in for a token that the host does not know yet, or never will: an id in every vocabulary.
 _STAND_IN: Final = (0,)
 
 
 class AheadIds:
-    """The ids of a batch that are only on the device: their ``places`` in the batch, each with its row."""
+    """The ids of a batch that exist only on the device: their ``places`` in the batch, each with its row."""
 
     def __init__(self, places: Sequence[int], rows: Sequence[int], newest: torch.Tensor) -> None:
         self._places, self._rows = places, rows
@@ -71,7 +71,7 @@ class DeviceTokens:
         self.keep(emitters, sent([np.array(tokens, np.int64)], self._newest.device)[0])
 
     def drop(self, segments: Sequence[Segment]) -> None:
-        """Forget the rows of a failed microbatch: they have no newest token."""
+        """Drop the rows of a failed microbatch: they have no newest token."""
         self._there.difference_update([segment.row for segment in segments])
 
     def forget(self) -> None:
@@ -99,9 +99,9 @@ class NewestTokens:
         return msgspec.structs.replace(segment, token_ids=_STAND_IN if token is None else (token,))
 
     def note(self, segments: Sequence[Segment], completion: Completion, *, on_device: bool) -> None:
-        """Note the next result, of a microbatch without drafts. ``on_device``: the device has its tokens already.
+        """Note the next result, of a microbatch without drafts. With ``on_device`` the device already has its tokens.
 
-        Drops the rows' earlier tokens in any case: a row may have a new request.
+        Always drops the rows' earlier tokens, because a row may have a new request.
         """
         chosen = _chosen(segments, completion)
         for segment in segments:

@@ -1,6 +1,6 @@
-"""A page of a stage as bytes, for a transfer to another engine: its KV, and its part of the slots' record.
+"""A page of a stage as bytes, for a transfer to another engine: its KV, and its part of the slot record.
 
-Owns the order of the bytes. Its users decide which page is read or written, and when.
+Owns the order of the bytes. The caller decides which page is read or written, and when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.model.slot_record import SlotRecord
 class PageImages:
     """Reads and writes pages of ``pool`` and ``record``, from any thread, after earlier launches.
 
-    Uses its own stream on a GPU. An image is a tensor of bytes on the host, pinned beside a GPU.
+    Uses its own stream on a GPU. An image is a tensor of bytes on the host, pinned if there is a GPU.
     """
 
     def __init__(self, pool: KVPool, record: SlotRecord, *, stage: int, stages: int) -> None:
@@ -66,7 +66,7 @@ class PageImages:
                 start = end
                 if self._stream is not None:
                     inside.copy_(outside, non_blocking=True) if writes else outside.copy_(inside, non_blocking=True)
-                # Not with torch, which would start threads of its own for each thread that copies.
+                # Not with torch, which would start a pool of threads for each thread that copies.
                 elif writes:
                     np.copyto(inside.numpy(), outside.numpy())
                 else:

@@ -1,4 +1,4 @@
-"""The layout of a stage's page, which two engines compare before one sends pages to the other. Imports no torch."""
+"""The layout of a stage's page; two engines compare layouts before one sends pages to the other. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 class PageLayout(msgspec.Struct, frozen=True):
     """The parts of a stage's page; stages with equal layouts can exchange pages.
 
-    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is the root of the record's fingerprints;
-    None without them. ``image_bytes`` is the total size.
+    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is the root of the slot record's
+    fingerprints; None without them. ``image_bytes`` is the total size.
     """
 
     stage: int
@@ -27,7 +27,7 @@ class PageLayout(msgspec.Struct, frozen=True):
             return None
         name = next(name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name))
         theirs, ours = other._shown(name), self._shown(name)
-        return f"{name} must be the same on both engines, got {theirs} where it is sent and {ours} where it is received"
+        return f"{name} must be the same on both engines, got {theirs} on the sender and {ours} on the receiver"
 
     def _shown(self, name: str) -> str:
         if name != "parts":

@@ -1,4 +1,4 @@
-"""Embedding settings of a folder in the layout of sentence-transformers: how a prompt becomes one vector.
+"""The pooling settings of a folder in the layout of sentence-transformers: how a prompt becomes one vector.
 
 Reads configuration files only, never a weight.
 """
@@ -22,7 +22,7 @@ class PoolingKind(StrEnum):
     MEAN = "mean"
 
 
-# The names of the served modes: older configurations have them as flags, newer ones as a word.
+# The names of the supported modes: older configurations have them as flags, newer ones as a word.
 _KINDS: Final = {
     "pooling_mode_lasttoken": PoolingKind.LAST,
     "pooling_mode_mean_tokens": PoolingKind.MEAN,
@@ -32,7 +32,7 @@ _KINDS: Final = {
 
 
 class Pooling(NamedTuple):
-    """The pooling of a prompt's hidden states: the last token's or the mean, of length 1 if normalized."""
+    """The pooling of a prompt's hidden states: the last token's state or the mean, of length 1 if normalized."""
 
     kind: PoolingKind
     is_normalized: bool
@@ -51,7 +51,7 @@ def read_pooling(folder: Path) -> Pooling | None:
         elif name == "Normalize":
             is_normalized = True
         elif name != "Transformer":
-            raise CheckpointError(f"{path} must name modules that are served, got {name!r:.100}; {_SERVED}")
+            raise CheckpointError(f"{path} must name supported modules, got {name!r:.100}; {_SERVED}")
     if kind is None:
         raise CheckpointError(f"{path} must name a module of type Pooling, but does not; fetch the folder again")
     return Pooling(kind, is_normalized)
@@ -63,5 +63,5 @@ def _kind_of(path: Path) -> PoolingKind:
     modes = [mode] if mode is not None else [name for name, on in said.items() if name.startswith("pooling_") and on]
     kinds = [_KINDS.get(str(name)) for name in modes]
     if len(kinds) != 1 or kinds[0] is None:
-        raise CheckpointError(f"{path} must say a pooling that is served, got {modes!r:.200}; {_SERVED}")
+        raise CheckpointError(f"{path} must name a supported pooling, got {modes!r:.200}; {_SERVED}")
     return kinds[0]

@@ -1,6 +1,6 @@
 """The profile of one stage: torch's own profiler around its forward passes, written as a trace for Perfetto or Chrome.
 
-Off, it costs one comparison per microbatch. Bounded in steps, because a trace grows with every operator of every
+When off it costs one comparison per microbatch. Limited in steps, because a trace grows with every operator of every
 forward pass. Never fails a microbatch: ``stop`` reports errors.
 """
 
@@ -21,7 +21,7 @@ _TAIL_BYTES: Final = 16
 
 
 class StageProfile:
-    """It starts at its creation, in the computing thread; ``path`` has the trace once it has stopped.
+    """A profile, which starts at its creation, in the computing thread; ``path`` has the trace once it has stopped.
 
     Raises OSError when the folder cannot be written.
     """
@@ -48,7 +48,7 @@ class StageProfile:
         """Stop measuring and write the trace; idempotent. Raises OSError if the trace is incomplete."""
         self._end()
         if self._failure is not None:
-            why = f"the trace {self.path} must be written whole, but {self._failure}"
+            why = f"the trace {self.path} must be complete, but {self._failure}"
             raise OSError(f"{why}; make room for it there and profile again") from self._failure
 
     def _end(self) -> None:
@@ -59,7 +59,7 @@ class StageProfile:
             stopped.stop()
             stopped.export_chrome_trace(str(self.path))
             _require_whole(self.path)
-        except Exception as exc:  # noqa: BLE001 - whatever the profiler raises must not end a stage that serves
+        except Exception as exc:  # noqa: BLE001 - no exception of the profiler may end a stage that serves
             self._failure = exc
 
 

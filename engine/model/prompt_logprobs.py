@@ -1,6 +1,6 @@
-"""Prompt logprobs on the last stage: from the logits of a chunk of a prompt to one value for each token after them.
+"""Prompt logprobs on the last stage: turns the logits of a chunk of a prompt into a value for each following token.
 
-Takes logits a few rows at a time, so that no more are in memory in fp32. Owns no request.
+Takes logits a few rows at a time, because they are in fp32 and large. Owns no request.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from engine.core.plan import SamplingSpec, Segment
 
 # With a vocabulary of 150,000 tokens, 128 rows of logits are 77 MB in fp32.
 SLICE_ROWS: Final = 128
-# Stands for minus infinity, which JSON lacks: the logprob of a token with probability 0.
+# Replaces minus infinity, which JSON lacks, as the logprob of a token with probability 0.
 _LEAST_LOGPROB: Final = -9999.0
 
-# Takes the logits [rows, vocabulary] of the next requested rows.
+# A function that takes the logits [rows, vocabulary] of the next requested rows.
 ScoreTaker = Callable[[torch.Tensor], None]
 
 
 def scored_rows(segments: Sequence[Segment]) -> list[int]:
-    """Return the indices in a microbatch of the tokens whose logits give prompt logprobs, in order."""
+    """Return the indices, in a microbatch, of the tokens whose logits give prompt logprobs, in order."""
     rows: list[int] = []
     first = 0
     for segment in segments:

@@ -1,7 +1,7 @@
 """The embedding of each prompt, from the hidden states of its tokens: the output of an embedding model's last stage.
 
-Sums up means chunk by chunk, by row. The scheduler computes every prompt from its first token: a model whose vectors
-are means shares no prefixes.
+Means are summed chunk by chunk, by row. The scheduler computes every prompt from its first token, because a model whose
+vectors are means shares no prefixes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PromptVectors:
             count = len(segment.token_ids)
             total = states[first : first + count].sum(dim=0)
             first += count
-            # The sum is missing after a failed chunk: its request has ended, and must not fail the others.
+            # The sum is missing after a failed chunk, whose request has ended and must not fail the others.
             if segment.start and segment.row in self._sums:
                 total = total + self._sums.pop(segment.row)
             if segment.emits:

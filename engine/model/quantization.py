@@ -1,6 +1,6 @@
-"""The quantization in a configuration: its scheme, and whether it can be dequantized at load.
+"""The quantization in a configuration: its scheme, and whether it can be dequantized while loading.
 
-Owns the list of served schemes. Reads no weight and imports no torch; ``dequantization`` does the work.
+Owns the list of supported schemes. Reads no weight and imports no torch; ``dequantization`` does the work.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _GPTQ_FORMATS: Final = ("gptq", "gptq_v2")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A served scheme. ``bits`` is the smallest width of values, ``block`` the rows and columns of a scale.
+    """A supported scheme. ``bits`` is the smallest width of values, ``block`` the rows and columns of a scale.
 
-    ``zeros_are_less_one``: the first format of GPTQ keeps each zero point less one.
+    ``zeros_are_less_one``: the first format of GPTQ stores each zero point minus one.
     """
 
     method: str
@@ -37,7 +37,7 @@ class Quantization:
 
 
 def quantization_of(described: Mapping[str, Any], path: Path) -> Quantization | None:
-    """Return the scheme of a configuration, None for plain weights. Raises CheckpointError for an unserved one."""
+    """Return the scheme of a configuration; None for plain weights. Raises CheckpointError for an unsupported one."""
     texts = described.get("text_config")
     for part in (described, texts if isinstance(texts, dict) else {}):
         for key in _KEYS:
@@ -80,7 +80,7 @@ def _compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
     sparsity = (said.get("sparsity_config") or {}).get("format")
     _require("sparsity_config.format", sparsity, (None, "dense"), where)
     if (said.get("transform_config") or {}).get("config_groups"):
-        raise CheckpointError(_not_served(f"{where} has transform_config, rotations of what layers compute"))
+        raise CheckpointError(_not_served(f"{where} has transform_config, which rotates the layers' values"))
     groups = list((said.get("config_groups") or {}).values())
     formats = {group.get("format") or said.get("format") for group in groups}
     bits, blocks = {8}, set()
@@ -90,7 +90,7 @@ def _compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
         weights = group.get("weights") or {}
         bits.add(_require("num_bits", weights.get("num_bits", 8), _COMPRESSED_BITS, where))
         blocks.add(_block(weights.get("block_structure")))
-    # Packed values carry their own shape, from which the width of each weight follows.
+    # Packed values include their shape, which gives the width of each weight.
     return Quantization("compressed-tensors", bits=min(bits), block=next(iter(blocks - {None}), None))
 
 
@@ -111,6 +111,6 @@ def _require(field: str, value: Any, served: tuple[Any, ...], where: str) -> Any
 
 def _not_served(what: str) -> str:
     return (
-        f"{what}: weights of this kind are not served; served are plain ones and {SERVED_SCHEMES}; fetch or export the "
+        f"{what}: weights of this kind are not served; plain ones are, and {SERVED_SCHEMES}; fetch or export the "
         "weights in one of these"
     )

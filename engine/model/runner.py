@@ -61,12 +61,12 @@ _log = logging.getLogger(__name__)
 _NO_MICROBATCH = -1
 
 _Output = TypeVar("_Output")
-# The commit of a control; it cannot fail.
+# The commit of a control, which cannot fail.
 Rest = Callable[[], None]
 
 
 class RunnerCounters(msgspec.Struct, kw_only=True):
-    """A stage's counts since its start or its last ``forget``; the id is -1 before the first microbatch."""
+    """A stage's counts since its start or the last ``forget``; the id is -1 before the first microbatch."""
 
     last_microbatch_id: int = _NO_MICROBATCH
     microbatches: int = 0
@@ -77,10 +77,10 @@ class RunnerCounters(msgspec.Struct, kw_only=True):
 class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
-    Sets the number of torch's threads in its process, see ``stage_threads``. ``lean=False`` computes with
-    transformers' own forward pass even where a faster one is known to be equal; ``on_load`` is called for each loaded
-    weight. ``early`` allows, with async scheduling, to launch a microbatch before the host knows the tokens of the one
-    before; by default on GPUs. ``grammars`` are the compiled ones. Raises CheckpointError if the model does not load.
+    Sets the number of torch's threads in its process, see ``stage_threads``. ``lean=False`` computes with transformers'
+    own forward pass even if a faster one is equivalent; ``on_load`` is called for each loaded weight. With ``early``,
+    the default on GPUs, async scheduling may launch a microbatch before the host knows the tokens of the previous one.
+    ``grammars`` are the compiled ones. Raises CheckpointError if the model does not load.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StageRunner:
         self._lean = lean
         self.model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
         self.facts = self.model.facts
-        # The folder of the weights, None for the configured model, and the state of its files when they were read.
+        # The folder of the weights, None for the configured model, and the state of its files when it was read.
         self._source: str | None = None
         self._files = states_of(self.facts.folder)
         # The commit of each prepared control, by its number.
@@ -127,7 +127,7 @@ class StageRunner:
         self._newest = NewestTokens(self._on_device) if limits.async_scheduling else None
 
     def _new_device_tokens(self, early: bool | None) -> DeviceTokens | None:
-        """Make the tokens that stay on the device, where microbatches are launched before the host knows them."""
+        """Return the store of tokens on the device, if microbatches are launched before the host knows them."""
         is_early = self.model.device.type == "cuda" if early is None else early
         if not self._limits.async_scheduling or self.model.backend != "torch" or not is_early:
             return None
@@ -142,11 +142,11 @@ class StageRunner:
         return self._record.digest()
 
     def page_images(self) -> PageImages:
-        """Return the present pages; a stage that has slept has new ones."""
+        """Return the current pages; a stage that has slept has new ones."""
         return PageImages(self.model.pool, self._record, stage=self.stage, stages=self._limits.pp_size)
 
     def fail_next(self, *, on: bool = True) -> None:
-        """Make the next forward pass raise, as a broken kernel would, or cancel that; for fault injection."""
+        """Make the next forward pass raise, like a broken kernel, or cancel that; for fault injection."""
         self._fail_next = on
 
     def forget(self) -> None:
@@ -168,10 +168,10 @@ class StageRunner:
     def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:
         """Compute one microbatch.
 
-        ``hidden`` [tokens, hidden size] comes from the stage before, None on the first. Returns hidden states for the
+        ``hidden`` [tokens, hidden size] comes from the previous stage, None on the first. Returns hidden states for the
         next stage, or a Completion: the sampled tokens on the last stage, an error on any stage whose forward pass
-        failed. Raises IntegrityError, because going on would serve wrong tokens, and DeviceLostError when the device is
-        unusable, as after an illegal memory access of a kernel.
+        failed. Raises IntegrityError, because continuing would serve wrong tokens, and DeviceLostError if the device is
+        unusable, such as after an illegal memory access of a kernel.
         """
         if self._newest is not None:
             microbatch = msgspec.structs.replace(microbatch, segments=self._newest.resolve(microbatch.segments))
@@ -181,12 +181,12 @@ class StageRunner:
         return output
 
     def _guarded(self, microbatch: Microbatch, compute: Callable[[], _Output]) -> _Output | Completion:
-        """Run a computation. An exception fails this microbatch and nothing else."""
+        """Run a computation. An exception fails only this microbatch."""
         try:
             output: _Output | Completion = compute()
         except IntegrityError:
             raise
-        except Exception as exc:  # noqa: BLE001 - any exception of a kernel fails this microbatch and nothing else
+        except Exception as exc:  # noqa: BLE001 - any exception of a kernel fails only this microbatch
             _log.warning("stage %d failed in microbatch %d", self.stage, microbatch.id, exc_info=exc)
             self._require_device(exc)
             self.counters.failed += 1
@@ -205,7 +205,7 @@ class StageRunner:
         try:
             self._adopt(microbatch)
         except StepFailedError as exc:
-            # The microbatch of an invalid plan has failed already; it must not take this stage down as well.
+            # The microbatch of an invalid plan has failed already; it must not end this stage too.
             _log.warning("stage %d cannot take over microbatch %d: %s", self.stage, microbatch.id, exc)
         self._record.abandon(microbatch.segments)
         self._count(microbatch)
@@ -214,10 +214,10 @@ class StageRunner:
     # -- without waiting for the device --
 
     def can_be_followed(self, microbatch: Microbatch) -> bool:
-        """Whether the next microbatch may be launched before this one's result is known: with async scheduling.
+        """Return whether the next microbatch may be launched before this one's result is known, with async scheduling.
 
-        Excluded are controls, which the host carries out; prompt logprobs, which it reads part by part; and segments
-        whose next token depends on earlier ones, which it must know. Async scheduling excludes drafts.
+        Not after controls, which the host carries out, after prompt logprobs, which it reads part by part, or after
+        segments whose next token depends on earlier ones, which it must know. Async scheduling excludes drafts.
         """
         return (
             self._newest is not None
@@ -234,12 +234,12 @@ class StageRunner:
     def launch(self, microbatch: Microbatch) -> LaunchedStep:
         """Launch one microbatch on the device, behind the earlier ones. Neither blocks nor raises.
 
-        A segment that is planned ahead continues from the token that the device has chosen for its row.
+        A segment that is planned ahead continues from the token that the device chose for its row.
         """
         launched = LaunchedStep(microbatch)
         try:
             self._enqueue(launched)
-        except Exception as exc:  # noqa: BLE001 - reported in its turn, see ``finish``
+        except Exception as exc:  # noqa: BLE001 - ``finish`` reports it in its turn
             launched.failure = exc
             assert self._on_device is not None, "a runner launches early only with tokens on the device"
             self._on_device.drop(microbatch.segments)
@@ -273,7 +273,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def _result_of(self, launched: LaunchedStep) -> Completion:
-        """Do the host's part: first the record of slots, while the device computes, then the result."""
+        """Do the host's part: first the slot record, while the device computes, then the result."""
         if launched.failure is not None:
             raise launched.failure
         microbatch = launched.microbatch
@@ -290,7 +290,7 @@ class StageRunner:
     def prepare(self, control: Control) -> str | None:
         """Do the part of a control that can fail. Returns the reason of a failure, None on success.
 
-        Holds new weights beside the present ones until ``settle``, which also takes a LoRA that was read and frees the
+        Holds new weights beside the current ones until ``settle``, which also takes a LoRA that was read, and frees the
         memory of a stage that goes to sleep.
         """
         error: str | None = None
@@ -327,7 +327,7 @@ class StageRunner:
             give_back(self.model.device)
 
     def _why_not(self, control: Control, exc: Exception) -> str:
-        """Word a control's failure for callers. Only the log gets tracebacks."""
+        """Describe a control's failure for callers. Only the log gets tracebacks."""
         match control:
             case LoraUpdate():
                 return self._why_no_lora(control.change, exc)
@@ -340,7 +340,7 @@ class StageRunner:
         return f"stage {self.stage}: {exc}" if isinstance(exc, EngineError) else self._logged(doing, exc)
 
     def _why_no_lora(self, lora: LoraOrder | LoraChange, exc: Exception) -> str:
-        """Word the failure of a LoRA, for callers and for requests that wait for it.
+        """Describe the failure of a LoRA, for callers and for requests that wait for it.
 
         Clients whose requests wait must not learn its path; operators may learn everything.
         """
@@ -353,8 +353,8 @@ class StageRunner:
         return f"stage {self.stage} could not {doing}: {why}"
 
     def _load_beside(self, source: str | None) -> Rest:
-        """Load weights beside the present ones, in as much memory. A sleeping stage only checks them: waking loads
-        them again.
+        """Load weights beside the current ones, which doubles their memory. A sleeping stage only checks them: waking
+        loads them again.
         """
         self._fail_if_told()
         config, folder = self._place_of(source)
@@ -425,13 +425,13 @@ class StageRunner:
     def begin_lora(self, order: LoraOrder) -> Callable[[], str | None]:
         """Return the reading of this stage's share of a LoRA, for another thread; it returns the reason of a failure.
 
-        It reads for the present model, which a weight update may replace meanwhile.
+        It reads for the current model, which a weight update may replace meanwhile.
         """
         self.read_loras.want(order.version)
         return partial(self._read_lora, order, self.model.lora)
 
     def _read_lora(self, order: LoraOrder, loras: StageLoras | None) -> str | None:
-        assert order.path is not None, f"{order} names nothing to read"
+        assert order.path is not None, f"{order} has no path to read"
         try:
             self.read_loras.read(order.version, order.path, _there(loras))
         except Exception as exc:  # noqa: BLE001 - a LoRA that cannot be read must not end an engine that serves
@@ -440,7 +440,7 @@ class StageRunner:
         return None
 
     def _prepare_lora(self, change: LoraChange) -> Rest:
-        """Put the share that was read where the model computes. It is dropped if another stage fails."""
+        """Move the share that was read to the device. It is dropped if another stage fails."""
         loras = _there(self.model.lora)
         if change.path is None:
             self._fail_if_told()
@@ -450,7 +450,7 @@ class StageRunner:
         return partial(self._take_lora, change, loras.on_device(read))
 
     def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
-        """Take a loaded LoRA, and drop another one to make room for it."""
+        """Take a loaded LoRA, and drop the one that makes room for it."""
         held = _there(self.model.lora).held
         if loaded is not None:
             held[change.version] = loaded
@@ -458,7 +458,7 @@ class StageRunner:
             del held[change.drop]
 
     def _switch_profile(self, folder: str | None) -> None:
-        # A profile may be left over if another stage failed to start its own.
+        # A profile may still run if another stage failed to start its own.
         former, self._profile = self._profile, None
         try:
             if former is not None:
@@ -469,14 +469,14 @@ class StageRunner:
             if exc.strerror is None or folder is None:
                 raise
             raise StepFailedError(
-                f"a trace must be written into {folder}, but: {exc.strerror} ({exc.filename}); open the folder to the "
-                "server, or start it with another profile_dir"
+                f"a trace must be written into {folder}, but: {exc.strerror} ({exc.filename}); make the folder "
+                "writable for the server, or start it with another profile_dir"
             ) from exc
 
     def _place_of(self, source: str | None) -> tuple[EngineConfig, Path]:
         """Return the configuration for weights from ``source``, and their folder.
 
-        Keeps the backend and the types of the KV cache and of the next stage, for files of any type.
+        Keeps the backend, and the types of the KV cache and of hidden states, for files of any type.
         """
         values = {
             "backend": self.model.backend,
@@ -491,13 +491,15 @@ class StageRunner:
         made, loras = make_stage(config, limits, self.stage, lean=self._lean), self.model.lora
         if loras is not None and loras.held and not (made.lora is not None and made.lora.has_the_products_of(loras)):
             raise StepFailedError(
-                "new weights must be computed as the present ones are while LoRAs are loaded, but are not; unload "
+                "while LoRAs are loaded, new weights must be computed like the current ones, but are not; unload "
                 "the LoRAs first"
             )
         return made
 
     def _require_device(self, failure: Exception) -> None:
-        """Raise DeviceLostError if the GPU's context is broken: every call on it then fails, ``failure`` first."""
+        """Raise DeviceLostError if the GPU's context is broken: every call on it fails then, ``failure`` being the
+        first.
+        """
         if self.model.device.type != "cuda":
             return
         try:
@@ -508,21 +510,21 @@ class StageRunner:
     def _fail_if_told(self) -> None:
         if self._fail_next:
             self._fail_next = False
-            raise StepFailedError("a failure was injected into this forward")
+            raise StepFailedError("a failure was injected into this forward pass")
 
     @torch.inference_mode()
     def logits(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits [emitting segments, vocabulary] of a microbatch on the last stage, without sampling.
 
-        For comparisons with another implementation; unlike ``forward`` it counts nothing and lets exceptions through.
+        For comparisons with other implementations; unlike ``forward`` it counts nothing and propagates exceptions.
         """
-        assert self.facts.is_last, f"stage {self.stage} has no head; ask the last stage"
+        assert self.facts.is_last, f"stage {self.stage} has no head; call the last stage"
         self._adopt(microbatch)
         return self.model.forward(self._batch(microbatch), hidden).clone()
 
     def _adopt(self, microbatch: Microbatch) -> None:
         if isinstance(self.model, AsleepStage):
-            raise IntegrityError(f"{list(microbatch.rids)} are to be computed by a stage that sleeps")
+            raise IntegrityError(f"a sleeping stage must not compute, got {list(microbatch.rids)}")
         for segment in microbatch.segments:
             self.model.pool.adopt(segment)
             self._sampler.adopt(segment)

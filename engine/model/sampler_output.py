@@ -1,7 +1,7 @@
 """The sampled tokens and requested logprobs of one microbatch, as tensors on the device.
 
-Computed without waiting for the device; converted to numbers once they have arrived on the host, which then finishes
-the launched microbatch. Chooses nothing itself.
+Computed without waiting for the device; converted to numbers once they are on the host, which then finishes the
+launched microbatch. Chooses nothing itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.core.plan import Microbatch, SamplingSpec, Segment
 from engine.model.batch import DecodeBatch, ForwardBatch
 from engine.model.transfer import Fetch, sent
 
-# A token for each emitting segment, and its logprobs, None where its request wants none; () if none wants any.
+# A token for each emitting segment, and its logprobs, None if its request wants none; () if no request does.
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
 
 
 class Choice:
-    """The sampled ``ids`` [rows] from the logits ``raw`` [rows, vocabulary]. ``tensors`` is the part for the host.
+    """The ``ids`` [rows] sampled from the logits ``raw`` [rows, vocabulary]. ``tensors`` is the part for the host.
 
     Each tensor covers all rows, because every copy from a GPU costs a call and perhaps a wait.
     """
@@ -31,7 +31,7 @@ class Choice:
         self._rows = len(specs)
         self.tensors = [ids] if specs else []
         self._asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
-        # By the number of top tokens, the rows that ask for it.
+        # The rows that want each number of top tokens.
         self._lines: dict[int, list[int]] = {}
         if self._asked:
             self._score(raw, specs)
@@ -45,13 +45,13 @@ class Choice:
             top = min(max(0, specs[row].top_logprobs_num), logprobs.shape[-1])
             if top:
                 self._lines.setdefault(top, []).append(line)
-        # One topk for each number: which of two equal tokens it returns must not depend on other rows.
+        # One topk for each number, so that the choice between equal tokens does not depend on other rows.
         for top, lines in self._lines.items():
             best = torch.topk(rows_of(logprobs, lines), top)
             self.tensors += [best.indices, best.values]
 
     def told(self, values: Sequence[torch.Tensor]) -> Sampled:
-        """Convert the choice to numbers, from ``tensors`` or their copies on the host. Waits for their device."""
+        """Convert the choice to numbers, from ``tensors`` or their copies on the host. Waits for the device."""
         if not values:
             return (), ()
         ids = tuple(values[0].tolist())

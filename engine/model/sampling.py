@@ -1,7 +1,7 @@
-"""Choosing tokens from logits on the last stage: greedy, temperature, filters, penalties, biases, grammars, logprobs.
+"""Samples tokens from logits on the last stage: greedy, temperature, filters, penalties, biases, grammars, logprobs.
 
-The random number of a token depends on (seed, position) alone, so batching, chunking and retraction never change a
-request's output. Owns each row's sampling spec and its place in its grammar; never keeps tokens.
+The random number of a token depends only on (seed, position), so batching, chunking and retraction never change a
+request's output. Owns each row's sampling spec and its grammar state; never keeps tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.model.transfer import sent
 # Maps a segment to the ids of its request's tokens so far, by position, including the last one computed.
 History = Callable[[Segment], NDArray[np.int32]]
 
-# Beyond these a division in 32-bit floats gives infinities, whose difference is NaN. A lower temperature would be
-# greedy anyway.
+# Below this a division in 32-bit floats gives infinities, whose difference is NaN. A lower temperature is greedy
+# anyway.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_REPETITION_PENALTY = 1e-6
 
@@ -35,7 +35,9 @@ _GREEDY = SamplingSpec(seed=0)
 
 
 def uniform(seed: int, position: int) -> float:
-    """Hash ``(seed, position)`` to a number in [0, 1), equal on every machine: the SplitMix64 finaliser, twice."""
+    """Hash ``(seed, position)`` to a number in [0, 1), the same on every machine: the SplitMix64 finalizer, applied
+    twice.
+    """
     return (_mix(_mix(seed) ^ position) >> 12) * 2.0**-52
 
 
@@ -43,7 +45,7 @@ class Sampler:
     """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample.
 
     After a sample, ``errors`` has the requests whose grammar cannot be followed or whose token could not be chosen.
-    ``dead_ends`` are the places after a draft where that happened: their tokens are useless, and the draft must not be
+    ``dead_ends`` are the places after a draft at which that happened: their tokens are void, and the draft must not be
     accepted.
     """
 
@@ -66,7 +68,7 @@ class Sampler:
         self._any_never = bool(never)
 
     def adopt(self, segment: Segment) -> None:
-        """Note the sampling spec of a row's new request. Its history determines its place in its grammar."""
+        """Note the sampling spec of a row's new request. Its history determines its grammar state."""
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
             self._matchers.pop(segment.row, None)
@@ -75,13 +77,13 @@ class Sampler:
         return self._specs.get(segment.row, _GREEDY)
 
     def forget(self) -> None:
-        """Forget every row's spec; only while no request owns a row."""
+        """Drop every row's spec; only while no request owns a row."""
         self._specs.clear()
         self._matchers.clear()
         self.errors, self.dead_ends = (), ()
 
     def reads_history(self, segment: Segment) -> bool:
-        """Whether a segment's token depends on its request's earlier tokens. Works before ``adopt`` too."""
+        """Return whether a segment's token depends on its request's earlier tokens. Works before ``adopt`` too."""
         spec = segment.sampling or self.spec_of(segment)
         return bool(spec.grammar_id) or spec.has_penalty
 
@@ -89,20 +91,20 @@ class Sampler:
         """Sample a token for each of ``segments`` from ``logits`` [segments, vocabulary], and its logprobs on request.
 
         Logprobs are of the model's own distribution over the tokens that the grammar allows, before biases, penalties,
-        temperature and filters. An exception for one segment ends only its request; raises when every segment fails.
+        temperature and filters. An exception for one segment ends only its request; raises if every segment fails.
         """
         try:
             choice = self.choose(logits, segments, history)
             return choice.told(choice.tensors)
         except IntegrityError:
             raise
-        except Exception as exc:  # noqa: BLE001 - sampling one by one finds the segment at fault
+        except Exception as exc:  # noqa: BLE001 - sampling one by one finds the failing segment
             return self._sample_each(logits, segments, history, exc)
 
     def _sample_each(
         self, logits: torch.Tensor, segments: Sequence[Segment], history: History, failure: Exception
     ) -> Sampled:
-        """Sample the segments one by one, after sampling them together has failed."""
+        """Sample the segments one by one after sampling them together has failed."""
         ids: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         errors: list[RequestError] = []
@@ -170,10 +172,10 @@ class Sampler:
         segments: Sequence[Segment],
         history: History,
     ) -> torch.Tensor:
-        """Forbid the tokens that the grammars of these places forbid; none where a grammar cannot be followed.
+        """Apply the grammars' masks at these places; no mask if a grammar cannot be followed.
 
-        A row with drafts has several consecutive places. Tokens after a forbidden draft are never used. Where the
-        model's own choice is an end that the grammar forbids, only tokens that lead to an end are left.
+        A row with drafts has several consecutive places. Tokens after a forbidden draft are never used. If the model's
+        own choice is an end token that the grammar forbids, only tokens that lead to an end remain.
         """
         allowed = np.ones((len(places), raw.shape[-1]), np.bool_)
         errors: list[RequestError] = []
@@ -200,10 +202,10 @@ class Sampler:
         return masked
 
     def _matcher_of(self, row: int, spec: SamplingSpec) -> Matcher:
-        """Return a row's matcher; a new request gets a new one, which catches up from the request's history."""
+        """Return a row's matcher; a new request gets a new matcher, which catches up with the request's history."""
         matcher = self._matchers.get(row)
         if matcher is None:
-            assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"
+            assert self._grammars is not None, f"grammar {spec.grammar_id} is used on a stage that compiles none"
             matcher = self._matchers[row] = self._grammars.begin(spec.grammar_id)
         return matcher
 
@@ -214,7 +216,7 @@ def _must_go_on(spec: SamplingSpec, segment: Segment) -> bool:
 
 
 def _best(logits: torch.Tensor, allowed: NDArray[np.bool_]) -> list[int]:
-    """Return the allowed tokens with the largest logits, the best first."""
+    """Return the allowed tokens with the largest logits, best first."""
     ids = np.flatnonzero(allowed)
     values = logits.cpu().numpy()[ids]
     order = np.argsort(-values, kind="stable")[:MOST_ENDINGS]
@@ -223,12 +225,14 @@ def _best(logits: torch.Tensor, allowed: NDArray[np.bool_]) -> list[int]:
 
 
 def _is_plain(spec: SamplingSpec) -> bool:
-    """Whether the choice is the model's largest logit at any position."""
+    """Return whether the choice is the model's largest logit at every position."""
     return spec.temperature <= 0 and not spec.suppressed_ids and not spec.logit_bias and not spec.has_penalty
 
 
 def _greedy(scores: torch.Tensor) -> torch.Tensor:
-    """Return the first best id of each row. Uses numpy on a CPU: 12 us for 32 rows of 4,096, torch took 134."""
+    """Return the first id with the largest score of each row. On a CPU uses numpy: 12 us for 32 rows of 4,096, torch
+    took 134.
+    """
     if scores.device.type == "cpu":
         return torch.from_numpy(scores.numpy().argmax(axis=-1))
     return torch.argmax(scores, dim=-1)
@@ -256,7 +260,7 @@ def _add_biases(scores: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
 
 
 def _suppress(scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Sequence[Segment]) -> None:
-    """Forbid the suppressed end tokens, unless a row's complete grammar allows nothing else."""
+    """Forbid the suppressed end tokens, unless a row's completed grammar allows nothing else."""
     suppressed = [
         row
         for row, (spec, segment) in enumerate(zip(specs, segments, strict=True))
@@ -274,7 +278,7 @@ def _suppress(scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Seq
 
 
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
-    """Apply penalties: repetition counts prompt and output, frequency and presence only the output, as is usual."""
+    """Apply penalties: repetition counts prompt and output, frequency and presence only the output, as usual."""
     seen = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(scores.device)
     values, repetition = scores[seen], max(spec.repetition_penalty, MIN_REPETITION_PENALTY)
     scores[seen] = torch.where(values > 0, values / repetition, values * repetition)
@@ -286,7 +290,7 @@ def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32
 def _draw(
     best: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec], segments: Sequence[Segment]
 ) -> torch.Tensor:
-    """Replace the best ids of rows with a temperature by drawn ones. Only rows with filters pay for sorting."""
+    """Draw the ids of rows with a temperature. Only rows with filters pay for sorting."""
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     filtered = [row for row in random if _has_filter(specs[row])]
     plain = [row for row in random if not _has_filter(specs[row])]
@@ -339,9 +343,10 @@ def _draw_filtered(
 
 
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return where the running sum of ``weights`` [rows, n] passes a share of its total; never at a zero weight.
+    """Return the index at which the cumulative ``weights`` [rows, n] exceed a share of the total; never of a zero
+    weight.
 
-    A row with NaN weights gets the last index: an index after it would be no token, and fail its whole batch.
+    A row with NaN weights gets the last index: a larger one would not be a token and would fail the whole batch.
     """
     running = torch.cumsum(weights.double(), dim=-1)
     places = torch.searchsorted(running, numbers * running[:, -1:], right=True)

@@ -1,4 +1,4 @@
-"""A sleeping stage: the facts that remain without weights and KV, and the checks of its files when it wakes.
+"""A sleeping stage: the facts that need no weights and KV, and the check of its files when it wakes.
 
 Owns only the memory of its LoRAs. Computes nothing.
 """
@@ -33,14 +33,14 @@ class AsleepStage:
         self.pool = KVPool(limits, layers=0, kv_heads=0, head_dim=0, dtype=torch.uint8, device=self.device)
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
-        raise IntegrityError(f"a batch of {len(segments)} segments is to be made by a stage that sleeps")
+        raise IntegrityError(f"a sleeping stage must not compute, got {len(segments)} segments")
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         del hidden, take_scored
-        raise IntegrityError(f"a batch of {batch.tokens} tokens is to be computed by a stage that sleeps")
+        raise IntegrityError(f"a sleeping stage must not compute, got {batch.tokens} tokens")
 
     def take_pool(self, pool: KVPool) -> None:
-        raise IntegrityError(f"a stage that sleeps is to take {pool}")
+        raise IntegrityError(f"a sleeping stage must keep its pool, got {pool}")
 
 
 def give_back(device: torch.device) -> None:
@@ -51,7 +51,7 @@ def give_back(device: torch.device) -> None:
 
 
 def states_of(folder: Path) -> FileStates:
-    """Read the present states of a folder's weight files."""
+    """Read the current states of a folder's weight files."""
     found = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
     return tuple([(name, about.st_size, about.st_mtime_ns) for name, about in found])
 

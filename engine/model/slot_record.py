@@ -1,7 +1,7 @@
 """A record of each KV slot of a stage: token, position, and with the sanitizer a fingerprint.
 
-The record is beside the real KV cache and never read by attention. Penalties read a row's history from it, so that
-tokens of a cached prefix count too; the KV sanitizer checks it before every read.
+The record is separate from the real KV cache, and attention never reads it. Penalties read a row's history from it, so
+that tokens of a cached prefix count too; the KV sanitizer checks it before every read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SlotRecord:
         # The fingerprint of each slot in the pool of the window layers.
         window_slots = pool.window.total_slots if sanitize and pool.window is not None else 0
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
-        # The content of host pages: see ``page``.
+        # The records of host pages: see ``page``.
         self._kept = [np.zeros((host_pages, *part.shape), part.dtype) for part in self.page(0)]
-        # The root of every chain; each version of the weights has its own.
+        # The root of every chain; each version of the weights has another one.
         self._root = _ROOT
         # Where each row may continue: the position after its last certain token, and the fingerprints of that token and
-        # of each draft after it.
+        # of each draft.
         self._tips: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._abandoned: set[int] = set()
 
@@ -58,7 +58,7 @@ class SlotRecord:
     def write(self, batch: Batch) -> None:
         """Record the slots that a forward pass will write. With the sanitizer, first check the slots that it reads.
 
-        Raises IntegrityError when a row's slots do not hold that row's tokens.
+        Raises IntegrityError if a row's slots do not hold the row's tokens.
         """
         checked = self._to_check(batch.segments) if self._sanitize else []
         for segment in checked:
@@ -108,7 +108,7 @@ class SlotRecord:
         self._pool = pool
 
     def change_weights(self) -> None:
-        """Forbid reads of all earlier slots: other weights computed them."""
+        """Forbid reads of all earlier slots, which other weights computed."""
         self._root = (self._root + 1) * _PRIME & _MASK
         self._tips.clear()
 
@@ -129,8 +129,8 @@ class SlotRecord:
         tip = self._tips.get(segment.row) if segment.sampling is None else None
         if tip is not None and not _goes_on(segment.start, link, *tip):
             raise IntegrityError(
-                f"the KV of {segment.rid} (row {segment.row}) must go on from position {tip[0]} where it ended, but at "
-                f"position {segment.start} it follows other tokens: a page was overwritten by another owner"
+                f"the KV of {segment.rid} (row {segment.row}) must continue from position {tip[0]}, where it ended, "
+                f"but at position {segment.start} it follows other tokens: a page was overwritten by another owner"
             )
         links = []
         for slot, token in zip(slots[segment.start :].tolist(), segment.token_ids, strict=True):
@@ -141,7 +141,9 @@ class SlotRecord:
         self._tips[segment.row] = (end, tuple(links[-1 - segment.drafts :]))
 
     def _check(self, segment: Segment) -> None:
-        """Check that each position is in its slot, and that each link follows from the one before, for all at once."""
+        """Check that each position is in its slot, and that each link follows from the previous one, for all positions
+        at once.
+        """
         slots = self._slots(segment)
         positions, links = self._positions[slots], self._fingerprints[slots]
         before = np.concatenate([np.array([self._root_of(segment)], np.uint64), links[:-1]])
@@ -152,13 +154,13 @@ class SlotRecord:
             slot = int(slots[position])
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
-                f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
-                "of another sequence: a page was used after it was freed, is owned twice, is older than the "
-                "weights, or is of another LoRA"
+                f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position "
+                f"{self._positions[slot]} of another sequence: a page was used after it was freed, is owned twice, "
+                "is older than the weights, or belongs to another LoRA"
             )
 
     def _root_of(self, segment: Segment) -> int:
-        """Return the root of a segment's chain: a LoRA has KV of its own."""
+        """Return the root of a segment's chain, which depends on its LoRA."""
         return (self._root ^ segment.lora * _PRIME) & _MASK
 
     def _write_window(self, segment: Segment, window: KVPool) -> None:
@@ -173,9 +175,9 @@ class SlotRecord:
         wrong = np.flatnonzero(self._window_fingerprints[slots] != self._fingerprints[self._pool.slots(*place)])
         if wrong.size:
             raise IntegrityError(
-                f"the KV of {segment.rid} (row {segment.row}) at position {first + int(wrong[0])} must be its own, but "
-                f"window page {int(slots[wrong[0]]) // window.page_size} holds that of another sequence: it was given "
-                "back before the position was out of the window, or is owned twice"
+                f"the KV of {segment.rid} (row {segment.row}) at position {first + int(wrong[0])} must be its own, "
+                f"but window page {int(slots[wrong[0]]) // window.page_size} holds the KV of another sequence: it "
+                "was released before the position was out of the window, or is owned twice"
             )
 
     def _slots(self, segment: Segment) -> Slots:

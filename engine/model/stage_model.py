@@ -35,8 +35,8 @@ from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 
 _log = logging.getLogger(__name__)
 
-# The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
-# two round at different places: 0.01 was seen, and a mistake in the forward pass exceeds 0.3.
+# The largest difference from transformers, relative to the norm of its output. Observed were 1e-6 in fp32 and 0.01 in
+# 16 bits, where the two round at different places; a mistake in the forward pass exceeds 0.3.
 _TOLERANCE_FP32 = 1e-4
 _TOLERANCE_16_BIT = 0.1
 
@@ -44,9 +44,9 @@ _TOLERANCE_16_BIT = 0.1
 class StageModel:
     """The layers of one stage with their weights and their KV pool.
 
-    Computes with a ``LeanDecoder`` if a trial at the start shows that it equals transformers; ``lean=False`` always
-    computes with transformers; ``on_load`` is called for each weight. Raises CheckpointError when the checkpoint is
-    incomplete, or its architecture cannot be cut into stages.
+    Computes with a ``LeanDecoder`` if a trial at startup shows that it equals transformers; ``lean=False`` always
+    computes with transformers. ``on_load`` is called for each weight. Raises CheckpointError if the checkpoint is
+    incomplete or its architecture cannot be cut into stages.
     """
 
     backend = "torch"
@@ -63,13 +63,13 @@ class StageModel:
         self.facts = facts = StageFacts(config, limits, stage)
         self.device = _device(config.device, limits, stage)
         if self.device.type == "cuda":
-            # Pinned memory, streams and graphs would otherwise be created on the first GPU.
+            # Otherwise pinned memory, streams and graphs would be created on the first GPU.
             torch.cuda.set_device(self.device)
         self.dtype = facts.dtype
         self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
         self._vocab_size = int(facts.model_config.vocab_size)
         attention.register()
-        # The lean forward copies its weights out of the files into its own order.
+        # The lean forward pass copies its weights from the files into its own order.
         is_mapped = lean and self.device.type == "cpu" and facts.model_config.model_type in LEAN_ARCHITECTURES
         held = StageSlice(
             facts,
@@ -103,7 +103,7 @@ class StageModel:
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
     def _attach_attention(self, config: EngineConfig, limits: Limits) -> None:
-        """Make the KV pool, and attach each layer's attention over it."""
+        """Create the KV pool, and attach each layer's attention over it."""
         model_config, windowed = self.facts.model_config, self.facts.windowed
         kv_heads, head_dim = heads_of(model_config, self.facts.folder)
         varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
@@ -129,7 +129,7 @@ class StageModel:
     def _new_pool(
         self, limits: Limits, pool_of: Callable[..., KVPool], windowed: Sequence[bool], *, scratch: bool
     ) -> KVPool:
-        """Allocate the pool, with a second one for window layers. Raises CheckpointError when they do not fit."""
+        """Allocate the pool, and a second one for window layers. Raises CheckpointError if they do not fit."""
         try:
             pool = pool_of(layers=windowed.count(False), scratch=scratch)
             if limits.window_tokens:
@@ -146,11 +146,11 @@ class StageModel:
         return self._lean is not None
 
     def take_pool(self, pool: KVPool) -> None:
-        """Use another pool of the same layout, from the model with the former weights."""
+        """Use another pool of the same layout, from the model with the previous weights."""
         self.pool = self._attention.pool = pool
         for layer in self._paged:
             layer.bind()
-        # Recorded graphs write into the old pool.
+        # The captured graphs write into the old pool.
         self._record_decodes()
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
@@ -169,7 +169,7 @@ class StageModel:
         if isinstance(batch, DecodeBatch):
             assert self._graphs is not None, "only a stage with graphs makes padded batches"
             return self._graphs.forward(batch, hidden)
-        assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
+        assert isinstance(batch, ForwardBatch), "a torch stage computes only its own batches"
         hidden = None if self.facts.is_first else require_hidden(hidden, batch.tokens, self.facts.hidden_size)
         loras = None if self.lora is None else self.lora.of(batch.segments)
         if self.lora is not None and self._lean is None:
@@ -196,13 +196,13 @@ class StageModel:
             self._attention.batch = None
         if self._attention.calls != len(self.facts.layers):
             raise StepFailedError(
-                f"each of {len(self.facts.layers)} layers must attend through the pool, {self._attention.calls} did; "
-                "this architecture keeps state that is not paged"
+                f"each of {len(self.facts.layers)} layers must attend through the pool, but {self._attention.calls} "
+                "did; this architecture keeps state that is not paged"
             )
         return output.to(self.dtype)
 
     def _require_known(self, batch: Batch) -> None:
-        """Refuse ids outside of the vocabulary, which raise IndexError on a CPU but break the context of a GPU."""
+        """Refuse ids outside the vocabulary, which raise IndexError on a CPU but break the context of a GPU."""
         least, most = int(batch.token_ids_array.min()), int(batch.token_ids_array.max())
         if least < 0 or most >= self._vocab_size:
             raise StepFailedError(f"token ids must be in 0..{self._vocab_size - 1}, got {least}..{most}")
@@ -220,7 +220,7 @@ class StageModel:
         return logits[0]
 
     def _call_scored(self, batch: LayersBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
-        """Compute the layers once, then the head for a few rows at a time: all rows of a long part would not fit."""
+        """Compute the layers once, then the head for a few rows at a time: all rows of a long chunk would not fit."""
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
         output = self._decoder(**inputs, position_ids=batch.positions, use_cache=False)
         for rows in slices_of(scored_rows(batch.segments)):
@@ -242,7 +242,7 @@ class StageModel:
         return logits[0]
 
     def _takes_varlen(self, config: EngineConfig, model: PreTrainedConfig, kv_heads: int, head_dim: int) -> bool:
-        """Whether attention is one kernel call a layer. Raises CheckpointError when it must be, but cannot."""
+        """Return whether attention is one kernel call a layer. Raises CheckpointError if it must be, but cannot."""
         if config.attention_backend == "sdpa":
             return False
         softcap = getattr(model, "attn_logit_softcapping", None)
@@ -256,7 +256,7 @@ class StageModel:
 
     @torch.inference_mode()
     def _warm_up(self) -> torch.Tensor:
-        """Compute a few tokens, so that an unsupported architecture fails at the start; return the outputs."""
+        """Compute a few tokens, so that an unsupported architecture fails at startup; return the outputs."""
         name = type(self._model).__name__
         try:
             outputs = self._compare_outputs()
@@ -265,7 +265,7 @@ class StageModel:
             raise CheckpointError(f"{name} cannot run through paged attention: {exc}; {SERVED}") from exc
         if not difference < self._tolerance:
             raise CheckpointError(
-                f"{name} cannot run through paged attention: its own attention gives other states, which differ by "
+                f"{name} cannot run through paged attention: its own attention gives different states, by "
                 f"{difference:g}; {SERVED}"
             )
         return outputs
@@ -273,8 +273,8 @@ class StageModel:
     def _difference_from_own_attention(self) -> float:
         """Return the difference between the outputs with our attention and the architecture's own, which may do more.
 
-        Measured at the token with the smallest difference, without the first, which attends only to itself: in 16 bits
-        a router may choose other experts where two scores nearly tie.
+        Measured at the token with the smallest difference, except the first, which attends only to itself: in 16 bits a
+        router may choose other experts if two scores nearly tie.
         """
         segment = self._probe_segment(0, self._probed_tokens)
         batch = ForwardBatch([segment], self.pool, self.device).layers
@@ -301,7 +301,7 @@ class StageModel:
     def _become_lean(
         self, paged: Sequence[attention.PagedAttention], expected: torch.Tensor, *, is_mapped: bool
     ) -> None:
-        """Use the lean forward pass, and drop transformers' model, if it gives the ``expected`` outputs of that."""
+        """Use the lean forward pass, and drop transformers' model, if both give the same ``expected`` outputs."""
         name = type(self._model).__name__
         reason = why_not_lean(self._model)
         if reason is not None:
@@ -309,7 +309,7 @@ class StageModel:
             return
         dtype = compute_dtype(self.dtype, self.device.type)
         packs = is_packing_worthwhile(dtype, self.device, torch.get_num_threads())
-        # Parameters that became views in inference mode could not be used outside of it.
+        # Parameters that became views in inference mode could not be used outside it.
         with torch.inference_mode(mode=False):
             lean = LeanDecoder(self._model, paged, dtype, packs=packs, is_mapped=is_mapped, shows_all=self._shows_all)
         self._lean = lean
@@ -317,14 +317,19 @@ class StageModel:
             difference = relative_difference(self._compare_outputs(), expected)
         except (EngineError, RuntimeError, TypeError, ValueError) as exc:
             self._lean = None
-            _log.warning("%s is computed by transformers: the lean forward fails", name, exc_info=exc)
+            _log.warning("%s is computed by transformers: the lean forward pass fails", name, exc_info=exc)
             return
         if not difference < self._tolerance:
             self._lean = None
-            text = "%s is computed by transformers: the lean forward differs by %g, more than %g"
+            text = "%s is computed by transformers: the lean forward pass differs by %g, more than %g"
             _log.warning(text, name, difference, self._tolerance)
             return
-        _log.info("%s is computed by the lean forward in %s, %g from transformers'", name, dtype, difference)
+        _log.info(
+            "%s is computed by the lean forward pass in %s, which differs by %g from transformers",
+            name,
+            dtype,
+            difference,
+        )
         if self.lora is not None:
             self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
@@ -334,9 +339,9 @@ class StageModel:
 
     @torch.inference_mode()
     def _record_decodes(self) -> str | None:
-        """Record plain decodes if configured; return why not, None if done or not configured.
+        """Capture plain decodes if configured; return why not, None if done or not configured.
 
-        A recorded forward pass must equal the eager one. Tried in pages that belong to no request.
+        A captured forward pass must equal the eager one, which is checked in pages that belong to no request.
         """
         self._graphs = None
         if self._graph_choice == "off":
@@ -356,9 +361,9 @@ class StageModel:
                 )
                 difference = relative_difference(self._compare_outputs(), expected)
                 if not difference < self._tolerance:
-                    reason = f"recorded decodes differ by {difference:g}, more than {self._tolerance}"
+                    reason = f"captured decodes differ by {difference:g}, more than {self._tolerance}"
             except (EngineError, RuntimeError) as exc:
-                reason = f"recording fails: {exc}"
+                reason = f"the capture fails: {exc}"
         if reason is not None:
             self._graphs = None
             _log.log(logging.INFO if self._graph_choice == "auto" else logging.WARNING, "no CUDA graphs: %s", reason)
@@ -375,7 +380,7 @@ class StageModel:
         for start, tokens in ((0, count - 1), (count - 1, 1)):
             if tokens:
                 hidden = self._probe_hidden(start, tokens)
-                # A copy, because the next recorded forward pass overwrites the result.
+                # A copy, because the next captured forward pass overwrites the result.
                 outputs.append(self.forward(self.batch([self._probe_segment(start, tokens)]), hidden).float().clone())
         return torch.cat(outputs)
 
@@ -405,7 +410,7 @@ class StageModel:
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:
-    """Return the device of one stage: its own GPU if there are enough, else a common one."""
+    """Return the device of one stage: its own GPU if there are enough, else a shared one."""
     gpus = torch.cuda.device_count()
     if name.startswith("cuda") and not gpus:
         raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")

@@ -1,4 +1,4 @@
-"""One stage's slice of a transformers model: built on the meta device, cut, filled with its own weights only.
+"""One stage's slice of a transformers model: built on the meta device, cut, filled only with its own weights.
 
 The first stage owns the embedding, the last one the final norm and the head. Computes nothing by itself: a backend runs
 or converts the slice. Built once when a stage starts.
@@ -45,17 +45,17 @@ _ATTACHED = "paged_attention"
 
 
 def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
-    """Return the layers of one stage: contiguous and even; earlier stages take the surplus."""
+    """Return the layers of one stage: contiguous and evenly divided; earlier stages take the remainder."""
     share, odd = divmod(num_layers, pp_size)
     first = stage * share + min(stage, odd)
     return range(first, first + share + (stage < odd))
 
 
 def attach(layer: nn.Module, attention: object) -> None:
-    """Give ``attention`` to every module of a layer that may call attention: each one with a ``layer_idx``."""
+    """Give ``attention`` to every module of a layer that may call attention: each module with a ``layer_idx``."""
     for module in chain([layer], layer.modules()):
         if hasattr(module, "layer_idx"):
-            # Not by setattr, which torch types for tensors and submodules alone.
+            # Not by setattr, which torch types only for tensors and submodules.
             vars(module)[_ATTACHED] = attention
 
 
@@ -71,12 +71,12 @@ def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:
 
 
 def told(facts: StageFacts, device: str, doing: str) -> Loading:
-    """Report a phase that counts no tensors."""
+    """Return the report of a phase that counts no tensors."""
     return Loading(done=0, total=0, device=device, dtype=str(facts.dtype).removeprefix("torch."), doing=doing)
 
 
 class StageFacts:
-    """Facts of one stage that need no weights.
+    """The facts about one stage that need no weights.
 
     ``description`` is the whole model's configuration; ``windowed`` has, for each layer of the stage, whether its KV is
     in the window pool.
@@ -94,7 +94,7 @@ class StageFacts:
         self.is_last = stage == limits.pp_size - 1
         self.dtype: torch.dtype = getattr(torch, dtype_name(config, self.model_config))
         self.hidden_size = int(self.model_config.hidden_size)
-        # Read early for the same reason: the whole model's number of layers.
+        # The whole model's number of layers, read early for the same reason.
         self.total_layers = int(self.model_config.num_hidden_layers)
         self.layers = stage_layers(self.total_layers, limits.pp_size, stage)
         kinds = _windowed_layers(self.model_config, limits)
@@ -102,7 +102,7 @@ class StageFacts:
 
 
 class _Passed(nn.Module):
-    """Stands for a norm, and counts its calls."""
+    """Replaces a norm, and counts its calls."""
 
     calls = 0
 
@@ -144,7 +144,7 @@ class StageSlice:
         self._refuse_work_between_layers()
 
     def _load(self) -> None:
-        """Cut the model down to this stage, then load the remaining weights."""
+        """Reduce the model to this stage, then load the remaining weights."""
         names: dict[int, list[str]] = defaultdict(list)
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names[id(parameter)].append(name)
@@ -189,10 +189,12 @@ class StageSlice:
             parameter.data = parameter.data.clone()
 
     def _require_finite(self, name: str, weight: torch.Tensor) -> None:
-        """Raise CheckpointError for NaN or infinities, which would make every token wrong. Adds a tenth to the copy."""
+        """Raise CheckpointError for NaN or infinities, which would make every token wrong. Adds a tenth to the time of
+        the copy.
+        """
         if not weight.is_floating_point() or not weight.numel():
             return
-        # Minimum and maximum are NaN if any number is. One list costs one wait for the device.
+        # Minimum and maximum are NaN if any number is. Reading both at once costs one wait for the device.
         if not all(map(math.isfinite, torch.stack(torch.aminmax(weight)).tolist())):
             raise CheckpointError(
                 f"the weight {name} must be finite in {weight.dtype}, but in {self._facts.folder} it has infinite "
@@ -224,7 +226,7 @@ class StageSlice:
 
     @torch.inference_mode()
     def _refuse_work_between_layers(self) -> None:
-        """Raise CheckpointError for a decoder that changes hidden states outside of its layers and its final norm.
+        """Raise CheckpointError for a decoder that changes hidden states outside its layers and its final norm.
 
         Some architectures scale the embeddings or add positions there, which every stage would repeat. Some also use
         their norm there, which only the last stage has.
@@ -242,7 +244,7 @@ class StageSlice:
         self.decoder.config.num_hidden_layers = count
         if passed.calls != 1 or not (self._facts.is_first or torch.equal(output, probe)):
             raise CheckpointError(
-                f"{type(self.decoder).__name__} changes hidden states outside of its layers, so it cannot be cut into "
+                f"{type(self.decoder).__name__} changes hidden states outside its layers, so it cannot be cut into "
                 "stages; use pp_size=1"
             )
 
@@ -264,7 +266,9 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
     except Exception as exc:  # an architecture may raise anything for a configuration that it does not understand
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
         why = (
-            f"no attention but its own: {exc}" if isinstance(exc, KeyError) and implementation in exc.args else str(exc)
+            f"it accepts only its own attention: {exc}"
+            if isinstance(exc, KeyError) and implementation in exc.args
+            else str(exc)
         )
         raise CheckpointError(f"transformers cannot build the model that {folder} describes: {why}; {SERVED}") from exc
     parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
@@ -277,9 +281,10 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
 
 
 def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Compute the buffers that checkpoints lack (rotary frequencies, embedding scales) by the model's own initialiser.
+    """Compute the buffers that checkpoints lack (rotary frequencies, embedding scales) with the model's own
+    initializer.
 
-    Returns the former buffers with their modules and names, because some checkpoints do hold some of them.
+    Returns the previous buffers with their modules and names, because some checkpoints do have some of them.
     """
     found: list[tuple[nn.Module, str, torch.Tensor]] = []
     for module in model.modules():
@@ -289,8 +294,8 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn
         for name, buffer in own.items():
             found.append((module, name, buffer))
             setattr(module, name, torch.empty_like(buffer, device=device))
-        # The initialiser is private, but the only code that knows every architecture's buffers. Weights are still on
-        # the meta device, where initialising costs and changes nothing.
+        # The initializer is private, but only it knows every architecture's buffers. Weights are still on the meta
+        # device, where initializing costs and changes nothing.
         try:
             model._init_weights(module)  # noqa: SLF001
         except Exception as exc:  # an architecture may raise anything here
@@ -306,5 +311,5 @@ def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
     if not limits.window_tokens:
         return [False] * len(windowed)
     if window != limits.window_tokens:
-        raise CheckpointError(f"window layers must see {limits.window_tokens} tokens, those of this model see {window}")
+        raise CheckpointError(f"window layers must see {limits.window_tokens} tokens, but this model's see {window}")
     return windowed

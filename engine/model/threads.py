@@ -1,4 +1,4 @@
-"""The threads that compute one stage: as configured, or by the cores, the stages and the model's size."""
+"""The number of threads that compute one stage: as configured, or by cores, stages and the model's size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SIBLINGS: Final = "sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_lis
 
 
 class ThreadRule(NamedTuple):
-    """How many threads a backend has work for: ``fewest``, and one more for each ``bytes_each`` of weights."""
+    """The number of threads that a backend can use: ``fewest``, and one more for each ``bytes_each`` of weights."""
 
     fewest: int
     bytes_each: int
 
     def threads(self, cores: int, stages: int, weights: int) -> int:
-        """Return the threads of each of ``stages`` processes on ``cores``, for a model of ``weights`` bytes.
+        """Return the threads for each of ``stages`` processes on ``cores``, for a model of ``weights`` bytes.
 
-        A single stage may take all cores, the front end's too; several stages share them.
+        A single stage may take all cores, including the front end's; several stages share them.
         """
         if stages > 1:
             return max(1, cores // stages)
@@ -34,8 +34,8 @@ class ThreadRule(NamedTuple):
 # On two cores OpenVINO served a model of 10 MiB 1.1 to 1.4 times as fast with two threads as with one, and one of
 # 1.1 GiB 1.4 to 1.8 times.
 OPENVINO_THREADS: Final = ThreadRule(fewest=2, bytes_each=8 << 20)
-# Torch's threads spin while they wait for each other: a step of a small model took 3 ms with one thread, and with two
-# 3 ms alone and 16 ms beside a busy process.
+# Torch's threads spin while they wait for each other: a step of a small model took 3 ms with one thread; with two it
+# took 3 ms alone and 16 ms beside a busy process.
 TORCH_THREADS: Final = ThreadRule(fewest=1, bytes_each=64 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Copies numbers between host and device without waiting on the CPU: a batch in one copy, and the results back.
+"""Copies numbers between host and device without making the CPU wait: a batch in one copy, and the results back.
 
 Owns memory only during a call or a copy in flight.
 """
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Values in one copy have 8 bytes each: integers, and floats as their bits.
+# Each value in a copy has 8 bytes: integers, and the bits of floats.
 _FLOATS: Final = np.dtype(np.float64)
 
 
 def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays of int64 or float64 as tensors on the device, on a GPU by one asynchronous copy.
+    """Return arrays of int64 or float64 as tensors on the device; for a GPU with one asynchronous copy.
 
-    A copy from memory that is not pinned would wait for all earlier work of the GPU.
+    A copy from unpinned memory would wait for all earlier work of the GPU.
     """
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
@@ -43,9 +43,9 @@ def unpacked(flat: torch.Tensor, arrays: Sequence[NDArray[Any]]) -> list[torch.T
 
 
 class Fetch:
-    """Tensors of a device on their way to the host, in the order of its work; on a CPU they are there already.
+    """Tensors on their way from a device to the host, in the order of its work; on a CPU they are already there.
 
-    They may be freed, but not written outside of that order.
+    They may be freed, but not written outside that order.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Fetch:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """Return the tensors on the host. Raises RuntimeError for an error on the device since."""
+        """Wait and return the tensors on the host. Raises RuntimeError for an error on the device."""
         if self._event is not None:
             self._event.synchronize()
         return self._here

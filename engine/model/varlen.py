@@ -1,7 +1,7 @@
 """Paged attention as one kernel call a layer, for CUDA: torch's variable-length attention over the page tables.
 
-Replaces gathering keys and values where ``why_not_varlen`` finds no reason against it; that runs once at a stage's
-start and tries the kernel on the device. Never used on a CPU, for which torch has no such kernel.
+Replaces gathering keys and values unless ``why_not_varlen`` has a reason against it; that runs once at a stage's start
+and tries the kernel on the device. Never used on a CPU, for which torch has no such kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OLDEST_CAPABILITY: Final = (8, 0)
 # The probe's sequence is slightly longer than two pages, with a window that ends inside it.
 _PROBE_PAGES: Final = 3
 _PROBE_WINDOW: Final = 3
-# Both round to 16 bits, at different places; a mask that is off by one key changes the output by more than 0.1.
+# Both round to 16 bits at different places; a mask that is off by one key changes the output by more than 0.1.
 _PROBE_TOLERANCE: Final = 0.03
 
 
@@ -43,7 +43,7 @@ class VarlenAttention(PagedAttention):
     """Attends over a pool that keeps pages first, without gathering."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        """Raises StepFailedError for a model that caps its scores."""
+        """See ``PagedAttention``. Raises StepFailedError for a model that caps its scores."""
         if scoring.softcap is not None:
             raise StepFailedError("attention_backend='varlen' cannot cap scores, which this model does; use 'sdpa'")
         batch = self._stage.enter(windowed=self._windowed, window=scoring.window)
@@ -59,7 +59,7 @@ class VarlenAttention(PagedAttention):
 def why_not_varlen(device: torch.device, shape: AttentionShape) -> str | None:
     """Return why attention must gather its keys; None if the kernel computes this shape on this device."""
     if device.type != "cuda":
-        return f"the device is {device}, and the kernel is for CUDA"
+        return f"the device is {device}, and the kernel needs CUDA"
     if (capability := torch.cuda.get_device_capability(device)) < _OLDEST_CAPABILITY:
         return f"the device has compute capability {capability}, the kernel needs {_OLDEST_CAPABILITY}"
     return why_not_shape(device, shape)
@@ -72,7 +72,7 @@ def why_not_shape(device: torch.device, shape: AttentionShape) -> str | None:
     if shape.softcap is not None:
         return "the model caps its scores, which the kernel does not"
     if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _LARGEST_HEAD:
-        return f"heads of {shape.head_dim} are no multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD}"
+        return f"the head size {shape.head_dim} is not a multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD}"
     try:
         difference = _probe(device, shape)
     except RuntimeError as exc:
@@ -102,7 +102,7 @@ def _attend(
         # One split, so that a request's tokens do not depend on the other requests of its batch.
         num_splits=1,
     )
-    assert isinstance(attended, torch.Tensor), "only asking for more makes the kernel return more"
+    assert isinstance(attended, torch.Tensor), "the kernel returns only the output unless asked for more"
     return attended
 
 

@@ -1,7 +1,7 @@
 """Verification of drafts: keeps the tokens of a forward pass that follow from certain tokens.
 
-The token chosen at a position depends only on the tokens before it and on ``(seed, position)``. So the tokens equal
-those of decoding one by one, at any temperature: a guess is accepted with the probability that the model gives it, as
+The token chosen at a position depends only on the tokens before it and on ``(seed, position)``. So the tokens equal the
+result of decoding one by one, at any temperature: a guess is accepted with the probability that the model gives it, as
 in rejection sampling.
 """
 
@@ -19,10 +19,10 @@ def verify(
     logprobs: Sequence[TokenLogprob | None],
     dead_ends: Sequence[int] = (),
 ) -> Completion:
-    """Make the result of a microbatch. ``chosen`` has a token for each token whose logits choose one.
+    """Build the result of a microbatch. ``chosen`` has the chosen token for each token whose logits choose one.
 
     ``logprobs`` is empty, or has one entry for each of these. At the places ``dead_ends`` nothing could be chosen: the
-    draft before such a place is not accepted, so that the next decode of its request meets that end by itself.
+    draft before such a place is not accepted, so that the next decode of its request meets that end without a draft.
     """
     if not microbatch.drafts:
         return Completion(microbatch_id=microbatch.id, token_ids=tuple(chosen), logprobs=tuple(logprobs))

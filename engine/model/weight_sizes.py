@@ -28,7 +28,7 @@ _ATTENTION: Final = ".self_attn."
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the size of the weights as in the files, but of quantized ones at 16 bits a value."""
+    """Return the size of the weights in the files, but with quantized ones at 16 bits a value."""
     kept = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     bits = _quantized_bits(folder)
     for _, kind, shape in stored_tensors(folder) if bits else ():
@@ -40,8 +40,8 @@ def weight_bytes(folder: Path) -> int:
 def held_weight_bytes(config: EngineConfig, *, device_type: str, threads: int) -> int:
     """Return the bytes of the weights that torch holds in all stages; each computes with ``threads``.
 
-    Counts the types in which the lean forward computes, and a tied head twice where it cannot be a view of the
-    embedding: in another type, packed, or in another stage. Packed weights are padded to 64 rows, which is left out.
+    Counts the types in which the lean forward pass computes, and a tied head twice if it cannot be a view of the
+    embedding: in another type, packed, or in another stage. The padding of packed weights to 64 rows is left out.
     """
     folder = resolve_folder(config)
     model = read_model_config(folder, trust_remote_code=config.trust_remote_code)
@@ -64,14 +64,14 @@ def held_weight_bytes(config: EngineConfig, *, device_type: str, threads: int) -
 
 
 def value_types(config: EngineConfig, device_type: str) -> tuple[torch.dtype, torch.dtype]:
-    """Return the type of the model's values, and the type in which torch computes with them."""
+    """Return the type of the model's weights, and the type in which torch computes with them."""
     model = read_model_config(resolve_folder(config), trust_remote_code=config.trust_remote_code)
     own: torch.dtype = getattr(torch, dtype_name(config, model))
     return own, compute_dtype(own, device_type) if model.model_type in LEAN_ARCHITECTURES else own
 
 
 def _norm_copies(model: PreTrainedConfig, folder: Path) -> dict[str, int]:
-    """Return how often the lean forward holds a norm of queries or keys: once for each head."""
+    """Return how often the lean forward pass holds a norm of queries or keys: once for each head."""
     kv_heads, _ = heads_of(model, folder)
     return {"q_norm.weight": model.num_attention_heads, "k_norm.weight": kv_heads}
 

@@ -1,7 +1,7 @@
-"""The safetensors files of a checkpoint folder: which file holds which weight, and loading one by name and shape.
+"""The safetensors files of a checkpoint folder: maps weights to files, and loads one by name and shape.
 
-A quantized weight is dequantized when it is read, and so looks like a plain one. Reads only the requested tensors, so
-that a stage never touches another stage's layers. Used once, at start.
+A quantized weight is dequantized when it is read, so it looks like a plain one. Reads only the requested tensors, so
+that a stage never touches another stage's layers. Used once, at startup.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PLAIN_TYPES: Final = {"F64", "F32", "F16", "BF16"}
-# Frequencies of rotary angles, which old checkpoints store in every layer; they are computed instead.
+# Rotary frequencies, which old checkpoints store in every layer; they are computed instead.
 _COMPUTED: Final = r"rotary_emb\.inv_freq"
 _NAMED_UNUSED: Final = 3
-# A part of the weights' names where the text model is a part of another model.
+# A part of weight names if the text model is a part of another model.
 _TEXT_PART: Final = "language_model."
-# After this many bytes the pages read from the files are dropped: their content is copied.
+# After this many bytes the pages read from the files are dropped, because their content was copied.
 _HELD_BYTES: Final = 64 << 20
 
 
@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 class WeightFiles:
     """The open weight files of one folder, sharded or not; a context manager.
 
-    Weights may be stored under other names or in pieces only as ``model``, of transformers, declares, and quantized
-    only with ``quantization``. With ``is_part`` the files hold a model of several kinds of input, of which ``model`` is
-    the part for text. With ``is_headless`` they may hold the decoder alone, under its own names.
+    Weights may have other names or be stored in pieces only as transformers' ``model`` declares, and be quantized only
+    with ``quantization``. With ``is_part`` the files hold a multimodal model, of which ``model`` is the text part. With
+    ``is_headless`` they may hold only the decoder, under its own names.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WeightFiles:
         # The name of each weight in its file.
         self._stored_as: dict[str, str] = {}
         self._quantized: dict[str, QuantizedWeight] = {}
-        # The stored weights that the model may ask for.
+        # The stored weights that the model may use.
         self._names: set[str] = set()
         self._open_files = ExitStack()
         self._read_bytes = 0
@@ -97,7 +97,7 @@ class WeightFiles:
     def load(self, names: tuple[str, ...], shape: torch.Size) -> torch.Tensor:
         """Load the weight under the first of ``names`` that exists; several names mean one tied weight.
 
-        Raises CheckpointError, naming the weight, when it is missing or has another shape.
+        Raises CheckpointError, which names the weight, if it is missing or has another shape.
         """
         name = next((name for name in names if name in self._names), None)
         if name is not None:
@@ -127,7 +127,7 @@ class WeightFiles:
     def require_all_used(self, names: Collection[str]) -> None:
         """Raise CheckpointError for stored weights that are neither among ``names`` nor converted into one of them.
 
-        For a model of several kinds of input, only the weights for text must be used.
+        In a multimodal model, only the weights of the text part must be used.
         """
         unused = self._names.difference(names)
         if unused:
@@ -139,13 +139,13 @@ class WeightFiles:
         if self._is_part:
             beside = [name for name in found if _TEXT_PART not in self._stored_as.get(name, _TEXT_PART)]
             found = sorted(set(found).difference(beside))
-            _log.info("%d weights beside the text model are not used", len(beside))
+            _log.info("%d weights outside the text model are not used", len(beside))
         if found:
             more = f" and {len(found) - _NAMED_UNUSED} more" if len(found) > _NAMED_UNUSED else ""
             raise CheckpointError(
                 f"every weight of a checkpoint must be used, but {type(self._model).__name__} has no place for "
-                f"{', '.join(found[:_NAMED_UNUSED])}{more} of {self._folder}; config.json and weights are of different "
-                "models, or quantized in a way that config.json does not say (quantization_config)"
+                f"{', '.join(found[:_NAMED_UNUSED])}{more} of {self._folder}; config.json and weights are from "
+                "different models, or the weights are quantized without a quantization_config"
             )
 
     @cached_property
@@ -161,9 +161,9 @@ class WeightFiles:
         kept = self._slice(name).get_dtype()
         if self._model is not None and kept not in _PLAIN_TYPES:
             raise CheckpointError(
-                f"the weight {name} must be kept as one of {', '.join(sorted(_PLAIN_TYPES))}, but {self._folder} keeps "
-                f"{kept}, without scales that config.json (quantization_config) explains; fetch a checkpoint that says "
-                "how it is quantized"
+                f"the weight {name} must be stored as one of {', '.join(sorted(_PLAIN_TYPES))}, but {self._folder} "
+                f"stores {kept}, without scales that config.json (quantization_config) declares; fetch a checkpoint "
+                "with a quantization_config"
             )
         return self._read_stored(name)
 
@@ -175,22 +175,22 @@ class WeightFiles:
             self._read_bytes = 0
             forget_pages(mapped_places([path.resolve() for path in self._paths()], writable=True))
         tensor = self._files[name].get_tensor(self._stored_as[name])
-        assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
+        assert isinstance(tensor, torch.Tensor), f"{name} was read as {type(tensor)}"
         self._read_bytes += tensor.nbytes
         return tensor
 
     def _require_shape(self, name: str, found: tuple[int, ...], shape: torch.Size) -> None:
         if found != tuple(shape):
             raise CheckpointError(
-                f"the weight {name} must have shape {tuple(shape)} by config.json, but {self._folder} holds {found}; "
-                "config and weights are of different models"
+                f"the weight {name} must have shape {tuple(shape)} by config.json, but {self._folder} holds "
+                f"{found}; config and weights are from different models"
             )
 
     def _paths(self) -> list[Path]:
         index = self._folder / _INDEX
         if not index.is_file():
             if (self._folder / _SINGLE).is_file():
-                # Some folders also store all weights a second time, under the names of another library.
+                # Some folders store all weights a second time, under the names of another library.
                 return [self._folder / _SINGLE]
             return sorted(self._folder.glob("*.safetensors"))
         try:

@@ -1,7 +1,7 @@
-"""Work that a stage does beside its computation: grammars are compiled and LoRAs are read, each in a thread.
+"""Work that a stage does beside its computation: compiles grammars and reads LoRAs, each in a thread.
 
-Each order is answered once, in order, from that thread, which ends when its queue is empty: an engine without such
-orders has none.
+The thread answers each order once, in order, and ends when its queue is empty, so an engine without such orders has
+none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OrderThread(Generic[_OrderT]):
                 self._thread.start()
 
     def wait(self) -> None:
-        """Wait until every order is answered, except orders that come meanwhile."""
+        """Wait until every order so far is answered."""
         if self._thread is not None:
             self._thread.join()
 

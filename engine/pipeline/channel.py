@@ -1,8 +1,8 @@
 """The connection between the scheduler and each stage: whole frames over a stream socket, both ways, in order.
 
 Has no thread: a write wakes the other side directly, which halves the latency from the last stage's token to the next
-plan. Each side sees the other's end as the end of the stream, after everything that was sent. The scheduler's side
-never blocks on a slow stage: it keeps what the socket does not take and sends it later.
+plan. Each side sees the other's death as the end of the stream, after everything that was sent. The scheduler's side
+never blocks on a slow stage: it buffers what the socket does not accept.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.core.frames import LENGTH_BYTES, BadFrameError, Frames, framed
 from engine.pipeline.wires import Address, connected, listening
 
 READ_BYTES: Final = 1 << 16
-# Far above a plan of the longest context with all its pages. A greater length means a broken frame.
+# Far more than a plan of the longest context with all its pages. A greater length means a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28
 
 
 class StageChannel:
-    """A stage's end of the channel. Blocks, since a stage has nothing else to do. Any thread may send."""
+    """A stage's end of the channel. Blocks, because a stage has nothing else to do. Any thread may send."""
 
     def __init__(self, address: Address) -> None:
         """Connect to the scheduler, waiting until it listens."""
@@ -38,14 +38,14 @@ class StageChannel:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Send one frame. Raises nothing when the scheduler is gone: the next ``receive`` shows it."""
+        """Send one frame. Raises nothing if the scheduler is gone: the next ``receive`` reports it."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(framed(data))
 
     def receive(self) -> bytes | None:
         """Wait for the next frame. Returns None when the scheduler is gone and all its frames are read.
 
-        Raises BadFrameError for a length above the limit: the frames after it cannot be found.
+        Raises BadFrameError for a length above the limit: later frames cannot be found.
         """
         while (frame := self._frames.next()) is None:
             data = _read(self._socket)
@@ -59,7 +59,7 @@ class StageChannel:
 
 
 class StageChannels:
-    """The scheduler's end of all channels. A stage may connect late: frames sent before that reach it then.
+    """The scheduler's end of all channels. A stage that connects late gets the frames sent before.
 
     Frames to a stage that is gone are dropped: the supervisor reports its death. ``broken`` maps a stage to the reason
     why this side closed its connection, after a frame that could not be decoded.
@@ -81,7 +81,7 @@ class StageChannels:
             self._epoll.register(handed, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``receive`` has something to do."""
+        """Return a descriptor that is readable when ``receive`` has work."""
         return self._epoll.fileno()
 
     def send(self, stage: int, data: bytes) -> None:
@@ -127,7 +127,9 @@ class StageChannels:
         self._epoll.register(end.socket, select.EPOLLIN)
 
     def _take_handed(self) -> None:
-        """Take one connection that was handed over, with its stage's number. At the end of the source no more come."""
+        """Take one connection that was handed over, with its stage's number. The end of the source means that no more
+        follow.
+        """
         assert self._handed is not None
         number, fds, _, _ = socket.recv_fds(self._handed, LENGTH_BYTES, 1)
         if not fds:

@@ -21,12 +21,12 @@ from engine.model.page_layout import PageLayout
 KV_PROTOCOL: Final = 2
 PAGE: Final = b"PAGE"
 END: Final = b"END."
-# The kind of frame, the transfer's number on the receiving side, and the page's place in it.
+# The kind of frame, the transfer's number on the receiving side, and the page's index in it.
 HEADER: Final = struct.Struct("<4sQQ")
-# A greeting is some hundred bytes; with OpenVINO it names every layer.
+# A greeting has a few hundred bytes; with OpenVINO it names every layer.
 _MAX_FRAME_BYTES: Final = 1 << 18
 MAX_RUN_CHARS: Final = 64
-# A verdict goes into the error of a request, and into logs.
+# Bounded, because a verdict becomes part of a request's error and of logs.
 MAX_ERROR_CHARS: Final = 2048
 
 
@@ -39,7 +39,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer to a greeting or to the end of an order; ``error`` says why pages were refused or missed."""
+    """The answer to a greeting or to the end of an order; ``error`` says why pages were refused or are missing."""
 
     error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARS)] | None
 
@@ -57,7 +57,7 @@ def send_frame(connection: socket.socket, message: Greeting | Verdict) -> None:
 
 
 def read_frame(connection: socket.socket) -> bytearray:
-    """Read one frame. Raises BadFrameError for a length beyond the bound, and what ``fill`` raises."""
+    """Read one frame. Raises BadFrameError for a length beyond the bound, and the errors of ``fill``."""
     size = bytearray(LENGTH_BYTES)
     fill(connection, memoryview(size), is_first=True)
     length = int.from_bytes(size, "little")
@@ -69,7 +69,7 @@ def read_frame(connection: socket.socket) -> bytearray:
 
 
 def fill(connection: socket.socket, into: memoryview, *, is_first: bool = False) -> None:
-    """Read until ``into`` is full, in one system call where the connection blocks.
+    """Read until ``into`` is full, in one system call if the connection blocks.
 
     Raises OSError when the peer leaves in the middle, ConnectionOver when it leaves before a frame that ``is_first``.
     """
@@ -84,9 +84,9 @@ def fill(connection: socket.socket, into: memoryview, *, is_first: bool = False)
 
 
 def bound_waits(connection: socket.socket, *, send_s: float, receive_s: float = 0.0) -> None:
-    """Have the system end a send or receive without progress for these times; 0: never.
+    """Have the system fail a send or receive that makes no progress for these times; 0: never.
 
-    Python's own timeout would wait for room before each part of a page.
+    Python's own timeout would poll before each part of a page.
     """
     connection.settimeout(None)
     for option, seconds in ((socket.SO_SNDTIMEO, send_s), (socket.SO_RCVTIMEO, receive_s)):

@@ -1,6 +1,6 @@
 """The port by which a stage of a prefill or decode engine exchanges KV with the same stage of other engines.
 
-Owns the choice by the engine's role; an engine that does all by itself opens nothing.
+Chooses by the engine's role; an engine with role 'both' opens nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.process.settings import ServerSettings
 @dataclass(frozen=True)
 class KVLinks:
     """The link for KV from other machines: the endpoint of stage 0 of a decode engine (stage N listens N ports above),
-    and the secret that both sides prove. Without ``endpoint`` KV comes from this machine alone.
+    and the secret that both sides prove. Without ``endpoint`` KV comes only from this machine.
     """
 
     endpoint: Endpoint | None = None
@@ -46,7 +46,7 @@ class KVPort(Protocol):
         """Begin or end a transfer, without waiting for the other engine."""
 
     def forget(self) -> None:
-        """Restart the numbers of transfers; none is under way."""
+        """Restart the numbers of transfers, while none is under way."""
 
     def close(self) -> None: ...
 

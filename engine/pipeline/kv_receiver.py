@@ -1,7 +1,6 @@
-"""The port of a decode engine's stage: takes pages of KV from prefill engines and writes them where they were ordered.
+"""The port of a decode engine's stage: receives pages of KV from prefill engines and writes them as ordered.
 
-One thread listens, and each connection has one. A peer that is gone, slow or wrong loses its own connection and nothing
-else.
+One thread listens, and each connection has its own. A peer that is gone, slow or wrong loses only its own connection.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from engine.process.links.listener import LinkListener, bound_at
 from engine.process.links.proof import Claim, Role
 from engine.process.links.secret import Secret
 
-# A peer greets at once; the rest is the network's. It also reads its verdicts at once.
+# A peer greets, and reads verdicts, at once, so this is for the network.
 GREETING_TIMEOUT_S: Final = 5.0
-# The longest wait of a page for its order, which queues behind this stage's microbatches while the other engine may
-# have the page at once.
+# How long a page waits for its order, which queues behind this stage's microbatches, while the other engine may send
+# the page at once.
 EARLY_WAIT_S: Final = 8.0
-# The longest that the path of a TCP connection may be dead.
+# How long a TCP peer may acknowledge nothing.
 SILENCE_S: Final = 10.0
-# More than the prefill engines of any fleet.
+# More than any fleet has prefill engines.
 MAX_CONNECTIONS: Final = 256
 _CLOSE_WAIT_S: Final = 1.0
 _RUN_BYTES: Final = 8
@@ -65,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Receiving:
-    """An open transfer: its pages in order, and the places of those that have come."""
+    """An open transfer: its pages in order, and the indices of the pages that have arrived."""
 
     images: PageImages
     pages: tuple[int, ...]
@@ -73,7 +72,7 @@ class _Receiving:
 
     @property
     def whole(self) -> int:
-        """Count the first pages that have come without a gap."""
+        """Count the pages that have arrived without a gap, from the first on."""
         return next((place for place in range(len(self.pages)) if place not in self.come), len(self.pages))
 
 
@@ -97,11 +96,11 @@ class KVReceiver:
         self._run = secrets.token_hex(_RUN_BYTES)
         # Held while a page is written, so that a stopped transfer writes no more.
         self._lock = Condition()
-        # Transfers are numbered as they are ordered: one beyond the last is still to come.
+        # Transfers are numbered in the order of their orders: a number beyond the last is still to be ordered.
         self._last = 0
         self._open: dict[int, _Receiving] = {}
         self._connections: set[socket.socket] = set()
-        # Those of connections that are over may still be ending.
+        # Includes threads that are ending because their connections are closed.
         self._threads: list[Thread] = []
         self._is_closed = False
         self._listener: socket.socket | LinkListener
@@ -111,7 +110,7 @@ class KVReceiver:
             self._listener.setblocking(False)
             self.address = KVAddress(path, self._run)
         else:
-            assert secret is not None, "KV comes over TCP from those alone who prove a secret"
+            assert secret is not None, "KV over TCP needs a secret"
             port = endpoint.port + self._stage if endpoint.port else 0
             bound = bound_at(Endpoint(endpoint.host, port), "the endpoint of KV")
             self._listener = LinkListener(bound, secret, silence_s=SILENCE_S)
@@ -134,7 +133,7 @@ class KVReceiver:
         try:
             images.require(order.pages)
         except StepFailedError as exc:
-            logger.warning("stage %d receives nothing for transfer %d: %s", self._stage, order.transfer, exc)
+            logger.warning("stage %d cannot receive transfer %d: %s", self._stage, order.transfer, exc)
             self._answer(PagesReceived(transfer=order.transfer, pages=0))
             return
         with self._lock:
@@ -143,13 +142,13 @@ class KVReceiver:
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """Restart the numbers of transfers: pages that come before their order wait for it."""
+        """Restart the numbers of transfers: pages that arrive before their order wait for it."""
         with self._lock:
             self._last = 0
             self._open.clear()
 
     def close(self) -> None:
-        """End all threads without a further write or answer; idempotent."""
+        """End all threads without another write or answer; idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -160,7 +159,7 @@ class KVReceiver:
         forget_kv_address(self._private_dir, self._stage)
         os.eventfd_write(self._wake, 1)
         for connection in connections:
-            # Wakes the thread that reads there; an error says that the peer was faster.
+            # Wakes the thread that reads there; an error means that the peer closed first.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in (self._thread, *self._threads):
@@ -169,7 +168,7 @@ class KVReceiver:
         if isinstance(self.address.place, Path):
             self.address.place.unlink(missing_ok=True)
 
-    # -- the thread that listens --
+    # -- the listening thread --
 
     def _listen(self) -> None:
         poller = select.poll()
@@ -188,9 +187,9 @@ class KVReceiver:
             try:
                 return [(self._listener.accept()[0], "a prefill engine of this machine")]
             except OSError as exc:
-                # Gone already; or without a descriptor left for it, when it keeps the listener readable.
+                # The peer is gone; or no descriptor is left, and the connection keeps the listener readable.
                 if not isinstance(exc, BlockingIOError | ConnectionError):
-                    logger.warning("a connection that brings KV cannot be taken: %s", exc)
+                    logger.warning("a connection for KV cannot be accepted: %s", exc)
                     time.sleep(0.1)
                 return []
         taken = []
@@ -198,7 +197,9 @@ class KVReceiver:
             if link.claim == Claim(Role.KV, self._stage):
                 taken.append((link.connection, link.peer))
             else:
-                logger.warning("dropped %s, which is %s where stage %d takes KV", link.peer, link.claim, self._stage)
+                logger.warning(
+                    "dropped %s, which claims to be %s where stage %d receives KV", link.peer, link.claim, self._stage
+                )
                 link.connection.close()
         return taken
 
@@ -211,10 +212,10 @@ class KVReceiver:
                 thread.start()
                 self._threads = [*filter(Thread.is_alive, self._threads), thread]
         if is_one_too_many:
-            logger.warning("dropped %s, because %d others bring KV", peer, MAX_CONNECTIONS)
+            logger.warning("dropped %s, because %d others are connected for KV", peer, MAX_CONNECTIONS)
             connection.close()
 
-    # -- the thread of a connection --
+    # -- a connection's thread --
 
     def _converse(self, connection: socket.socket, peer: str) -> None:
         try:
@@ -223,9 +224,9 @@ class KVReceiver:
             pass
         except (OSError, BadFrameError) as exc:
             if not self._is_closed:
-                logger.warning("closed the connection by which %s brings KV: %s", peer, exc)
-        except Exception:  # whatever a device raises ends this connection; its transfers run out of time
-            logger.exception("closed the connection by which %s brings KV", peer)
+                logger.warning("closed the KV connection of %s: %s", peer, exc)
+        except Exception:  # any error of a device ends this connection; its transfers time out
+            logger.exception("closed the KV connection of %s", peer)
         finally:
             with self._lock:
                 self._connections.discard(connection)
@@ -265,24 +266,28 @@ class KVReceiver:
         if protocol != KV_PROTOCOL:
             return f"protocol must be {KV_PROTOCOL}, got {protocol}: run the same version on both engines"
         if run != self._run:
-            return f"the decode engine must be run {run!r}, but was started again and is {self._run!r} now"
+            return f"the decode engine must be run {run!r}, but has restarted and is {self._run!r} now"
         difference = ours.difference(theirs)
         return None if difference is None else difference[:MAX_ERROR_CHARS]
 
     def _take(self, number: int, place: int, layout: PageLayout, image: torch.Tensor) -> str | None:
-        """Write one page, after its order has come. Returns why not, for a transfer that is over.
+        """Write one page, once it is ordered. Returns the reason if not, for a transfer that is over.
 
-        Raises BadFrameError for a page that nobody asks for.
+        Raises BadFrameError for a page that was not ordered.
         """
         with self._lock:
             self._lock.wait_for(lambda: number <= self._last or self._is_closed, EARLY_WAIT_S)
             receiving = self._open.get(number)
             if receiving is None:
-                return f"stage {self._stage} receives nothing for transfer {number}, or does not any more"
+                return f"stage {self._stage} has no open transfer {number}"
             if (difference := receiving.images.layout.difference(layout)) is not None:
                 return difference[:MAX_ERROR_CHARS]
             if place >= len(receiving.pages) or place in receiving.come:
-                what = "came twice" if place in receiving.come else f"of {len(receiving.pages)} does not exist"
+                what = (
+                    "came twice"
+                    if place in receiving.come
+                    else f"is beyond the {len(receiving.pages)} pages of the order"
+                )
                 raise BadFrameError(f"page {place} of transfer {number} {what}")
             receiving.images.write(receiving.pages[place], image)
             receiving.come.add(place)

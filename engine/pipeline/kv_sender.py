@@ -1,6 +1,6 @@
 """The port of a prefill engine's stage: sends pages of KV to decode engines.
 
-Each decode engine has a thread. A peer that is gone, slow or wrong fails the orders for it and nothing else.
+Each decode engine has a thread. A peer that is gone, slow or wrong fails only the orders for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from engine.process.links.connection import LinkAddress
 from engine.process.links.proof import Claim, Role
 from engine.process.links.secret import Secret
 
-# A send without progress fails after this time, and so does a peer that does not confirm.
+# A send that makes no progress, or a peer that does not confirm, fails after this time.
 PROGRESS_TIMEOUT_S: Final = 10.0
 # An idle thread and its connection end after this time.
 IDLE_S: Final = 300.0
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class _RefusedError(EngineError):
-    """The other side takes nothing on this connection."""
+    """The other side has refused this connection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class _Sending:
 
 
 class KVSender:
-    """``answer`` may be called by any thread, once for each ``SendPages``. Decode engines on TCP want ``secret``."""
+    """Any thread may call ``answer``, once for each ``SendPages``. Decode engines on TCP require ``secret``."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class KVSender:
             lane.orders.put(_Sending(order, images))
 
     def forget(self) -> None:
-        """Forget nothing: transfers have the receivers' numbers."""
+        """Do nothing: transfers have the receivers' numbers."""
 
     def close(self) -> None:
-        """End all threads without a further read or answer; idempotent."""
+        """End all threads without another read or answer; idempotent."""
         with self._lock:
             self._is_closed = True
             self._open.clear()
@@ -114,7 +114,7 @@ class KVSender:
     # -- for its threads --
 
     def read(self, sending: _Sending, page: int, image: torch.Tensor) -> bool:
-        """Read a page of an order; False where the order is over, without a read."""
+        """Read a page of an order; return False, without a read, if the order is over."""
         with self._lock:
             if sending.order.transfer not in self._open:
                 return False
@@ -133,7 +133,7 @@ class KVSender:
         self._answer(PagesSent(transfer=number, error=None if error is None else f"stage {self._stage}: {error}"))
 
     def retire(self, lane: _Lane) -> bool:
-        """Let an idle thread end; False if it has just got an order."""
+        """Let an idle thread end; False if it has just received an order."""
         with self._lock:
             if not lane.orders.empty():
                 return False
@@ -142,9 +142,9 @@ class KVSender:
 
 
 def _own(to: tuple[str, ...], layout: PageLayout) -> str:
-    """Return the address of the same stage. Raises ConfigError for another number of stages."""
+    """Return the address of the same stage. Raises ConfigError if the number of stages differs."""
     if len(to) != layout.stages:
-        raise ConfigError(f"the decode engine must have {layout.stages} stages as this one has, got {len(to)}")
+        raise ConfigError(f"the decode engine must have {layout.stages} stages, as this engine has, got {len(to)}")
     return to[layout.stage]
 
 
@@ -158,7 +158,7 @@ class _Lane:
         self._stage = stage
         self._secret = secret
         self._connection: socket.socket | None = None
-        # The layout that the other side has accepted.
+        # The layout that the other side accepted.
         self._layout: PageLayout | None = None
         self._is_closed = False
         self._thread = Thread(target=self._run, name="kv-sender", daemon=True)
@@ -193,19 +193,19 @@ class _Lane:
         try:
             error = self._send(sending)
         except BlockingIOError:
-            self._fail(sending, f"it has taken or confirmed nothing for {PROGRESS_TIMEOUT_S} s")
+            self._fail(sending, f"it has accepted or confirmed nothing for {PROGRESS_TIMEOUT_S} s")
         except ConnectionOver:
             self._fail(sending, "it closed the connection")
         except (OSError, EngineError) as exc:
             self._fail(sending, str(exc))
-        except Exception as exc:  # whatever a device raises is the end of this order, not of the stage
+        except Exception as exc:  # any error of a device ends this order, not the stage
             logger.exception("KV could not be sent to %s", self._address)
             self._fail(sending, f"{type(exc).__name__}: {exc}")
         else:
             self._sender.end(number, error)
 
     def _fail(self, sending: _Sending, why: str) -> None:
-        """Fail an order and all that wait behind it; the next order gets a new connection."""
+        """Fail an order and all orders that wait behind it; the next order gets a new connection."""
         self._disconnect()
         waiting = [sending]
         while not self.orders.empty():
@@ -241,7 +241,9 @@ class _Lane:
             bound_waits(connection, send_s=PROGRESS_TIMEOUT_S, receive_s=PROGRESS_TIMEOUT_S)
             connection.connect(str(place))
         elif self._secret is None:
-            raise ConfigError("an engine on another machine takes KV from those who prove its secret, none was given")
+            raise ConfigError(
+                "an engine on another machine accepts KV only from peers with its secret, and none was given"
+            )
         else:
             claim = Claim(Role.KV, self._stage)
             connection = self._connection = LinkAddress(place, self._secret, claim, PROGRESS_TIMEOUT_S).connect()

@@ -1,6 +1,6 @@
 """The pipeline of one stage: the model runs in the scheduler process, by a direct call.
 
-On a CPU ``launch`` only queues, and ``next_completion`` computes, so that the loop takes messages in between. A
+On a CPU ``launch`` only queues and ``next_completion`` computes, so that the loop takes messages in between. A
 microbatch that the runner can launch without waiting for its device is launched at once, in order.
 """
 
@@ -24,7 +24,7 @@ from engine.pipeline.wire import StageView
 
 
 class LocalPipeline:
-    """Runs ``runner``, which must hold all layers. ``kv_port`` opens its KV port, if it has one.
+    """Runs ``runner``, which must hold all layers. ``kv_port`` opens its KV port, if any.
 
     ``kv_port`` is called with the function that takes the port's answers.
     """
@@ -40,7 +40,7 @@ class LocalPipeline:
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
         self._probe = probe
-        # Microbatches on the device, then microbatches that wait here for all before them.
+        # Microbatches on the device, then microbatches that wait here for all earlier ones.
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
         # Completions computed before ``next_completion`` was called.
@@ -48,7 +48,7 @@ class LocalPipeline:
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_answer)
         self._lora_reader = LoraReader(runner, self._note_read)
-        # Filled by the threads of the compiler, the reader and the port; the eventfd wakes the gate.
+        # The threads of the compiler, the reader and the port append to it; the eventfd wakes the gate.
         self._answers: deque[OrderAnswer] = deque()
         self._answer_lock = Lock()
         self._answer_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -74,7 +74,7 @@ class LocalPipeline:
         return completion
 
     def _catch_up(self) -> None:
-        """Compute all launched microbatches, as a stage process has done when it reads the next message."""
+        """Compute all launched microbatches, as a stage process does before it reads the next message."""
         while (completion := self._compute_next()) is not None:
             self._completed.append(completion)
 
@@ -100,7 +100,7 @@ class LocalPipeline:
     def takes_more(self) -> bool:
         """Whether the next microbatch can be launched before the oldest one's result is known.
 
-        Otherwise the oldest is computed first, so that requests whose results come one by one share a batch again.
+        Otherwise the oldest is computed first, so that requests whose results arrive one by one share a batch again.
         """
         if self._completed:
             return False
@@ -117,11 +117,11 @@ class LocalPipeline:
 
     def order_transfer(self, order: TransferOrder) -> None:
         """Send or receive KV concurrently with the computation, or stop a transfer."""
-        assert self._kv_port is not None, f"an engine without other engines is to {order}"
+        assert self._kv_port is not None, f"an engine without a KV port got {order}"
         self._kv_port.order(order)
 
     def answers(self) -> Sequence[OrderAnswer]:
-        """Take the compiled grammars, read LoRAs and ended transfers since the last call."""
+        """Take the grammars compiled, LoRAs read and transfers ended since the last call."""
         if not self._answers:
             return ()
         with self._answer_lock:
@@ -145,7 +145,7 @@ class LocalPipeline:
 
     def fail_next_step(self, stage: int) -> None:
         if stage != 0:
-            raise EngineError(f"stage must be 0, a local pipeline has no other, got {stage}")
+            raise EngineError(f"stage must be 0, the only one of a local pipeline, got {stage}")
         self._catch_up()
         self._runner.fail_next()
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from engine.process.private_dir import PROGRESS_FILE
 
-# A microbatch's number plus one, so that zeroed memory means none, and a phase.
+# A microbatch's number plus one, so that zeroed memory means no microbatch, and a phase.
 _MARK: Final = struct.Struct("<qq")
 # The same number, and when the stage began and ended that microbatch, for the latest microbatches.
 _TIMES: Final = struct.Struct("<qdd")
@@ -33,7 +33,7 @@ class Phase(IntEnum):
 
 
 _DOING: Final = {
-    Phase.WAITING: "waits for the hidden states of the stage before, which has handed them on",
+    Phase.WAITING: "waits for the hidden states that the previous stage has sent",
     Phase.COMPUTING: "computes it",
     Phase.HANDING_ON: "hands on its hidden states",
 }
@@ -77,7 +77,7 @@ class StageProgress:
         return number - 1, Phase(phase)
 
     def stuck(self, microbatch_id: int, pids: Sequence[int]) -> tuple[int, str]:
-        """Find the stage that holds up an overdue microbatch, and describe what it does.
+        """Find the stage that holds up an overdue microbatch, and describe its state.
 
         ``pids`` are the stages' processes in stage order, empty if unknown.
         """
@@ -89,8 +89,8 @@ class StageProgress:
             number, phase = self.of(stage)
             if phase is Phase.HANDING_ON and self._does_not_take(stage + 1, microbatch_id):
                 continue
-            return stage, f"it {_DOING[phase]}" if number == microbatch_id else "it has not begun with it"
-        return self._pp_size - 1, "every stage is done with it, so that its result was lost on the way"
+            return stage, f"it {_DOING[phase]}" if number == microbatch_id else "it has not begun it"
+        return self._pp_size - 1, "every stage is done with it, so its result was lost on the way"
 
     def close(self) -> None:
         """Unmap the memory; idempotent."""
@@ -101,12 +101,12 @@ class StageProgress:
         return number > microbatch_id or (number == microbatch_id and phase is Phase.DONE)
 
     def _does_not_take(self, stage: int, microbatch_id: int) -> bool:
-        """Whether a stage does anything but wait for the hidden states of a microbatch."""
+        """Return whether a stage does anything but wait for the hidden states of a microbatch."""
         return stage < self._pp_size and self.of(stage) != (microbatch_id, Phase.WAITING)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal; False without /proc."""
+    """Return whether a signal has stopped a process; False without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

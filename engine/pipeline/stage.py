@@ -1,7 +1,7 @@
 """The loop of a stage process: take a plan, wait for hidden states, compute, send the result on.
 
-Owns the stage's sockets and its runner; never reorders and never decides. The last stage sends completions directly to
-the scheduler.
+Owns the stage's sockets and its runner; neither reorders nor decides. The last stage sends completions directly to the
+scheduler.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_stage(
     """Run stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
 
     Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` connect prefill
-    and decode engines on other machines. With ``distributed`` the caller has initialised the process group, rank =
+    and decode engines on other machines. With ``distributed`` the caller has initialized the process group, with rank =
     stage. Raises CheckpointError when loading fails (before ``ready``), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
@@ -143,7 +143,7 @@ class StageLoop:
             case OrderLora():
                 self._lora_reader.order(message.order)
             case OrderTransfer():
-                assert self._kv_port is not None, f"an engine without other engines is to {message.order}"
+                assert self._kv_port is not None, f"an engine without a KV port got {message.order}"
                 self._kv_port.order(message.order)
             case Forget():
                 self._runner.forget()
@@ -181,8 +181,8 @@ class StageLoop:
         self._progress.note(self._runner.stage, microbatch_id, phase)
 
     def _hand_on(self, microbatch: Forward, output: torch.Tensor | Completion) -> None:
-        """Send the output to the next stage, or from the last one to the scheduler. A failure goes the same way as a
-        result, so that completions arrive in launch order.
+        """Send the output to the next stage, or from the last stage to the scheduler. A failure takes the same path, so
+        that completions arrive in launch order.
         """
         if not isinstance(output, Completion):
             self._neighbours.send(microbatch, output)
@@ -200,7 +200,7 @@ class StageLoop:
 
 
 def view_of(runner: StageRunner, seq: int, *, holder: object, probe: str) -> StageView:
-    """Build a runner's view. A harness's ``probe`` measures the containers of its ``holder``."""
+    """Build a runner's view. A harness's ``probe`` measures the containers of ``holder``."""
     return StageView(
         seq=seq,
         stage=runner.stage,

@@ -1,4 +1,4 @@
-"""The main function of a stage process: joins the process group if it needs one, watches the supervisor, runs the loop.
+"""The main function of a stage process: joins the process group if needed, watches the supervisor, runs the loop.
 
 A stage has no final message to send, so it exits at once when the supervisor ends.
 """
@@ -18,7 +18,8 @@ from engine.process.control import Control, Ready, Serving
 from engine.process.links.endpoint import Endpoint
 from engine.process.settings import ServerSettings
 
-# Also bounds the wait for hidden states, so it must exceed any idle time. The watch below ends the wait after a death.
+# It also bounds the wait for hidden states, so it must exceed any idle time. The watch below ends the wait after a
+# death.
 RENDEZVOUS_TIMEOUT: Final = timedelta(days=365)
 
 
@@ -66,7 +67,7 @@ def _backend(settings: ServerSettings, limits: Limits) -> str | None:
 
 
 def _has_a_gpu_a_stage(settings: ServerSettings, limits: Limits) -> bool:
-    """Whether every stage has its own GPU; a device with a number is the same GPU for all stages."""
+    """Return whether every stage has its own GPU; a device with a number is the same GPU for all stages."""
     import torch
 
     from engine.model.arithmetic import stage_devices
@@ -94,11 +95,11 @@ def _join_process_group(
     from engine.model.arithmetic import stage_devices
 
     if meeting is None or meeting.is_loopback:
-        # A server on one machine uses nothing but loopback.
+        # A server on one machine uses only loopback.
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if backend == "nccl":
-        # Without this the group would open a context of every stage on the first GPU.
+        # Otherwise every stage would open a context on the first GPU.
         devices = stage_devices(settings.device, limits.pp_size, torch.cuda.device_count())
         torch.cuda.set_device(devices[stage])
     torch.distributed.init_process_group(

@@ -1,7 +1,7 @@
-"""The staged pipeline: one process per stage, and each gets every plan directly from the scheduler.
+"""The staged pipeline: one process per stage, each of which gets every plan directly from the scheduler.
 
 Lives in the scheduler process and imports no torch. The last stage returns completions in launch order; the stages'
-views come over the same channels and are kept apart.
+views arrive over the same channels and are kept apart.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _Transfer:
 class StagedPipeline:
     """Talks to ``pp_size`` stage processes over sockets in ``private_dir``; they may start before or after it.
 
-    A dead stage is silent here; the supervisor notices its death and tells the gate. Logs and drops reports that do
-    not decode or that no launched microbatch awaits. ``stage_pids`` are in stage order, if known and on this machine.
+    A dead stage is silent here; the supervisor notices its death and tells the gate. Logs and drops reports that cannot
+    be decoded or that no launched microbatch awaits. ``stage_pids`` are in stage order, if known and on this machine.
     With ``handed`` the stages' connections come over that socket, see ``StageChannels``.
     """
 
@@ -93,7 +93,7 @@ class StagedPipeline:
         self._progress = StageProgress(private_dir, pp_size)
         addresses = [stage_address(private_dir, stage) if handed is None else None for stage in range(pp_size)]
         self._channels = StageChannels(addresses, handed)
-        # In launch order. A control completes with its last stage's report, which may come after the results of
+        # In launch order. A control completes with the last stage's report, which may arrive after the results of
         # microbatches that were launched later.
         self._launched: deque[int] = deque()
         # The shape of each awaited result, see ``_awaited_of``.
@@ -120,9 +120,9 @@ class StagedPipeline:
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Return the next completion in launch order, None after ``timeout_s`` seconds (None: wait for ever).
+        """Return the next completion in launch order, None after ``timeout_s`` seconds (None: no limit).
 
-        Returns PipelineFailed, also from then on, when a stage's connection broke.
+        Once a stage's connection is broken, every call returns PipelineFailed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.ready:
@@ -135,7 +135,7 @@ class StagedPipeline:
 
     @property
     def ready(self) -> bool:
-        """Whether the next completion has been read already."""
+        """Return whether the next completion has been read already."""
         return bool(self._launched) and self._launched[0] in self._completions
 
     @property
@@ -143,7 +143,7 @@ class StagedPipeline:
         return False
 
     def stuck(self, microbatch_id: int) -> tuple[str, str]:
-        """Find the process that holds up an overdue microbatch, and describe what it does."""
+        """Find the process that holds up an overdue microbatch, and describe its state."""
         stage, doing = self._progress.stuck(microbatch_id, self._stage_pids)
         return f"{STAGE_PREFIX}{stage}", doing
 
@@ -173,7 +173,7 @@ class StagedPipeline:
         self._broadcast(OrderTransfer(order))
 
     def answers(self) -> Sequence[OrderAnswer]:
-        """Take the compiled grammars, and the LoRAs and transfers with which all stages are done."""
+        """Take the compiled grammars, and the LoRAs and transfers that all stages have finished."""
         if not self._answers:
             return ()
         answers, self._answers = tuple(self._answers), []
@@ -197,7 +197,7 @@ class StagedPipeline:
     def describe(self, *, timeout_s: float = DESCRIBE_TIMEOUT_S) -> tuple[StageView, ...]:
         """Return every stage's view after all launched microbatches. Keeps completions for ``next_completion``.
 
-        Raises EngineError, naming the stages, when some do not answer in time.
+        Raises EngineError, which names the stages that did not answer in time.
         """
         self._describes += 1
         self._views.clear()
@@ -255,7 +255,7 @@ class StagedPipeline:
             self._views[report.stage] = report
 
     def _note_completion(self, completion: Completion) -> None:
-        """Note a result. One of the wrong shape fails its microbatch: the tokens cannot be assigned to requests."""
+        """Note a result. A wrong shape fails the microbatch: its tokens cannot be assigned to requests."""
         number, tokens = completion.microbatch_id, len(completion.token_ids)
         if number not in self._awaited:
             raise BadFrameError(f"microbatch {number} is not awaited")
@@ -266,9 +266,9 @@ class StagedPipeline:
         fits = fits and tokens == awaited + sum(accepted) and len(completion.logprobs) in (0, tokens)
         if completion.error is None and not fits:
             error = (
-                f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number} and one for each of "
-                f"{drafts} drafts that holds, and no logprobs or one for each, got {tokens} with {accepted} and "
-                f"{len(completion.logprobs)}"
+                f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number} and one for each "
+                f"of {drafts} drafts that holds, and either no logprobs or one for each, got {tokens} with "
+                f"{accepted} and {len(completion.logprobs)}"
             )
             completion = Completion(microbatch_id=number, error=error)
         elif completion.error is None and [len(part) for part in completion.prompt_logprobs] != targets:
@@ -289,19 +289,19 @@ class StagedPipeline:
         """Note a stage's answer. With the last one, report the pages that all stages have, or the first error."""
         one = self._transfers.get(event.transfer)
         if one is None or stage in one.events or not _answers(event, one.order):
-            raise BadFrameError(f"{event} is not awaited of stage {stage}")
+            raise BadFrameError(f"{event} is not awaited from stage {stage}")
         one.events[stage] = event
         if len(one.events) < self._pp_size:
             return
         del self._transfers[event.transfer]
-        # By stage: the one with the fewest pages, or the first with an error.
+        # The answer of the stage with the fewest pages, or of the first stage with an error.
         events = [one.events[number] for number in range(self._pp_size)]
         self._answers.append(min(events, key=_shortfall))
 
     def _note_control(self, report: ControlDone) -> None:
         """Note a stage's report of a control. With the last one, all stages commit the change or none does.
 
-        The decision goes over the plan channels, so every microbatch launched from now on is computed with it.
+        The decision goes over the plan channels, so it applies to every microbatch launched from now on.
         """
         number = report.microbatch_id
         if not self._note_stage(self._controls, number, report):
@@ -321,7 +321,7 @@ class StagedPipeline:
     ) -> bool:
         """Note a stage's report about an order to all stages; return whether it is the last. Raises BadFrameError."""
         if (errors := orders.get(number)) is None:
-            raise BadFrameError(f"no stage was ordered to do {number}")
+            raise BadFrameError(f"no stage has an order {number}")
         if report.stage in errors:
             raise BadFrameError(f"stage {report.stage} has reported {number} before")
         errors[report.stage] = report.error
@@ -329,7 +329,7 @@ class StagedPipeline:
 
 
 def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
-    """Return the shape of a microbatch's result: its tokens, drafts, and prompt logprobs of the segments with any."""
+    """Return the shape of a microbatch's result: its tokens, its drafts, and the prompt logprobs of segments."""
     segments = microbatch.segments
     targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
     return sum([segment.emits for segment in segments]), microbatch.drafts, targets
@@ -341,7 +341,7 @@ def _first_error(errors: dict[int, str | None]) -> str | None:
 
 
 def _answers(event: TransferEvent, order: ReceivePages | SendPages) -> bool:
-    """Whether an event can be the answer to an order."""
+    """Return whether an event can be the answer to an order."""
     if isinstance(event, PagesReceived):
         return isinstance(order, ReceivePages) and event.pages <= len(order.pages)
     return isinstance(order, SendPages)

@@ -1,7 +1,7 @@
 """Transports of hidden states from one stage to the next: stream sockets, or torch.distributed.
 
-Carry a tensor or a failure for each microbatch, in launch order; never decide what to compute. The receiver knows shape
-and type from the plan and its model, so a message's head is only a number and two lengths.
+A transport carries a tensor or a failure for each microbatch, in launch order, and never decides what to compute. The
+receiver knows shape and type from the plan and the model, so a message's head is only a number and two lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HiddenFailed(NamedTuple):
 class HiddenTransport(ABC):
     """Point-to-point transfer from each stage to the next one, in launch order.
 
-    The stage computes on ``device``; tensors enter and leave the transport on ``outside``.
+    The stage computes on ``device``; the transport's tensors are on ``outside``.
     """
 
     def __init__(self, stage: int, facts: StageFacts, device: torch.device, outside: torch.device) -> None:
@@ -66,7 +66,7 @@ class HiddenTransport(ABC):
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """Wait for the hidden states of ``microbatch`` from the stage before, or for their failure.
 
-        Raises ProcessDiedError when they can never come, StepFailedError when another message came: the stream is then
+        Raises ProcessDiedError if they can never arrive, and StepFailedError for any other message: the stream is then
         out of step for good.
         """
         shape = microbatch.tokens, self._hidden_size
@@ -83,7 +83,7 @@ class HiddenTransport(ABC):
         try:
             hidden = torch.empty(shape, dtype=self._dtype, device=self._outside)
         except OUT_OF_MEMORY as exc:
-            # The body must leave the socket all the same, or the next head is misread.
+            # The body must be read from the socket anyway, or the next head is misread.
             self._drain(microbatch)
             return self._without_memory(microbatch, "take", exc)
         self._take(hidden)
@@ -113,7 +113,7 @@ class HiddenTransport(ABC):
         """Drop the hidden states of a microbatch without allocating memory for them."""
 
     def _without_memory(self, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:
-        """Build the failure of a microbatch whose hidden states did not fit into memory; the process lives on."""
+        """Build the failure of a microbatch whose hidden states did not fit into memory; the process survives."""
         what = f"stage {self._stage} could not {verb} the hidden states of microbatch {microbatch.id}"
         return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
@@ -148,7 +148,8 @@ class SocketTransport(HiddenTransport):
             self._listener = listening(before)
         if wires.after is not None:
             self._target = connected(wires.after)
-        # Each stage connects to the next one before it listens, from the last stage to the first, so none deadlocks.
+        # Each stage connects to the next one before it accepts the one before, so the chain resolves from the last
+        # stage on.
         if before is not None and not isinstance(before, Path):
             self._source = accepted(before, stage)
 
@@ -158,7 +159,7 @@ class SocketTransport(HiddenTransport):
                 end.close()
 
     def _put(self, number: int, error_bytes: int, body: torch.Tensor) -> None:
-        """Send a small message in one call, to wake its reader once. A gone stage is the supervisor's to report."""
+        """Send a small message in one call, to wake its reader once. The supervisor reports a stage that is gone."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         payload = _bytes_in(body)
         start = FRAME_HEAD.pack(number, error_bytes, payload.nbytes)
@@ -170,7 +171,7 @@ class SocketTransport(HiddenTransport):
 
     def _take_head(self, microbatch: Microbatch) -> tuple[int, int]:
         if self._source is None:
-            assert self._listener is not None, f"stage {self._stage} is the first; it has no stage before"
+            assert self._listener is not None, f"stage {self._stage} is the first; no stage comes before it"
             self._wait(self._listener)
             self._source, _ = self._listener.accept()
         self._wait(self._source)
@@ -181,8 +182,8 @@ class SocketTransport(HiddenTransport):
         if number == microbatch.id and (follow != awaited or error_bytes > MAX_ERROR_BYTES):
             what = f"an error of at most {MAX_ERROR_BYTES}" if error_bytes else f"hidden states of {awaited}"
             raise StepFailedError(
-                f"stage {self._stage} cannot read what stage {self._stage - 1} sent it: for microbatch {microbatch.id} "
-                f"{what} bytes must follow, got {follow}"
+                f"stage {self._stage} cannot read the message of stage {self._stage - 1}: for microbatch "
+                f"{microbatch.id} {what} bytes must follow, got {follow}"
             )
         return number, error_bytes
 
@@ -196,7 +197,7 @@ class SocketTransport(HiddenTransport):
             left -= min(left, _DRAIN_BYTES)
 
     def _wait(self, source: socket.socket) -> None:
-        """Wait until ``source`` is readable. Raises ProcessDiedError when the scheduler's channel closes first."""
+        """Wait until ``source`` is readable. Raises ProcessDiedError if the scheduler's channel closes first."""
         poller = select.poll()
         poller.register(source, select.POLLIN)
         if self._scheduler is not None:
@@ -205,7 +206,7 @@ class SocketTransport(HiddenTransport):
             raise ProcessDiedError("scheduler", "it closed its connection to the stages")
 
     def _fill(self, into: memoryview) -> None:
-        """Fill a buffer. Raises ProcessDiedError when the stage before is gone and all its bytes are read."""
+        """Fill a buffer. Raises ProcessDiedError when the previous stage is gone and all its bytes are read."""
         assert self._source is not None
         while into:
             try:
@@ -220,8 +221,8 @@ class SocketTransport(HiddenTransport):
 class DistributedTransport(HiddenTransport):
     """torch.distributed's point-to-point calls (gloo or NCCL) over the caller's process group, rank = stage.
 
-    ``most_tokens`` is the largest microbatch. Gloo's point-to-point calls take CPU tensors only, so a GPU's hidden
-    states are copied to the CPU for it.
+    ``most_tokens`` is the largest microbatch. Gloo's point-to-point calls take only CPU tensors, so hidden states of a
+    GPU are copied to the CPU first.
     """
 
     def __init__(self, stage: int, facts: StageFacts, device: torch.device, *, most_tokens: int) -> None:
@@ -255,5 +256,5 @@ class DistributedTransport(HiddenTransport):
 
 
 def _bytes_in(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's memory. The view as bytes works for every element type, while numpy has no bfloat16."""
+    """Return a tensor's memory as bytes, which works for every element type; numpy has no bfloat16."""
     return tensor.view(torch.uint8).numpy().reshape(-1).data

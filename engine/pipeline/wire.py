@@ -92,7 +92,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage has prepared the change of a control, and waits for ``Settle``; or it failed with ``error``."""
+    """A stage has prepared the change of a control and waits for ``Settle``, or with ``error`` has failed."""
 
     microbatch_id: int
     stage: int
@@ -100,7 +100,7 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoraShareRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage has read its share of a LoRA, or failed to with ``error``."""
+    """A stage has read its share of a LoRA, or with ``error`` has failed."""
 
     version: int
     stage: int
@@ -108,7 +108,7 @@ class LoraShareRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage's share of a transfer has ended; ``event`` covers that stage alone."""
+    """A stage's share of a transfer has ended; ``event`` covers only that stage."""
 
     stage: int
     event: TransferEvent
@@ -126,5 +126,5 @@ def stage_address(private_dir: Path, stage: int) -> Path:
 
 
 def hidden_address(private_dir: Path, stage: int) -> Path:
-    """Return the address where a stage listens for hidden states from the stage before."""
+    """Return the address where a stage listens for the hidden states of the previous stage."""
     return private_dir / f"hidden-{stage}"

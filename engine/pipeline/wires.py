@@ -1,7 +1,7 @@
 """The endpoints of a stage's connections: to the scheduler, from the stage before, to the stage after.
 
-On one machine these are Unix sockets in the server's private folder, else TCP connections whose peers prove the
-server's secret. Hides the difference; the frames are the same.
+On one machine these are Unix sockets in the server's private folder, otherwise TCP connections whose peers prove the
+server's secret. The frames are the same.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Address = Path | LinkAddress
 
 @dataclass(frozen=True)
 class StageWires:
-    """The endpoints of one stage. ``before`` and ``after`` are None where there is no such stage.
+    """The endpoints of one stage. ``before`` and ``after`` are None if there is no such stage.
 
-    A callable ``before`` makes the TCP listener when the stage is ready for the stage before.
+    A callable ``before`` opens the TCP listener once the stage is ready for the previous one.
     """
 
     scheduler: Address
@@ -57,7 +57,7 @@ def listening(address: Path, *, backlog: int = 1) -> socket.socket:
 
 
 def connected(address: Address) -> socket.socket:
-    """Connect to an address, waiting until somebody listens there.
+    """Connect to an address, waiting until a process listens there.
 
     Raises LinkError when the listener belongs to another server.
     """
@@ -87,7 +87,7 @@ def _linked(address: LinkAddress) -> socket.socket:
 
 
 def accepted(listen: Callable[[], LinkListener], stage: int) -> socket.socket:
-    """Wait for the connection of the stage before ``stage``, then close the listener."""
+    """Wait for the connection of the stage that precedes ``stage``, then close the listener."""
     listener = listen()
     connection = listener.wait_for(Claim(Role.HIDDEN, stage - 1))
     listener.close()

@@ -1,1 +1,3 @@
-"""Parts of every process of a server: the pipe to the supervisor, the private folder, signals, the death report."""
+"""The parts that all processes of a server share: the pipe to the supervisor, the private folder, signals, death
+reports.
+"""

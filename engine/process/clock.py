@@ -1,4 +1,4 @@
-"""Clocks: the monotonic one in production; the harness has one that only a script advances.
+"""Clocks: production has the monotonic one, the harness a clock that only a script advances.
 
 The scheduler core never reads a clock; its gate does, and passes ``now`` to each step.
 """

@@ -1,7 +1,7 @@
 """The control pipe between the supervisor and each of its processes: its messages, and the child's end of it.
 
-Carries typed msgpack messages, never pickle, and no client's request. An end of file is a message too: the process at
-the other end is gone.
+Carries typed msgpack messages, never pickle, and no client's request. End of file means that the process at the other
+end is gone.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from engine.core.frames import BadFrameError, decoder_of
 from engine.process.links.endpoint import Endpoint
 
 SUPERVISOR = "supervisor"
-# A stage's process is named so, with the stage's number.
+# The name of a stage's process begins so; the stage's number follows.
 STAGE_PREFIX = "stage-"
 MAX_TRACEBACK_CHARS = 32_768
 MAX_ERROR_CHARS = 8_192
-# Room for two tracebacks whose characters take four bytes each; a frame that claims to be longer is damaged.
+# Room for two tracebacks at four bytes a character; a frame that claims to be longer is damaged.
 MAX_CONTROL_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A process has loaded everything that it needs and can work. Never sent by one that failed.
+    """A process has loaded everything and is ready for work. A process that failed never sends it.
 
-    ``about`` has findings for the operator, by name.
+    ``about`` has facts for the operator, by name.
     """
 
     about: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process's progress in loading its part of the model, with its device and dtype.
 
-    ``doing`` names the phase; ``done`` of ``total`` tensors are read, both 0 in any other phase.
+    ``doing`` names the phase; ``done`` of ``total`` tensors are read, both 0 in all other phases.
     """
 
     done: int
@@ -52,15 +52,15 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The front end's answer to Drain: no request is live any more, and none will come."""
+    """The front end's answer to Drain: no request is live any longer, and none will arrive."""
 
 
 class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process is about to end because of an exception.
 
-    ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text,
-    ``refusal``, is enough for a user; ``victim_of`` names the process whose death caused it, if one did, and
-    ``victim_cause`` is what is known about that death.
+    ``error`` is the exception in one line; with ``expected`` it is one of the engine's own errors, whose text,
+    ``refusal``, is enough for a user. ``victim_of`` names the process whose death caused it, if any, and
+    ``victim_cause`` is the known cause of that death.
     """
 
     error: str
@@ -72,7 +72,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @classmethod
     def of(cls, exc: BaseException) -> Dying:
-        """Describe an exception. A long traceback keeps its end, which has the error."""
+        """Describe an exception. A long traceback loses its beginning, because the error is at the end."""
         text = "".join(traceback.format_exception(exc))
         return cls(
             error="".join(traceback.format_exception_only(exc)).strip()[:MAX_ERROR_CHARS],
@@ -87,7 +87,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Every process is ready: the server is open at ``base_url``. ``pids`` are the engine's processes by name.
 
-    ``nodes`` are the machines of the processes that run elsewhere.
+    ``nodes`` are the machines of processes on other machines.
     """
 
     base_url: str
@@ -119,7 +119,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tells a process to end in order; no process is to blame."""
+    """Tells a process to shut down cleanly; no process has died."""
 
 
 ChildMessage = Ready | Loading | Drained | Dying
@@ -131,9 +131,9 @@ _supervisor_message_of: Callable[[bytes], SupervisorMessage] = decoder_of(Superv
 
 
 class Control:
-    """A process's end of its control pipe. ``fileno()`` is readable when the supervisor spoke or is gone.
+    """A process's end of its control pipe. ``fileno()`` is readable when the supervisor has sent a message or is gone.
 
-    ``is_cut`` is set once the supervisor is gone; nothing is cleaned up then.
+    ``is_cut`` is set once the supervisor is gone; the process then skips its cleanup.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -145,7 +145,7 @@ class Control:
         return self._connection.fileno()
 
     def send(self, message: ChildMessage) -> None:
-        """Send the supervisor a message. A supervisor that is gone is no error here: the next receive() raises."""
+        """Send the supervisor a message. Raises nothing if the supervisor is gone: the next receive() does."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
@@ -154,7 +154,7 @@ class Control:
     def tell_death(self, exc: BaseException) -> None:
         """Send the exception that ends this process, once.
 
-        A process tells it before it closes its connections: others die of that, and blame this one.
+        A process sends it before it closes its connections, because their loss ends others, which blame this process.
         """
         if not self._is_dying:
             self._is_dying = True
@@ -170,7 +170,7 @@ class Control:
                 return None
             return _supervisor_message_of(self._connection.recv_bytes(MAX_CONTROL_BYTES))
         except BadFrameError as exc:
-            logger.warning("dropped a frame that is no message of the supervisor: %s", exc)
+            logger.warning("dropped a frame that is not a message of the supervisor: %s", exc)
             return None
         except (EOFError, OSError) as exc:
             self.is_cut = True
@@ -179,7 +179,7 @@ class Control:
     def wait_until_serving(self, timeout_s: float) -> Serving:
         """Wait for the supervisor's message that every process is ready.
 
-        Raises ProcessDiedError when one died first, TimeoutError when ``timeout_s`` seconds passed.
+        Raises ProcessDiedError if one dies first, TimeoutError after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -194,5 +194,5 @@ class Control:
         raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
 
     def close(self) -> None:
-        """Close this end, which the supervisor takes as the end of this process."""
+        """Close this end, which tells the supervisor that this process has ended."""
         self._connection.close()

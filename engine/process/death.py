@@ -13,18 +13,17 @@ import msgspec
 from lockstep.whole_file import write_whole
 
 DEATH_FILE = "death.json"
-# Exit status of a process that could not go on; stderr has the reason.
+# The exit status of a process that could not continue; stderr has the reason.
 EXIT_FAILED = 1
 
 
 class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     """The first death of a server.
 
-    ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (its
-    number) is set where the supervisor saw the end. ``when`` is in seconds since the epoch.
-    ``pid`` is 0 if unknown. ``node`` is the name of the process's machine, and ``place`` that machine's address and
-    processes; both are empty for the server's own. ``refusal`` is the reason of a failed start, if an error of the
-    engine says all that a user needs.
+    ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (a number)
+    is set if the supervisor saw the end. ``when`` is in seconds since the epoch. ``pid`` is 0 if unknown. ``node`` is
+    the name of the process's machine, and ``place`` that machine's address and processes; both are empty for the
+    server's own. ``refusal`` is the reason of a failed start, if an error of the engine tells a user everything.
     """
 
     process: str
@@ -45,7 +44,7 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"the {who} died and the server with it: {where}{self.cause}"
 
     def write(self, folder: Path) -> None:
-        """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""
+        """Write ``death.json`` into a folder atomically."""
         write_whole(folder / DEATH_FILE, msgspec.json.format(msgspec.json.encode(self)))
 
 
@@ -59,7 +58,7 @@ def read_death_report(folder: Path) -> DeathReport | None:
 
 
 def describe_status(status: int) -> str:
-    """Describe an exit status as subprocess counts it: negative is a signal, zero or more an exit code."""
+    """Describe an exit status as subprocess counts it: a negative one is a signal, any other an exit code."""
     if status >= 0:
         return f"it exited with status {status} although it was not told to"
     try:

@@ -1,7 +1,7 @@
 """The queue of client messages that wait for a step.
 
-Owns the socket and the bound on what one step takes; decides nothing about any message. A frame that is no message is
-logged and dropped: it must never take the loop down.
+Owns the socket and the bound on what one step takes; decides nothing about any message. A frame that is not a message
+is logged and dropped: it must never crash the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Inbox:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.socket = context.socket(zmq.PULL)
-        # The front end bounds what it accepts; a message that it sent must not be lost or block it here.
+        # Unbounded, because the front end bounds the requests that it accepts: its messages must neither be lost nor
+        # block it.
         self.socket.setsockopt(zmq.RCVHWM, UNBOUNDED)
         self.socket.bind(address)
         self._poller = zmq.Poller()
@@ -36,7 +37,7 @@ class Inbox:
         """Return all messages that have arrived, up to ``limit`` frames, without waiting."""
         messages: list[ClientMessage] = []
         for _ in range(limit):
-            # Asked first: most steps find nothing, and an empty socket's exception costs three times as much.
+            # Polled first: most steps find nothing, and the exception of an empty socket costs three times as much.
             if not self._poller.poll(0):
                 break
             frame = self.socket.recv(zmq.NOBLOCK)
@@ -44,11 +45,13 @@ class Inbox:
                 messages.append(decode_client_message(frame))
             except BadFrameError as exc:
                 shown = frame[:MAX_LOGGED_BYTES]
-                logger.warning("dropped a frame of %d bytes that is no client message (%s): %r", len(frame), exc, shown)
+                logger.warning(
+                    "dropped a frame of %d bytes that is not a client message (%s): %r", len(frame), exc, shown
+                )
         return messages
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a message; False if none came within ``timeout_s`` seconds (None: no limit)."""
+        """Wait for a message; False if none arrived within ``timeout_s`` seconds (None: no limit)."""
         return bool(self.socket.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:

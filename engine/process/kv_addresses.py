@@ -1,6 +1,6 @@
 """Addresses at which the stages of a decode engine receive KV: their spelling, and the files that announce them.
 
-Imports no torch and opens nothing: ports do.
+Imports no torch and opens nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TCP: Final = "tcp"
 
 
 class KVAddress(msgspec.Struct, frozen=True):
-    """A stage's port: a Unix socket or an endpoint. ``run`` is chosen anew at each start of the stage."""
+    """A stage's port: a Unix socket or an endpoint. ``run`` is new at each start of the stage."""
 
     place: Path | Endpoint
     run: str
@@ -44,7 +44,7 @@ def kv_socket(private_dir: Path, stage: int) -> Path:
 
 
 def note_kv_address(private_dir: Path, stage: int, address: KVAddress) -> None:
-    """Write a stage's address where ``kv_addresses`` finds it, whole or not at all."""
+    """Write a stage's address atomically where ``kv_addresses`` finds it."""
     write_whole(_note(private_dir, stage), str(address).encode())
 
 

@@ -1,6 +1,6 @@
-"""The log lines of every process: their level, and whether they are text or JSON.
+"""The log lines of every process: their level, and their format, text or JSON.
 
-Owns the formats. Set up once, before the first fork, so that all processes write alike; never logs itself.
+Set up once, before the first fork, so that all processes write the same format; never logs itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 from engine.process.settings import ServerSettings
 
-# The front end's line for each request, which has a setting of its own.
+# The logger of the front end's line for each request, which has its own setting.
 REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"
 _FIELDS: Final = "fields"
-# Loggers whose lines strangers and clients can cause.
+# Loggers whose lines clients and strangers can cause.
 EXPOSED_LOGGERS: Final = ("engine.frontend.http.connection", "engine.process.links.listener", "uvicorn.error")
 LOG_INTERVAL_S: Final = 60.0
 
@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
     """A line of JSON for each record: time, level, process, logger, message, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its line feed. Times are UTC."""
+        """Return the line without its line feed. Times are in UTC."""
         line: dict[str, Any] = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -43,9 +43,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class OncePerMinute(logging.Filter):
-    """Passes one line of each kind a minute, with the number of suppressed ones: no client can fill the disk.
+    """Passes one line of each kind a minute, with the number of suppressed ones, so that no client can fill the disk.
 
-    It filters ``loggers`` alone; the lines of all others pass, and so do errors.
+    It filters only ``loggers``; errors always pass.
     """
 
     def __init__(self, loggers: Collection[str] = EXPOSED_LOGGERS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,19 +69,19 @@ class OncePerMinute(logging.Filter):
 
 
 def fields_of(**fields: object) -> dict[str, dict[str, object]]:
-    """Return the ``extra`` of a log call that adds fields of its own to a JSON line."""
+    """Return the ``extra`` of a log call that adds these fields to a JSON line."""
     return {_FIELDS: fields}
 
 
 def failure_line(settings: ServerSettings, text: str) -> str:
-    """Return the last line of a server that could not go on, in the format of its log."""
+    """Return the last line of a server that could not continue, in the format of its log."""
     if settings.log_format != "json":
         return f"error: {text}\n"
     return JsonFormatter().format(logging.LogRecord("engine", logging.ERROR, "", 0, "%s", (text,), None)) + "\n"
 
 
 def configure_logging(settings: ServerSettings) -> None:
-    """Log to stderr as the settings say. Does nothing if a harness has set up logging."""
+    """Log to stderr as the settings say, unless a harness has set up logging."""
     handler = logging.StreamHandler()
     if settings.log_format == "json":
         handler.setFormatter(JsonFormatter())
@@ -91,6 +91,6 @@ def configure_logging(settings: ServerSettings) -> None:
         handler.setFormatter(formatter)
     handler.addFilter(OncePerMinute())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    # They write a line for each request that this process makes itself.
+    # They log a line for each request that this process sends.
     logging.getLogger("httpx").setLevel(max(logging.WARNING, logging.root.level))
     logging.getLogger(REQUEST_LOGGER).setLevel(logging.INFO if settings.log_requests else logging.CRITICAL)

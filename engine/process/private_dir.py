@@ -1,7 +1,7 @@
 """The server's private folder, which holds the sockets between its processes.
 
-Owns the folder's permissions, the names of the front end's sockets, and the removal at the end. Everything else that
-needs an address in it appends a short name of its own.
+Owns the folder's permissions, the names of the front end's sockets, and the removal at the end. All other users append
+a short name of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from engine.core.errors import StartupError
 
-# A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
+# A Unix socket's path may have 107 bytes; this leaves room for the longest name that a process appends.
 MAX_PATH_BYTES = 85
-# The processes start in any order, and a socket may be connected before it is bound. zmq's own pause between attempts
-# would hold up the first message for longer than a start takes.
+# The processes start in any order, so a socket may be connected before it is bound. zmq's default pause between
+# attempts would delay the first message for longer than a start takes.
 RECONNECT_INTERVAL_MS = 5
-# The stages' progress.
+# The file of the stages' progress.
 PROGRESS_FILE = "progress"
-# The secret of stages on other machines.
+# The file with the secret of stages on other machines.
 SECRET_FILE = "secret"  # noqa: S105 - a name
 # Suffix of the files that announce a stage's KV address.
 ADDRESS_SUFFIX = ".address"
@@ -34,7 +34,7 @@ def replies_address(private_dir: Path) -> str:
 
 
 class PrivateDir:
-    """A folder that only this user may enter: made here and removed at the end, or lent by the caller and left."""
+    """A folder that only this user may enter: created here and removed at the end, or lent by the caller and kept."""
 
     def __init__(self, lent: Path | None = None) -> None:
         self.lent = lent is not None
@@ -49,7 +49,7 @@ class PrivateDir:
         self.path.chmod(0o700)
 
     def remove(self) -> None:
-        """Remove the folder, or the processes' files from a lent one: killed processes leave theirs."""
+        """Remove the folder, or from a lent one the processes' files, which killed processes leave behind."""
         if not self.lent:
             shutil.rmtree(self.path, ignore_errors=True)
             return

@@ -1,4 +1,4 @@
-"""Settings of a server beyond the engine's configuration: addresses, keys, the gate, time limits.
+"""The settings of a server beyond the engine's configuration: addresses, keys, the gate, time limits.
 
 Defines every field once, whatever its source: a flag, the environment, a file, the default. No field changes what the
 engine computes.
@@ -26,35 +26,36 @@ from engine.process.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, pa
 LIVE_GATE = "engine.server.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 _VISIBLE = re.compile(r"[!-~]+")
-# A name, an IPv4 address or an IPv6 one.
+# A name, an IPv4 address or an IPv6 address.
 _HOST = re.compile(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[\w.-]+)?")
 _EVENTS = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}|ipc://.+")
 _ORIGIN = re.compile(r"[\w.+-]+://[^\s/?#]+/?")
-# Context of a dump that includes the keys, for a process that serves with them.
+# The serialization context of a dump that includes the keys, for a process that serves with them.
 REVEAL_KEYS = {"reveal_keys": True}
 
 
 class ServerSettings(EngineConfig):
     """An engine's configuration and its server's. Raises ConfigError for a bad value, as EngineConfig does."""
 
-    # An error's cause must not show a key either.
+    # Validation errors must not show a key either.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    # On, so that no stream waits for a long prompt. Off in scripts, which choose what a microbatch holds.
+    # On, so that no stream waits for a long prompt. Off in scripts, which control the content of a microbatch.
     mixed_chunk: bool = Field(
-        True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
+        True,
+        description="put decodes and prompts into one microbatch: decodes first, prompts get the rest of the budget",
     )
-    # Set, so that streams do not stand still while others' prompts are computed; at 5 a long prompt beside four streams
-    # of a small model costs no throughput, at 4 a twelfth. Unset in scripts, as above.
+    # Set, so that streams do not stall while other prompts are computed. Beside four streams of a small model a long
+    # prompt loses no throughput at 5, and a twelfth at 4. Unset in scripts, as above.
     max_gap_steps: int | None = Field(
         5,
         ge=1,
         le=1000,
-        description="the same bound, as so many times the duration of a step of the decodes alone, but always a "
-        "quarter of a chunk; max_gap_ms takes its place; without mixed_chunk it has no effect; 1000: "
-        "chunked_prefill_size alone bounds them",
+        description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
+        "least a quarter of a chunk; max_gap_ms replaces it; no effect without mixed_chunk; 1000: "
+        "chunked_prefill_size alone limits them",
     )
-    served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
+    served_model_name: str = Field("", description="name by which clients select the model; unset: the value of model")
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
     ] = Field("auto", description="parser of the model's tool calls; 'auto' chooses by its chat template")
@@ -63,14 +64,14 @@ class ServerSettings(EngineConfig):
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
-        description="values of sampling fields that a request omits: 'model', those of the checkpoint's "
-        "generation_config.json; 'openai', a temperature of 1 without filters",
+        description="defaults of sampling fields that a request omits: 'model': from the checkpoint's "
+        "generation_config.json; 'openai': temperature 1 without filters",
     )
 
     placement: Literal["local", "join", "ray"] = Field(
         "local",
-        description="where stages run: 'local', in processes of this machine; 'join', wherever `engine stage --join` "
-        "is started; 'ray', on the nodes of a Ray cluster, spread over them",
+        description="where stages run: 'local': in processes of this machine; 'join': wherever `engine stage "
+        "--join` is started; 'ray': spread over the nodes of a Ray cluster",
     )
     stage_listen: str = Field(
         "127.0.0.1:30001",
@@ -83,32 +84,33 @@ class ServerSettings(EngineConfig):
         5.0,
         ge=0.2,
         le=3600,
-        description="longest silence, in seconds, of a stage on another machine, before the server ends",
+        description="seconds of silence of a stage on another machine after which the server ends",
     )
     ray_address: str = Field(
         "",
-        description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one",
+        description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running cluster, else a local one",
     )
     ray_cpus_per_stage: float = Field(
-        1.0, gt=0, le=1024, description="CPUs that Ray reserves for each stage, beside a GPU where there are GPUs"
+        1.0, gt=0, le=1024, description="CPUs that Ray reserves for each stage, in addition to a GPU if there are any"
     )
 
     prefill_engines: str = Field(
         "",
-        description="URLs, separated by commas, of the engines with role='prefill' that a decode engine asks",
+        description="URLs, separated by commas, of the engines with role='prefill' that serve a decode engine",
         examples=["http://127.0.0.1:30010"],
     )
     prefill_retry_s: float = Field(
         1.0,
         ge=0,
         le=30,
-        description="seconds for which a prefill engine is not asked after a failure, doubled by each further one, "
+        description="seconds for which a prefill engine is avoided after a failure, doubled by each further one, "
         "up to 30; 0: failures are ignored",
     )
     kv_listen: str = Field(
         "",
-        description="HOST:PORT on which the first stage of a decode engine takes KV, further stages on the ports "
-        "after it; prefill engines must reach it; unset: Unix sockets, for prefill engines on this machine",
+        description="HOST:PORT on which the first stage of a decode engine receives KV, further stages on the "
+        "ports after it; prefill engines must be able to reach it; unset: Unix sockets, for prefill "
+        "engines on this machine",
     )
     kv_secret_file: str = Field(
         "", description="file with the secret by which prefill and decode engines authenticate on kv_listen"
@@ -120,48 +122,47 @@ class ServerSettings(EngineConfig):
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
     max_connections: int | None = Field(
-        None, ge=1, description="most connections at once; unset: as the file descriptors allow"
+        None, ge=1, description="maximum connections at once; unset: as many as the file descriptors allow"
     )
     header_timeout_s: float = Field(
-        15.0, gt=0, le=86_400, description="longest wait, in seconds, for the header of a request that has begun"
+        15.0, gt=0, le=86_400, description="maximum seconds for the rest of a request's header once it has begun"
     )
-    body_timeout_s: float = Field(
-        60.0, gt=0, le=86_400, description="longest wait, in seconds, for the whole body of a request"
-    )
+    body_timeout_s: float = Field(60.0, gt=0, le=86_400, description="maximum seconds for the whole body of a request")
     send_timeout_s: float = Field(
-        60.0, gt=0, le=86_400, description="longest wait, in seconds, for a client to take what was sent to it"
+        60.0, gt=0, le=86_400, description="maximum seconds for a client to read what was sent to it"
     )
     start_timeout_s: float = Field(
-        600.0, gt=0, le=86_400, description="longest wait, in seconds, for all processes to be ready"
+        600.0, gt=0, le=86_400, description="maximum seconds for all processes to become ready"
     )
     drain_timeout_s: float = Field(
-        30.0, ge=0, le=86_400, description="longest wait, in seconds, for live requests after SIGTERM; 0: none"
+        30.0, ge=0, le=86_400, description="maximum seconds for live requests to finish after SIGTERM; 0: none"
     )
     step_timeout_s: float = Field(
         600.0,
         ge=0,
         le=86_400,
-        description="longest wait, in seconds, for a microbatch to come back, and for a stopped process to go on; "
-        "after it the server ends and names what is stuck; 0: no limit",
+        description="maximum seconds for a microbatch to complete, and for a stopped process to continue; after "
+        "that the server ends and names what is stuck; 0: no limit",
     )
     shutdown_grace_s: float = Field(
-        1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
+        1.0, ge=0, le=1.2, description="maximum seconds for processes to end by themselves at shutdown"
     )
 
     api_key: SecretStr | None = Field(
         None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
     )
     admin_key: SecretStr | None = Field(
-        None, description="key of the operators' routes; without one they are closed unless listening on loopback"
+        None,
+        description="key of the operators' routes; without one they are closed unless the server listens on loopback",
     )
     cors_origins: str = Field(
-        "", description="origins, separated by commas, whose web pages may read the answers; '*': any"
+        "", description="origins, separated by commas, whose web pages may read replies; '*': any"
     )
     operator_origins: str = Field(
         "", description="origins, separated by commas, whose web pages may call the operators' routes"
     )
     allowed_hosts: str = Field(
-        "", description="further host names, separated by commas, that a server on loopback answers to"
+        "", description="additional host names, separated by commas, that a server on loopback accepts"
     )
 
     kv_events_endpoint: str = Field(
@@ -171,7 +172,7 @@ class ServerSettings(EngineConfig):
     )
     kv_events_replay_endpoint: str = Field(
         "",
-        description="where a subscriber can ask for events that it missed, as kv_events_endpoint; unset: nowhere",
+        description="where a subscriber can request missed events, in the form of kv_events_endpoint; unset: nowhere",
         examples=["tcp://127.0.0.1:5558"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -181,12 +182,13 @@ class ServerSettings(EngineConfig):
     log_requests: bool = Field(
         False, description="log a line for each request: id, route, status, tokens, times; never its text"
     )
-    record: str = Field("", description="file that every step is recorded to, for `scripted replay`; unset: none")
+    record: str = Field("", description="file to which every step is recorded, for `scripted replay`; unset: none")
     record_redacted: bool = Field(
-        False, description="record prompts and outputs as fingerprints, which replay as the originals do"
+        False, description="record prompts and outputs as fingerprints, which replay like the originals"
     )
     flight_dir: str = Field(
-        "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
+        "",
+        description="folder to which the last steps are dumped at a crash, or at SIGUSR2 to the scheduler; unset: none",
     )
     otlp_traces_endpoint: str = Field(
         "",
@@ -208,11 +210,11 @@ class ServerSettings(EngineConfig):
     stage_probe: str = Field(
         "",
         pattern=r"^([\w.]+:\w+)?$",
-        description="what measures the objects of a stage, as 'package.module:function'; for harnesses",
+        description="function that measures the objects of a stage, as 'package.module:function'; for harnesses",
         examples=["package.module:function"],
     )
     placement_options: str = Field(
-        "", description="orders of the stages that Ray places, as a JSON list; for harnesses with a relay"
+        "", description="commands of the stages that Ray places, as a JSON list; for harnesses with a relay"
     )
 
     @property
@@ -235,11 +237,11 @@ class ServerSettings(EngineConfig):
     @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _key_can_be_sent(cls, key: object) -> object:
-        # All checks are here, because the framework's own errors show the value.
+        # All checks are here, because the framework's own errors would show the value.
         text = key.get_secret_value() if isinstance(key, SecretStr) else key
         if text is not None and not (isinstance(text, str) and _VISIBLE.fullmatch(text)):
             raise ValueError(
-                "a key must be visible ASCII characters without spaces, got something else; choose another"
+                "a key must be visible ASCII characters without spaces, got other characters; choose another"
             )
         return key
 
@@ -247,7 +249,7 @@ class ServerSettings(EngineConfig):
     @classmethod
     def _host_is_alone(cls, host: str) -> str:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"host must be a name or an address alone, got {host!r}; the port is a setting of its own")
+            raise ValueError(f"host must be a name or an address without a port, got {host!r}; set the port separately")
         return host
 
     @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
@@ -280,7 +282,9 @@ class ServerSettings(EngineConfig):
                 "machine; leave one of them out"
             )
         if self.role == "decode" and not self.prefill_urls:
-            raise ValueError("role='decode' needs prefill_engines, whom it asks; set it, or leave role out")
+            raise ValueError(
+                "role='decode' needs prefill_engines, which compute its prompts; set them, or leave role out"
+            )
         if self.role != "decode":
             for name in ("prefill_engines", "kv_listen"):
                 if value := getattr(self, name):
@@ -290,8 +294,8 @@ class ServerSettings(EngineConfig):
         if self.role == "decode" and bool(self.kv_listen) != bool(self.kv_secret_file):
             given, other = ("kv_listen", "kv_secret_file")[:: 1 if self.kv_listen else -1]
             raise ValueError(
-                f"{given} needs {other}: KV over TCP is taken from those alone who prove the secret; set it too, or "
-                f"leave {given} out for Unix sockets"
+                f"{given} needs {other}: KV over TCP is accepted only from peers that prove the secret; set it too, "
+                f"or leave {given} out for Unix sockets"
             )
         self._check_prefill_urls()
         if self.kv_listen:
@@ -311,8 +315,8 @@ class ServerSettings(EngineConfig):
     def _check_kv_listen(self, first: Endpoint) -> None:
         if first.is_wildcard:
             raise ValueError(
-                f"kv_listen must be an address that prefill engines can connect to, got {self.kv_listen!r}; name the "
-                "one of this machine that they reach"
+                f"kv_listen must be an address that prefill engines can connect to, got {self.kv_listen!r}; give an "
+                "address of this machine that they can reach"
             )
         if not 1 <= first.port <= MAX_PORT - self.pp_size + 1:
             raise ValueError(
@@ -326,24 +330,24 @@ class ServerSettings(EngineConfig):
             raise ValueError("kv_events_endpoint needs kv_events, which it publishes; set kv_events")
         if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
             raise ValueError(
-                "kv_events_replay_endpoint needs kv_events_endpoint, whose numbers it repeats; set that too"
+                "kv_events_replay_endpoint needs kv_events_endpoint, whose events it repeats; set that too"
             )
         if self.record_redacted and self.host_kv_tokens:
             raise ValueError(
-                f"record_redacted needs host_kv_tokens=0, got {self.host_kv_tokens}: pages on the host are known by "
-                "digests of their text, which no redacted text has; leave one of them out"
+                f"record_redacted needs host_kv_tokens=0, got {self.host_kv_tokens}: pages on the host are "
+                "identified by digests of their text, which redaction changes; leave one of them out"
             )
         if self.record_redacted and self.speculative_algorithm != "off":
             raise ValueError(
                 f"record_redacted needs speculative_algorithm='off', got {self.speculative_algorithm!r}: guesses "
-                "follow from equal tokens, which a redacted text does not keep equal; switch one of them off"
+                "come from repeated tokens, which redaction makes different; switch one of them off"
             )
         if self.placement == "local":
             return self
         parse_endpoint(self.stage_listen, "stage_listen")
         if self.pp_size == 1:
             raise ValueError(
-                f"placement={self.placement!r} needs pp_size >= 2, got 1: a single stage is no process of its own; "
+                f"placement={self.placement!r} needs pp_size >= 2, got 1: a single stage has no process of its own; "
                 "set pp_size or leave placement out"
             )
         return self

@@ -24,7 +24,8 @@ CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 DEFAULT = "default"
 STANDARD_VARIABLES = {"otlp_traces_endpoint": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 NEARLY_OURS = 0.9
-# The application under Ray Serve has variables of its own. Kubernetes describes a service named "engine" to each pod.
+# Prefixes of variables that belong to others: the application under Ray Serve, and Kubernetes, which describes a
+# service named "engine" to each pod.
 _OF_OTHERS = re.compile(
     rf"{ENVIRONMENT_PREFIX}(SERVE_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
@@ -48,7 +49,7 @@ class TracedSettings:
 
 @dataclass(frozen=True)
 class _Source:
-    """Values by field. ``name_of`` gives an origin's name, ``blame`` the beginning of its error about a field."""
+    """Values by field. ``name_of`` returns a field's origin, ``blame`` the beginning of an error about it."""
 
     values: Mapping[str, Any]
     name_of: Callable[[str], str]
@@ -85,10 +86,10 @@ def _flag_source(flags: Mapping[str, Any]) -> _Source:
 
 
 def _environment_source(environment: Mapping[str, str]) -> _Source:
-    """Return the fields that the environment sets, stripped; an empty variable counts as unset.
+    """Return the fields that the environment sets, without surrounding spaces; an empty variable counts as unset.
 
-    Raises ConfigError for a misspelt variable of ours: ignored, it would silently leave a default. Others with our
-    prefix may belong to another program.
+    Raises ConfigError for a misspelled variable of ours, which would otherwise silently leave a default. Other
+    variables with our prefix may belong to another program.
     """
     for variable in _unknown(environment):
         near = nearest(variable.upper(), _ours(), cutoff=NEARLY_OURS)
@@ -115,7 +116,7 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
     for variable in _unknown(environment):
         near = nearest(variable.upper(), _ours())
         perhaps = "" if near is None else f"; the nearest is {near}"
-        sentences.append(f"{variable} sets nothing: no setting of the engine is called so{perhaps}")
+        sentences.append(f"{variable} sets nothing: the engine has no such setting{perhaps}")
     return sentences
 
 
@@ -158,7 +159,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _with_origin(line: str, set_by: Mapping[str, _Source]) -> str:
-    """Put the origin before an error line that starts with a field."""
+    """Put the origin in front of an error line that starts with a field."""
     name = line.partition(" ")[0]
     return f"{set_by[name].blame(name)}{line.removeprefix(name)}" if name in set_by else line
 

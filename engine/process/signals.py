@@ -1,6 +1,6 @@
-"""Signals on a file descriptor, which is readable when the user asks for a stop, or a child stops.
+"""Signals on a file descriptor, which is readable when the user asks for a stop or a child changes state.
 
-Owns the supervisor's handlers while it runs, and restores the former ones.
+Owns the supervisor's handlers while it runs, and restores the previous ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Self
 
-# A process of the engine prints its stacks.
+# The signal at which a process of the engine prints its stacks.
 STACK_SIGNAL = signal.SIGUSR1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_PENDING_SIGNALS = 64
@@ -20,17 +20,17 @@ MAX_PENDING_SIGNALS = 64
 def leave_stops_to_the_supervisor() -> None:
     """Ignore the signals that ask for a stop: the supervisor passes the stop on, or kills this process.
 
-    A whole group gets such a signal at once: by Ctrl-C, by a terminal that is closed, by a service manager that stops.
-    A front end that ended then would cut the streams that the supervisor drains.
+    Ctrl-C, a closed terminal or a service manager sends such a signal to the whole process group. A front end that
+    ended at once would cut the streams that the supervisor drains.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class SignalWatch:
-    """Turns signals into bytes on a socket; a handler itself does nothing, so no code is interrupted.
+    """Turns signals into bytes on a socket; the handlers do nothing, so no code is interrupted.
 
-    Besides the ``end`` signals, if any, it watches SIGCHLD: a child ended, was stopped or continued.
+    In addition to the ``end`` signals it watches SIGCHLD: a child ended, was stopped or continued.
     """
 
     def __init__(self, end: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
@@ -41,7 +41,7 @@ class SignalWatch:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        # Under nohup a hangup stays ignored on purpose.
+        # Under nohup a hangup stays ignored, as intended.
         hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         asked = [number for number in self._end if not (hangup_ignored and number is signal.SIGHUP)]
         watched = [*asked, signal.SIGCHLD]
@@ -69,4 +69,4 @@ class SignalWatch:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Python writes the wake-up byte only for signals that have a handler."""
+    """Do nothing: Python writes the wake-up byte only for signals that have a handler."""

@@ -1,7 +1,7 @@
-"""The supervisor's view of a process of the engine on any machine: its messages, its life, its death.
+"""The supervisor's view of a process of the engine on any machine: its messages, its state, its death.
 
-Owns what a process forked here and one on another machine have in common, and which of several deaths caused the
-others. Contacts no process.
+The common base of processes forked here and processes on other machines, and the rule for which of several deaths
+caused the others. Contacts no process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engine.process.death import EXIT_FAILED, DeathReport, describe_status
 
 
 class WatchedProcess(ABC):
-    """One process. ``fileno()`` is readable when it spoke or ended; ``pid`` is its number on its own machine.
+    """One process. ``fileno()`` is readable when it has sent a message or ended; ``pid`` is its number on its own
+    machine.
 
     ``status`` is its exit status as subprocess counts it, None while it lives. ``stopped_since`` is on the monotonic
     clock.
@@ -35,12 +36,12 @@ class WatchedProcess(ABC):
 
     @property
     def alive(self) -> bool:
-        """True until its end was seen."""
+        """True until its end is noticed."""
         return self.status is None
 
     @property
     def who(self) -> str:
-        """Its name, with its machine if that is not this one."""
+        """Its name, with its machine unless that is this one."""
         return self.name
 
     @abstractmethod
@@ -49,15 +50,15 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def send(self, message: SupervisorMessage) -> None:
-        """Send it a message. ``listen`` shows whether it is gone."""
+        """Send it a message. ``listen`` reports whether it is gone."""
 
     @abstractmethod
     def listen(self) -> ChildMessage | None:
-        """Read a message and note its end. Call it when ``fileno()`` is readable. None if no message came."""
+        """Read a message, or note the process's end. Call it when ``fileno()`` is readable. None without a message."""
 
     @abstractmethod
     def look_for_stop(self) -> None:
-        """Note when a signal stopped it. Call it after SIGCHLD."""
+        """Note whether a signal has stopped it. Call it after SIGCHLD."""
 
     @abstractmethod
     def end(self, why: str) -> None:
@@ -78,7 +79,7 @@ class WatchedProcess(ABC):
 
     @property
     def place(self) -> str:
-        """Its machine with address and processes, for people; empty if it is this one."""
+        """Its machine with address and processes, for messages; empty if it is this one."""
         return ""
 
     def _take(self, message: ChildMessage) -> None:
@@ -94,7 +95,7 @@ class WatchedProcess(ABC):
 
 
 def is_cause(child: WatchedProcess) -> bool:
-    """True unless the process ended in order or names another one as its reason."""
+    """Return whether a process died by itself: it neither shut down cleanly nor blames another one."""
     return child.status != 0 and not _is_victim(child)
 
 
@@ -103,19 +104,19 @@ def _is_victim(child: WatchedProcess) -> bool:
 
 
 def first_death(ended: Sequence[WatchedProcess], alive: Sequence[WatchedProcess]) -> DeathReport:
-    """Return the first of these deaths that no other one caused, or else the process that the victims name.
+    """Return the first of these deaths that no other one caused, or else that of the process that the victims blame.
 
-    A victim may still live: a process that ends in order tells its reason first.
+    A victim may still be alive: a process that shuts down cleanly reports its reason first.
     """
     child = next(filter(is_cause, ended), None)
     blame = {one.dying.victim_of: one.dying.victim_cause for one in (*ended, *alive) if one.dying is not None}
     blamed = next(filter(None, blame), None)
     if child is None and blamed is not None:
-        # It is not dead yet, but the others cannot wait for it any longer.
+        # It is not dead yet, but the others can wait no longer.
         stuck = next((one for one in alive if one.name in blame and not _is_victim(one)), None)
         if stuck is not None:
             return _report_of(stuck, blame[stuck.name] if stuck.dying is None else _cause_of(stuck, EXIT_FAILED))
-        if blamed not in {one.name for one in ended}:  # It belongs to a victim, as the reader does to the front end.
+        if blamed not in {one.name for one in ended}:  # It is a helper of a victim, as the reader is of the front end.
             return DeathReport(process=blamed, pid=0, cause=blame[blamed], when=time.time())
     child = child or ended[0]
     status = child.status if child.status is not None else EXIT_FAILED

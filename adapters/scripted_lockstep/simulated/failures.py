@@ -8,13 +8,13 @@ from engine.core.plan import LoraUpdate, Microbatch, Segment
 
 def dead_end(segment: Segment, said: int) -> RequestError:
     """Make the error of a request whose grammar has a dead end after ``said`` tokens of output."""
-    why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
+    why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; correct or simplify it"
     return RequestError(segment.rid, why, FinishReason.INVALID)
 
 
 def injected(stage: int | None, microbatch: Microbatch) -> str:
     """Return a failure in the words of a real stage."""
-    why = "a failure was injected into this forward"
+    why = "a failure was injected into this forward pass"
     if isinstance(microbatch, LoraUpdate):
         change = microbatch.change
         return f"stage {stage} could not load the LoRA {change.name!r} from {change.path}: {why}"

@@ -19,7 +19,7 @@ from engine.core.plan import Segment
 from engine.model.batch import BatchNumbers, begins_of
 from engine.model.kv_pool import KVPool, Slots
 
-# The input of each port of the graph, by its name.
+# The graph's inputs, by port name.
 _Arrays = dict[str, NDArray[Any]]
 
 _KINDS: Final = {"f32": (np.float32, ov.Type.f32), "bf16": (np.uint16, ov.Type.bf16), "u8": (np.uint8, ov.Type.u8)}
@@ -35,7 +35,7 @@ class BlockFormat(NamedTuple):
     shape: tuple[int, ...]
 
     def empty(self, blocks: int) -> tuple[NDArray[Any], ov.Tensor]:
-        """Allocate blocks of zeros, as in every pool: an array, and the tensor that shares its memory.
+        """Allocate zeroed blocks: an array, and the tensor that shares its memory.
 
         The system provides the memory at the first write.
         """
@@ -107,7 +107,7 @@ class BlockBatch:
             "emitting": numbers.emitting,
             "subsequence_begins": numbers.begins.astype(np.int32),
         }
-        # The steps that this batch has advanced since it was built.
+        # The number of steps that this batch has advanced since it was built.
         self._steps = 0
         self._first = [(segment.row, segment.start) for segment in segments]
         self._may_go_on = numbers.is_decodes and len(numbers.emitting) == len(segments) and pool.window is None
@@ -116,7 +116,7 @@ class BlockBatch:
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:
         """Become the next step's batch if it adds one token to each of the same rows. Returns whether it does.
 
-        Call it only after the forward pass of the step before, because it overwrites the arrays.
+        Call it only after the previous step's forward pass, because it overwrites the arrays.
         """
         if not self._may_go_on or len(segments) != len(self._first):
             return False
@@ -138,16 +138,16 @@ class BlockBatch:
         return True
 
     def _look_up(self) -> None:
-        """Look slots and blocks up in the page tables. For decodes ``starts`` is ``positions``, which advance."""
+        """Look up slots and blocks in the page tables. For decodes ``starts`` is ``positions``, which advance."""
         pool, numbers = self._pool, self._numbers
         self.slots_array = numbers.slots_in(pool)
         for windowed, own in ((False, pool), (True, pool.window)):
             if own is not None:
-                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
+                assert isinstance(own, BlockPool), "the window pool of a block pool is a block pool"
                 table = own.block_table(numbers.rows, numbers.starts, numbers.counts)
                 values = [np.array(part, np.int32) for part in table]
                 self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
-        # The steps for which each row stays in its last block. Set last, so that a failed lookup is tried again.
+        # The number of steps for which each row stays in its last block. Set last, so that a failed lookup is repeated.
         self._room = OPENVINO_BLOCK_TOKENS - 1 - int((numbers.starts % OPENVINO_BLOCK_TOKENS).max())
         self._changes = pool.changes
 

@@ -1,6 +1,6 @@
-"""A graph compiled for this CPU, and its one inference request: small inputs are set for each call, caches once a pool.
+"""A graph compiled for this CPU, and its inference request. Small inputs are set for each call, caches once for a pool.
 
-Owns OpenVINO's settings. Never decides what is computed.
+Owns OpenVINO's settings. Never decides what to compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS: Final = ("key", "value")
 class CompiledStage:
     """Computes a stage with ``threads`` threads, over the pool of the last ``take_pool``.
 
-    Consumes ``graph``, which marks the places of attention. Raises OpenVINOError when this CPU cannot run it.
+    Consumes ``graph``, which marks the places of attention. Raises OpenVINOError if this CPU cannot run it.
     """
 
     def __init__(self, graph: ov.Model, facts: StageFacts, *, threads: int, kv_cache_dtype: str = "auto") -> None:
@@ -50,7 +50,9 @@ class CompiledStage:
         self._formats = {name: _format(port) for name, port in ports.items() if "_cache." in name}
         kinds = {block.kind for block in self._formats.values()}
         if kinds != {kept_in}:
-            raise OpenVINOError(f"OpenVINO must keep the KV in {kept_in} here, but takes {', '.join(sorted(kinds))}")
+            raise OpenVINOError(
+                f"OpenVINO must keep the KV in {kept_in} here, but keeps it in {', '.join(sorted(kinds))}"
+            )
         self._facts = facts
         self._request = compiled.create_infer_request()
         self._given: dict[str, NDArray[Any]] = {}
@@ -78,7 +80,7 @@ class CompiledStage:
             self._request.set_tensor(name, layers[int(index_text)][_KINDS.index(kind)])
 
     def _give(self, name: str, array: NDArray[Any]) -> None:
-        """Set an array as an input without a copy, and keep it alive. Does nothing if it is set already."""
+        """Set an array as an input without a copy, and keep it alive. Does nothing if it is already set."""
         if self._given.get(name) is not array:
             self._given[name] = array
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
@@ -94,7 +96,7 @@ class CompiledStage:
             self._give(name, batch.arrays[name])
         if hidden is not None:
             self._give("hidden", hidden.float().contiguous().numpy())
-        # Runs in this thread: on a busy machine, switching to another one and back took as long as the step.
+        # Runs in this thread: on a busy machine, switching to another thread and back took as long as the step.
         self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor().data)
 

@@ -1,7 +1,7 @@
-"""Converts a stage's slice of a transformers model to an OpenVINO graph, traced from the module that torch would run.
+"""Converts a stage's slice of a transformers model to an OpenVINO graph, by tracing the module that torch would run.
 
-Marks the places of attention in the graph, to be filled when it is compiled. Runs once for each checkpoint and stage:
-the graph is cached.
+Marks the places of attention in the graph, which compilation fills. Runs once for each checkpoint and stage: the graph
+is cached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_MATRIX_VALUES: Final = 1024
 _INT8_LARGEST: Final = 127
 # Rows of a matrix to widen at a time.
 _WIDENED_ROWS: Final = 8192
-# The graph's prefix of weight names, and its layer numbers, which count from the stage's first layer.
+# The layer number in the graph's weight names, which counts from the stage's first layer.
 _MODULE: Final = "self.module."
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
@@ -50,7 +50,7 @@ _library.define("widened_linear(Tensor inputs, Tensor weight) -> Tensor")
 
 
 class TracedStage(nn.Module):
-    """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, uncached."""
+    """A stage with the graph's inputs in the order of ``names``. Also computes one sequence in fp32, uncached."""
 
     def __init__(
         self, facts: StageFacts, *, trust_remote_code: bool, int8: bool = False, on_load: OnLoad | None = None
@@ -63,7 +63,7 @@ class TracedStage(nn.Module):
         narrow = torch.bfloat16 if facts.dtype is torch.bfloat16 and not int8 else None
         self._slice = StageSlice(
             facts,
-            # A graph traced in bfloat16 gave results that were wrong by more than half.
+            # Results of a graph traced in bfloat16 were wrong by more than half.
             dtype=torch.float32,
             device=torch.device("cpu"),
             implementation=IMPLEMENTATION,
@@ -102,7 +102,7 @@ class TracedStage(nn.Module):
         return logits.reshape(-1, logits.shape[-1])
 
     def _narrow(self, layer: Any) -> None:
-        """Make the last layer compute only the emitting tokens after its attention, since nobody reads the others."""
+        """Make the last layer compute only the emitting tokens after its attention, because nobody reads the others."""
         output = layer.self_attn.o_proj
         project = output.forward
 
@@ -127,9 +127,9 @@ class TracedStage(nn.Module):
             with warnings.catch_warnings():
                 # The tracer reads attributes that transformers has deprecated.
                 warnings.simplefilter("ignore")
-                # The tracer's own check would trace once more; the graph is compared with the module anyway.
+                # The tracer's own check would trace again; the graph is compared with the module anyway.
                 decoder = TorchScriptPythonDecoder(self, example_input=example, trace_kwargs={"check_trace": False})
-                # As openvino.convert_model, but without its telemetry.
+                # Like openvino.convert_model, but without its telemetry.
                 frontend = FrontEndManager().load_by_framework("pytorch")
                 for extension in extensions:
                     frontend.add_extension(extension)
@@ -171,7 +171,7 @@ class TracedStage(nn.Module):
 
 
 def _widen_where_used(module: nn.Module) -> None:
-    """Make plain layers compute in fp32 with matrices that stay in 16 bits, in memory and in the graph."""
+    """Make plain layers compute in fp32 with matrices that stay 16-bit, in memory and in the graph."""
     for part in module.modules():
         weight = part._parameters.get("weight")  # noqa: SLF001 - the module's own, not a child's
         if weight is not None and weight.dtype is torch.bfloat16:
@@ -185,13 +185,13 @@ def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-    # Widened after the lookup: a table in fp32 would be kept beside the matrix of the head.
+    # Widened after the lookup, because an fp32 table would be kept in addition to the head's matrix.
     return functional.embedding(ids, layer.weight).to(torch.float32)
 
 
 @torch.library.impl(_library, "widened_linear", "CPU")
 def _widened_linear(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply with a matrix that is widened part by part: a whole head in fp32 can be half as large as the model."""
+    """Multiply by a matrix that is widened part by part: a whole head in fp32 can be half as large as the model."""
     parts = [weight[first : first + _WIDENED_ROWS] for first in range(0, len(weight), _WIDENED_ROWS)]
     return torch.cat([functional.linear(inputs, part.to(torch.float32)) for part in parts], dim=-1)
 
@@ -265,7 +265,7 @@ def _matrices(graph: ov.Model) -> list[Any]:
 
 
 def _keep_integers(graph: ov.Model, facts: StageFacts) -> None:
-    """Replace weights by the checkpoint's integers, where it has them, which are widened at their use."""
+    """Replace weights by the checkpoint's integers, if it has any, which are widened where they are used."""
     with WeightFiles(facts.folder, quantization=facts.quantization, is_part=facts.is_text_part) as files:
         for node in [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]:
             name = _LAYER.sub(lambda found: f".layers.{int(found[1]) + facts.layers.start}.", node.get_friendly_name())
@@ -281,7 +281,7 @@ def _keep_integers(graph: ov.Model, facts: StageFacts) -> None:
 
 
 def _widened(kept: Integers) -> Any:
-    """Build the node that widens a weight in integers to fp32."""
+    """Build the node that widens an integer weight to fp32."""
     rows, columns = kept.values.shape
     count = kept.scales.shape[1]
     grouped = [rows, columns] if count == 1 else [rows, count, columns // count]
@@ -309,7 +309,7 @@ def _integers(values: torch.Tensor, bits: int, shape: list[int], *, signed: bool
 
 
 def _round_matrices_to_int8(graph: ov.Model) -> None:
-    """Round the matrices of products to 8 bits, with a scale for each output. Keeps embeddings unchanged."""
+    """Round the matrices of products to 8 bits, with a scale for each output. Leaves embeddings unchanged."""
     for node in _matrices(graph):
         products = [
             place for place in node.output(0).get_target_inputs() if place.get_node().get_type_name() == "MatMul"
@@ -325,7 +325,7 @@ def _round_matrices_to_int8(graph: ov.Model) -> None:
 
 
 def _store_matrices_as_bf16(graph: ov.Model) -> None:
-    """Store the remaining fp32 matrices in the checkpoint's 16 bits; they are widened at their use."""
+    """Store the remaining fp32 matrices in the checkpoint's 16 bits; they are widened where they are used."""
     for node in _matrices(graph):
         narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
         kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)

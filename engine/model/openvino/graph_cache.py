@@ -1,4 +1,4 @@
-"""Converted graphs, kept in the user's cache folder: one for each checkpoint, cut and recipe.
+"""Converted graphs in the user's cache folder, one for each checkpoint, slice and converter version.
 
 Owns the folder, its names and its permissions. A graph serves a checkpoint only if it was converted from files with the
 same contents.
@@ -48,8 +48,8 @@ def stage_graph(
 ) -> Iterator[tuple[StageGraph, bool]]:
     """Return a stage's graph, cached or newly converted, and whether it is new.
 
-    A new one is cached at the end of the block, unless the block raises. The cache is a folder that no other user can
-    write; without such a folder nothing is cached.
+    A new graph is cached at the end of the block, unless the block raises. No other user may write the cache folder;
+    without such a folder nothing is cached.
     """
     place = default_folder() / _key(facts, weights)
     try:
@@ -57,7 +57,7 @@ def stage_graph(
         kept = _read(place)
         draft = None if kept is not None else Path(tempfile.mkdtemp(prefix="draft-", dir=place.parent))
     except OSError as exc:
-        _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
+        _log.warning("the model is converted for OpenVINO at every start, because it cannot be cached: %s", exc)
         kept = draft = None
     if draft is None:
         yield (convert(), True) if kept is None else (kept, False)
@@ -73,26 +73,26 @@ def stage_graph(
 def _written(converted: StageGraph, draft: Path) -> StageGraph:
     """Write a graph and read it back; return the graph itself if it cannot be written.
 
-    The graph that is read back is mapped from the file, so the memory of the conversion can be freed.
+    The file is mapped, so the memory of the conversion can be freed.
     """
     try:
         ov.save_model(converted.graph, draft / _NAME, compress_to_fp16=False)
         return _open(draft)
     except (OSError, RuntimeError) as exc:  # OpenVINO raises the latter for a full disk.
-        _log.warning("the converted model cannot be kept in %s: %s", draft.parent, exc)
+        _log.warning("the converted model cannot be cached in %s: %s", draft.parent, exc)
         (draft / _NAME).unlink(missing_ok=True)
         return converted
 
 
 def _keep(draft: Path, place: Path) -> None:
-    """Move a graph to its place atomically: a half-written one is never read, and the first of several wins."""
+    """Move a graph to its place atomically, so that nobody reads an incomplete one; the first of several wins."""
     if not (draft / _NAME).is_file():
         return
     try:
         draft.rename(place)
     except OSError as exc:
         if not (place / _NAME).is_file():
-            _log.warning("the converted model cannot be kept in %s: %s", place, exc)
+            _log.warning("the converted model cannot be cached in %s: %s", place, exc)
 
 
 def _read(place: Path) -> StageGraph | None:
@@ -113,7 +113,7 @@ def _open(place: Path) -> StageGraph:
 
 
 def _make_private(folder: Path) -> None:
-    """Keep other users from writing a graph, since it decides the answers. Raises OSError if that fails."""
+    """Keep other users from writing graphs, because these decide the output. Raises OSError if that fails."""
     folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -121,7 +121,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _key(facts: StageFacts, weights: str) -> str:
-    """Digest everything that a graph depends on: the checkpoint's contents, the cut, the type, code and libraries."""
+    """Digest all that determines a graph: the checkpoint's contents, the slice, the type, code and libraries."""
     state = hashlib.sha256()
     for pattern in _PATTERNS:
         for path in sorted(facts.folder.glob(pattern)):

@@ -1,6 +1,6 @@
-"""Paged attention in a graph: the marks that a conversion leaves, and the nodes that take their place.
+"""Paged attention in a graph: the marks that a conversion leaves, and the nodes that replace them.
 
-A graph with the nodes themselves can be compiled but not read from a file, so graphs are kept with the marks.
+A graph with the nodes can be compiled but not read from a file, so graphs are cached with the marks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PREFIX: Final = "lockstep.paged_attention:"
 
 
 class StageGraph(NamedTuple):
-    """A graph, with marks where attention goes, and the owner of its constants' memory, which must outlive the graph,
-    or their file.
+    """A graph with marks for attention, and the owner of its constants' memory, which must outlive the graph, or the
+    file of the constants.
     """
 
     graph: ov.Model
@@ -42,7 +42,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def mark(query: ov.Output, key: ov.Output, value: ov.Output, place: Place, *, width: int) -> ov.Output:
-    """Make a node that marks a place of attention: with its inputs and its output, safe from graph rewriting.
+    """Make a node that marks a place of attention, with its inputs and output, and survives graph rewriting.
 
     ``width`` is the width of the queries over all heads.
     """
@@ -66,7 +66,9 @@ def with_paged_attention(graph: ov.Model, facts: StageFacts) -> ov.Model:
         query, key, value = (joined.input_value(index) for index in range(3))
         node.output(0).replace(paging.attend(query, key, value, place))
     if len(marks) != len(facts.layers):
-        raise OpenVINOError(f"each of {len(facts.layers)} layers must attend once, {len(marks)} do in the graph")
+        raise OpenVINOError(
+            f"each of {len(facts.layers)} layers must attend once, but the graph has {len(marks)} attentions"
+        )
     graph.add_parameters(list(paging.inputs.values()))
     graph.validate_nodes_and_infer_types()
     return graph
@@ -86,7 +88,7 @@ class _Paging:
         *tables, longest = block_names(windowed=self._facts.windowed[place.layer])
         past, blocks, begins = [self._input(name, ov.Type.i32, [-1]) for name in tables]
         whole, number = np.int32, np.float32
-        # In the order of OpenVINO 2026.4. Features that are not used get empty inputs.
+        # In the order of OpenVINO 2026.4. Unused features get empty inputs.
         node = _PagedAttentionExtension(
             [
                 *[query, key, value, *caches, past, self._input("subsequence_begins", ov.Type.i32, [-1])],

@@ -1,4 +1,4 @@
-"""One pipeline stage computed by OpenVINO: the kept or converted graph, compiled, over a pool of blocks.
+"""One pipeline stage computed by OpenVINO: a cached or converted graph, compiled, over a pool of blocks.
 
 Owns no request and no page table. A converted graph is compared with transformers before it is cached.
 """
@@ -33,10 +33,10 @@ from engine.model.threads import OPENVINO_THREADS, stage_threads
 
 _log = logging.getLogger(__name__)
 
-# The comparison takes two steps: the second one reads the KV of the first.
+# The comparison takes two steps, of which the second reads the KV of the first.
 _COMPARED_TOKENS: Final = (7, 4)
-# The largest difference from transformers in fp32, relative to the norm of its output. In fp32 2e-6 was seen; in
-# bfloat16 0.04, and a mistake in the graph makes it larger than 0.5.
+# The largest difference from transformers in fp32, relative to the norm of its output. Observed were 2e-6 in fp32 and
+# 0.04 in bfloat16; a mistake in the graph makes it larger than 0.5.
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 0.15}
 _TOLERANCE_INT8: Final = 0.15
 
@@ -59,7 +59,7 @@ class OpenVINOStage:
         conversion.tell("reading")
         with stage_graph(facts, conversion.convert, weights=config.weights) as (found, is_new):
             self._compiled = conversion.compile(found, threads, is_new=is_new)
-        # The memory of a graph's constants must outlive the graph.
+        # Kept because the memory of a graph's constants must outlive the graph.
         self._owner = found.owner
         del found
         give_back_garbage()
@@ -83,9 +83,9 @@ class OpenVINOStage:
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Compute hidden states in the stage's type, or logits in fp32, which the next call overwrites.
 
-        The head is in the graph, so the logits of prompt logprobs come with the others, all at once.
+        The head is in the graph, so the logits for prompt logprobs are computed with the others, all at once.
         """
-        assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
+        assert isinstance(batch, BlockBatch), "an OpenVINO stage computes only its own batches"
         if self.facts.is_first:
             self._require_known(*batch.id_range)
             hidden = None
@@ -154,13 +154,13 @@ class _Conversion:
         return converted
 
     def compile(self, found: StageGraph, threads: int, *, is_new: bool) -> CompiledStage:
-        """Compile a graph to a stage. A first forward pass has packed its weights; a new graph was compared."""
+        """Compile a graph to a stage, run a first forward pass, which packs its weights, and compare a new graph."""
         give_back_garbage()
         self.tell("compiling")
         kept_in = self._config.kv_cache_dtype
         with read_pages_given_back(found.file):
             if is_new and kept_in != "auto":
-                # The cache's type is no part of the graph, so the comparison leaves it out.
+                # The cache's type is not part of the graph, so the comparison leaves it out.
                 self._compare(CompiledStage(found.graph.clone(), self._facts, threads=threads))
             compiled = CompiledStage(found.graph, self._facts, threads=threads, kv_cache_dtype=kept_in)
             if is_new and kept_in == "auto":
@@ -185,8 +185,8 @@ class _Conversion:
         tolerance = _TOLERANCE_INT8 if self._int8 else _TOLERANCES[self._facts.dtype]
         if not all(difference < tolerance for difference in differences):
             raise OpenVINOError(
-                f"the converted {self._name} must compute what transformers does, but differs by {differences}, more "
-                f"than {tolerance}"
+                f"the converted {self._name} must equal transformers, but differs by {differences}, more than "
+                f"{tolerance}"
             )
         _log.info("the converted %s differs by %s from transformers", self._name, differences)
 

@@ -1,4 +1,4 @@
-"""The connecting end: opens a connection, proves the run's secret, and checks that the listener has it too.
+"""The connecting end: opens a connection, proves that it has the run's secret, and checks that the listener has it too.
 
 Blocks, with a bound. Sends nothing but its proof before the listener has confirmed.
 """
@@ -40,7 +40,7 @@ class LinkAddress:
         except TimeoutError as exc:
             connection.close()
             raise LinkError(
-                f"{self.endpoint} must be a listener of this run, but it says nothing for {CONNECT_TIMEOUT_S} s"
+                f"{self.endpoint} must be a listener of this run, but it sent nothing for {CONNECT_TIMEOUT_S} s"
             ) from exc
         except BaseException:
             connection.close()
@@ -48,7 +48,7 @@ class LinkAddress:
         return connection
 
     def _prove(self, connection: socket.socket) -> None:
-        greeting = self._read(connection, GREETING_BYTES, "it says nothing that a listener of this engine says")
+        greeting = self._read(connection, GREETING_BYTES, "it did not send the greeting of a listener")
         try:
             answer = answer_to(greeting, self.secret, self.claim)
         except LinkError as exc:
@@ -73,7 +73,7 @@ class LinkAddress:
 
 
 def _require_open(connection: socket.socket) -> None:
-    """Raise ConnectionResetError for a peer that closes without a word, as a relay without a target does."""
+    """Raise ConnectionResetError for a peer that closes without sending anything, as a relay without a target does."""
     if not connection.recv(1, socket.MSG_PEEK):
         raise ConnectionResetError("it closed the connection before it sent anything")
 

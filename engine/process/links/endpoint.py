@@ -1,6 +1,6 @@
 """TCP endpoints as users write them: HOST:PORT, [HOST]:PORT for IPv6, and the URL of an engine.
 
-Owns the spelling and its error; opens nothing.
+Owns the syntax and its errors; opens nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """True if, judged by its spelling, only this machine reaches it."""
+        """True if, by its name, only this machine can reach it."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     @property
     def is_wildcard(self) -> bool:
-        """True for all addresses of this machine: one can listen there, not connect."""
+        """True for the address of all interfaces: a server can listen there, but nobody can connect to it."""
         return self.host in _WILDCARDS
 
     def __str__(self) -> str:
@@ -52,5 +52,5 @@ def parse_engine_url(url: str, name: str) -> Endpoint:
     except ValueError:
         port = 0
     if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/") or parts.query:
-        raise ConfigError(f"{name} must be http://HOST:PORT, got {url!r}; give that of `engine serve`")
+        raise ConfigError(f"{name} must be http://HOST:PORT, got {url!r}; give the URL that `engine serve` prints")
     return Endpoint(parts.hostname, port)

@@ -1,4 +1,4 @@
-"""The listening end: accepts connections, and hands on those whose peers have proved the run's secret.
+"""The listening end: accepts connections, and hands over those whose peers have proved the run's secret.
 
 Never waits for a peer: any number may be slow, silent or malformed, each within bounds of time and bytes.
 A peer without proof is dropped, with at most one line a minute in the log of a server.
@@ -20,9 +20,9 @@ from engine.process.links.endpoint import Endpoint
 from engine.process.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
 from engine.process.links.secret import Secret
 
-# A peer sends its answer at once; the rest is the network's.
+# A peer answers at once, so this is for the network.
 PROOF_TIMEOUT_S: Final = 5.0
-# More than any engine has machines. Beyond it the oldest is dropped, so that silent peers keep nobody out.
+# More than any engine has machines. Beyond it the oldest peer is dropped, so that silent peers keep nobody out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
 SERVER_BACKLOG: Final = 2048
@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Link:
-    """A connection whose peer has proved what it claims. ``peer`` is its address, for people."""
+    """A connection whose peer has proved its claim. ``peer`` is its address, for messages."""
 
     connection: socket.socket
     claim: Claim
     peer: str
 
 
-# Errors for which another port is no remedy, or only some other port is.
+# Remedies for errors that choosing any other port would not fix.
 _REMEDIES: Final = {
     errno.EADDRNOTAVAIL: "no interface of this machine has it; use 127.0.0.1 for this machine alone, 0.0.0.0 for all",
-    errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
+    errno.EACCES: "ports below 1024 need root; choose a higher one",
 }
 
 
 def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> socket.socket:
     """Bind a TCP socket to its port. Without ``backlog`` it does not listen yet: a peer is refused, and may try again.
 
-    Port 0 takes any free one. Raises StartupError, which mentions ``name``, when the socket cannot be bound.
+    Port 0 takes any free port. Raises StartupError, which mentions ``name``, if the socket cannot be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
@@ -63,7 +63,7 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
         ) from exc
     listener = socket.socket(family, kind, protocol)
     if endpoint.port:
-        # Not with port 0: while neither listens, two sockets could get the same one.
+        # Not with port 0: two sockets that do not listen yet could get the same port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -71,7 +71,9 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
             listener.listen(backlog)
     except OSError as exc:
         listener.close()
-        remedy = _REMEDIES.get(exc.errno or 0, "end what uses it, choose another one, or port 0 for any free one")
+        remedy = _REMEDIES.get(
+            exc.errno or 0, "stop the process that uses it, choose another port, or port 0 for any free one"
+        )
         raise StartupError(
             f"{name} must be an address of this machine with a free port, got {endpoint}: {exc.strerror or exc}; "
             f"{remedy}"
@@ -80,24 +82,25 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
 
 
 def bind_server(host: str, port: int) -> socket.socket:
-    """Bind the listening socket of a server before anything else starts: a port in use costs no loading time.
+    """Bind the listening socket of a server before anything else starts, so that a port in use is reported before
+    loading.
 
-    Port 0 takes any free one. Raises StartupError, which names host and port.
+    Port 0 takes any free port. Raises StartupError, which names host and port.
     """
     return bound_at(Endpoint(host, port), "--host and --port", backlog=SERVER_BACKLOG)
 
 
 def base_url(listener: socket.socket) -> str:
     here = Endpoint(*listener.getsockname()[:2])
-    if here.is_wildcard:  # A client could not connect to port 0.
+    if here.is_wildcard:  # A client cannot connect to a wildcard address.
         here = Endpoint("::1" if ":" in here.host else "127.0.0.1", here.port)
     return f"http://{here}"
 
 
 class LinkListener:
-    """Listens on a bound socket and takes connections. ``fileno()`` is readable when ``take`` has something to do.
+    """Listens on a bound socket and accepts connections. ``fileno()`` is readable when ``take`` has work.
 
-    ``silence_s`` is the longest that the path of a connection may be dead.
+    A connection fails if its peer acknowledges nothing for ``silence_s`` seconds.
     """
 
     def __init__(self, listener: socket.socket, secret: Secret, *, silence_s: float) -> None:
@@ -108,7 +111,7 @@ class LinkListener:
         listener.listen(_BACKLOG)
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
-        # By file descriptor, the oldest first.
+        # By file descriptor, oldest first.
         self._unproved: dict[int, _Unproved] = {}
 
     def fileno(self) -> int:
@@ -124,7 +127,7 @@ class LinkListener:
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept(now)
-            # A readable peer may have given way to a new one in the same look.
+            # A readable peer may have been dropped for a new one in the same pass.
             elif (one := self._unproved.get(fd)) is not None and (link := self._hear(one)) is not None:
                 links.append(link)
         for late in [one for one in self._unproved.values() if one.due <= now]:
@@ -136,7 +139,7 @@ class LinkListener:
         return min((one.due for one in self._unproved.values()), default=None)
 
     def wait_for(self, wanted: Claim) -> socket.socket:
-        """Wait for the peer with this claim, without a bound on time, and drop all others. Blocks."""
+        """Wait for the peer with this claim, without a time limit, and drop all others. Blocks."""
         while True:
             due = self.due()
             select.select([self], [], [], None if due is None else max(0.0, due - time.monotonic()))
@@ -158,7 +161,8 @@ class LinkListener:
         try:
             connection, address = self._listener.accept()
         except OSError as exc:
-            # The peer is gone, or no descriptor is free. Left there, it would keep the listener readable for ever.
+            # The peer is gone, or no descriptor is free. A connection that is not accepted keeps the listener readable
+            # forever.
             if exc.errno in _NO_DESCRIPTOR and self._unproved:
                 self._drop_oldest()
                 self._accept(now)
@@ -176,7 +180,7 @@ class LinkListener:
             self._drop(one, f"it is gone: {exc}")
 
     def _hear(self, one: _Unproved) -> Link | None:
-        """Read the rest of its answer, and not a byte more."""
+        """Read the rest of a peer's answer, and not a byte more."""
         try:
             data = one.connection.recv(ANSWER_BYTES - len(one.answer))
         except BlockingIOError:
@@ -188,7 +192,7 @@ class LinkListener:
         if data and len(one.answer) < ANSWER_BYTES:
             return None
         if not data:
-            self._drop(one, "it closed the connection before its proof was whole")
+            self._drop(one, "it closed the connection before its proof was complete")
             return None
         try:
             claim, confirmation = one.challenge.judge(bytes(one.answer))
@@ -201,10 +205,10 @@ class LinkListener:
         return Link(one.connection, claim, one.peer)
 
     def _drop_oldest(self) -> None:
-        self._drop(next(iter(self._unproved.values())), "too many others came after it")
+        self._drop(next(iter(self._unproved.values())), "too many other peers connected after it")
 
     def _drop(self, one: _Unproved, why: str) -> None:
-        logger.warning("dropped the peer at %s, which has not proved to be of this run: %s", one.peer, why)
+        logger.warning("dropped the peer at %s, which did not prove that it belongs to this run: %s", one.peer, why)
         self._forget(one)
         one.connection.close()
 

@@ -1,7 +1,7 @@
-"""The proof by which two peers of a run show each other that both have its secret: three messages of fixed size.
+"""The mutual proof that two peers of a run have its secret: three messages of fixed size.
 
-The listener greets with a nonce; the connecting peer answers with its role, a nonce and a code over both messages; the
-listener returns a code of its own. Pure: opens no socket and waits for nothing.
+The listener greets with a nonce; the connecting peer answers with its role, a nonce and a MAC over both messages; the
+listener returns its own MAC. Pure: opens no socket and waits for nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from engine.core.errors import EngineError
 from engine.process.links.secret import MAC_BYTES, Secret
 
-# Goes up whenever the messages between machines change.
+# Incremented whenever the messages between machines change.
 PROTOCOL: Final = 2
 _MAGIC: Final = b"LOCKSTEP"
 _NONCE_BYTES: Final = 32
@@ -24,7 +24,7 @@ _GREETING: Final = struct.Struct(f"<8sH{_NONCE_BYTES}s")
 _CLAIM: Final = struct.Struct(f"<8sHBh{_NONCE_BYTES}s")
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = _CLAIM.size + MAC_BYTES
-# Prefixes of each side's code: no code of one side is valid for the other.
+# Prefixes of each side's MAC, so that no MAC of one side is valid for the other.
 _CONNECTING: Final = b"connects"
 _LISTENING: Final = b"listens."
 
@@ -41,7 +41,7 @@ class Role(IntEnum):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A peer's proved role. ``stage`` is its number, -1 for a stage that is still to get one."""
+    """A peer's proved role. ``stage`` is its number, -1 for a stage that has none yet."""
 
     role: Role
     stage: int
@@ -62,7 +62,7 @@ class Challenge:
             raise LinkError("it does not speak this protocol")
         _require_protocol(protocol)
         if not self._secret.is_mac(mac, _CONNECTING, self.greeting, said):
-            raise LinkError("its proof does not hold: it has another secret, or plays an old answer again")
+            raise LinkError("its proof does not hold: it has another secret, or replays an old answer")
         try:
             claim = Claim(Role(role), stage)
         except ValueError as exc:
@@ -71,10 +71,10 @@ class Challenge:
 
 
 def answer_to(greeting: bytes, secret: Secret, claim: Claim) -> bytes:
-    """Return the connecting peer's answer. Raises LinkError for a greeting that is not of this protocol."""
+    """Return the connecting peer's answer. Raises LinkError for a greeting of another protocol."""
     magic, protocol, _ = _GREETING.unpack(greeting)
     if magic != _MAGIC:
-        raise LinkError("it is no listener of this engine")
+        raise LinkError("it is not a listener of this engine")
     _require_protocol(protocol)
     said = _CLAIM.pack(_MAGIC, PROTOCOL, claim.role, claim.stage, secrets.token_bytes(_NONCE_BYTES))
     return said + secret.mac(_CONNECTING, greeting, said)
@@ -87,4 +87,6 @@ def confirms(confirmation: bytes, secret: Secret, greeting: bytes, answer: bytes
 
 def _require_protocol(protocol: int) -> None:
     if protocol != PROTOCOL:
-        raise LinkError(f"it speaks protocol {protocol}, this side {PROTOCOL}: run the same version on every machine")
+        raise LinkError(
+            f"it speaks protocol {protocol}, this side speaks {PROTOCOL}: run the same version on every machine"
+        )

@@ -1,6 +1,6 @@
-"""The secret of one run, shared by every machine of the engine: made, read from a file, written to one.
+"""The secret of one run, shared by every machine of the engine: creates it, reads it from a file, writes it to one.
 
-It appears nowhere: not in arguments, not in logs, not when printed by mistake.
+It never appears in arguments, in logs, or in a ``repr``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SECRET_BYTES: Final = 4096
 
 
 class Secret:
-    """The key of a run. Its text leaves it by ``write`` alone."""
+    """The key of a run. Only ``write`` reveals its text."""
 
     __slots__ = ("_text",)
 
@@ -39,15 +39,15 @@ class Secret:
         return cls(secrets.token_hex(_NEW_SECRET_BYTES))
 
     def mac(self, *parts: bytes) -> bytes:
-        """Return the code of these parts, which only a holder of the secret can make. The parts have fixed lengths."""
+        """Return the MAC of these parts, which need the secret. The parts have fixed lengths."""
         return hmac.digest(self._text.encode(), b"".join(parts), "sha256")
 
     def is_mac(self, mac: bytes, *parts: bytes) -> bool:
-        """True if this is the code of these parts; the time taken does not tell where it differs."""
+        """Return whether this is the MAC of these parts, in constant time."""
         return hmac.compare_digest(self.mac(*parts), mac)
 
     def write(self, path: Path) -> None:
-        """Write it to a file that only this user can read, in place of any older one."""
+        """Write it to a file that only this user can read, replacing any older one."""
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as target:
@@ -60,15 +60,15 @@ class Secret:
 def read_secret(path: Path) -> Secret:
     """Read the secret from a file, without surrounding white space. Raises ConfigError if there is none.
 
-    Refuses a file that other users can read. A pipe or a terminal is taken as it is.
+    Refuses a file that other users can read, but accepts any pipe or terminal.
     """
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise ConfigError(
-                    f"the secret file must be its owner's alone, got mode {stat.S_IMODE(mode):o} of {path}; "
-                    f"run `chmod 600 {path}`"
+                    f"the secret file must be accessible to its owner only, got mode {stat.S_IMODE(mode):o} of "
+                    f"{path}; run `chmod 600 {path}`"
                 )
             text = file.read(_MAX_SECRET_BYTES).decode()
     except (OSError, UnicodeDecodeError) as exc:

@@ -154,7 +154,7 @@ def test_a_grammar_that_fails_late_is_the_requests_own_fault(
     matcher = matcher_of(grammars, Grammar(GrammarKind.EBNF, text))
     assert allowed(matcher, "abc") == [97, 98, 99, 100]
     with pytest.raises(
-        UnfollowableGrammar, match=f"after 4 tokens of output: .*{why}.*; mend or simplify it"
+        UnfollowableGrammar, match=f"after 4 tokens of output: .*{why}.*; correct or simplify it"
     ) as caught:
         matcher.allowed(ids("abcd"))
     assert caught.value.reason is FinishReason.INVALID
@@ -261,6 +261,6 @@ def test_a_panic_of_the_library_is_the_request_s_own_end() -> None:
     """A panic is no Exception, so `except Exception` did not catch it."""
     matcher = Matcher(Panicking(2), 8)
     assert matcher.allowed(np.array([1, 2], np.int32)).all()
-    with pytest.raises(UnfollowableGrammar, match="after 3 tokens of output: Panic: a bound was met; mend"):
+    with pytest.raises(UnfollowableGrammar, match="after 3 tokens of output: Panic: a bound was met; correct"):
         matcher.allowed(np.array([1, 2, 3], np.int32))
     assert matcher.allowed(np.array([1], np.int32)).all(), "a guess that led there spoils nothing"

@@ -54,7 +54,7 @@ def test_a_configuration_is_enough(folder: Path) -> None:
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"must hold config\.json"):
         ScriptedSim.start(EngineConfig(model=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="no folder here"):
+    with pytest.raises(CheckpointError, match="not a folder here"):
         ScriptedSim.start(EngineConfig(model="no/such-model"))
 
 

@@ -117,7 +117,9 @@ def test_failed_microbatch_poisons_its_rows_until_their_next_request() -> None:
     pipeline = pipeline_of()
     pipeline.fail_next_step(1)
     failed = completion_of(pipeline, segment((1, 2, 3, 4), pages=(0,), spec=GREEDY, emits=False))
-    assert failed.error == "stage 1 failed in microbatch 0: StepFailedError: a failure was injected into this forward"
+    assert (
+        failed.error == "stage 1 failed in microbatch 0: StepFailedError: a failure was injected into this forward pass"
+    )
     completion_of(pipeline, segment((5,), start=4, pages=(1,), page_start=1))
     completion_of(pipeline, segment((1,), pages=(0,), spec=GREEDY))
     assert not pipeline.corruptions

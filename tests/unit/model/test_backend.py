@@ -97,7 +97,9 @@ def test_another_architecture_is_computed_by_torch(
 ) -> None:
     config = EngineConfig(model=str(checkpoint_of(family)), device="cpu", page_size=64)
     assert not takes_openvino(config)
-    with pytest.raises(ConfigError, match=r"known for models of type .*qwen3, this one is .*; or use backend='torch'"):
+    with pytest.raises(
+        ConfigError, match=r"models of type .*qwen3 can be converted, this one is .*; or use backend='torch'"
+    ):
         takes_openvino(config.model_copy(update={"backend": "openvino"}))
 
 

@@ -53,7 +53,9 @@ def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, mon
     monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(total=20_000))
     limits = Limits.of(config.model_copy(update={"max_total_tokens": 320}), FACTS)
     capacity.require_memory(config, FACTS, limits, stages_here=1)
-    with pytest.raises(ConfigError, match="320 tokens of KV and their books are 35840 bytes, this machine has 20000"):
+    with pytest.raises(
+        ConfigError, match="320 tokens of KV and their bookkeeping take 35840 bytes, this machine has 20000"
+    ):
         capacity.require_memory(config, FACTS, limits, stages_here=2)
 
 

@@ -41,7 +41,7 @@ def test_facts_of_a_whole_folder(folder: Path) -> None:
 
 
 def test_a_missing_folder() -> None:
-    with pytest.raises(CheckpointError, match="'/no/such/folder', which is no folder here"):
+    with pytest.raises(CheckpointError, match="'/no/such/folder', which is not a folder here"):
         resolve_folder(EngineConfig(model="/no/such/folder"))
 
 
@@ -57,7 +57,9 @@ def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(CheckpointError, match=r"'owner/name' is no folder here and could not be fetched.*no network"):
+    with pytest.raises(
+        CheckpointError, match=r"'owner/name' is not a folder here and could not be fetched.*no network"
+    ):
         resolve_folder(EngineConfig(model="owner/name"))
 
 
@@ -82,7 +84,7 @@ def test_a_missing_file(folder: Path, name: str, text: str) -> None:
     ("change", "text"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "must be decoder-only"),
-        ({"model_type": "no-such-model"}, "transformers knows"),
+        ({"model_type": "no-such-model"}, "transformers can read"),
         ({"layer_types": ["linear_attention"] * 4}, "layers must be of types"),
         ({"kv_lora_rank": 8}, "latent"),
         ({"dtype": "float64"}, "dtype must be one of"),
@@ -169,7 +171,7 @@ def with_own_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_code_of_a_checkpoint_is_not_run_and_no_question_is_asked(with_own_code: tuple[Path, Path]) -> None:
     """C11: the error names the flag by which it would be."""
     folder, marker = with_own_code
-    with pytest.raises(CheckpointError, match=r"brings Python files .* --trust-remote-code"):
+    with pytest.raises(CheckpointError, match=r"has Python files .* --trust-remote-code"):
         read_facts(EngineConfig(model=str(folder)))
     assert not marker.exists()
     assert sys.stdin.read().startswith("y\n" * 20)
@@ -310,7 +312,7 @@ def test_an_architecture_that_scales_between_layers_cannot_be_cut(folder: Path) 
         folder / "model.safetensors",
     )
     assert _load(folder).facts.is_last
-    with pytest.raises(CheckpointError, match=r"changes hidden states outside of its layers.*pp_size=1"):
+    with pytest.raises(CheckpointError, match=r"changes hidden states outside its layers.*pp_size=1"):
         _load(folder, pp_size=2, stage=1)
 
 

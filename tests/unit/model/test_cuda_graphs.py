@@ -171,7 +171,7 @@ def test_hidden_states_of_another_shape_fail_their_microbatch(checkpoint_of: Cal
     ("family", "values", "text"),
     [
         ("mistral_window", {}, None),
-        ("gemma3_two_ropes", {}, "transformers' own forward computes"),
+        ("gemma3_two_ropes", {}, "transformers' own forward pass computes"),
         ("qwen3", {"attention_backend": "sdpa"}, "its shapes depend on the context"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_pool_of_window_layers_and_a_cpu_are_reasons(checkpoint_of: Callable[[
     pool = ChainedStages(config, limits_for(config, window=9)).runners[0].model.pool
     cuda = torch.device("cuda")
     assert why_no_graphs(cuda, pool, lean=True) == "the model has window layers"
-    assert why_no_graphs(torch.device("cpu"), pool, lean=True) == "the device is cpu, and graphs are CUDA's"
+    assert why_no_graphs(torch.device("cpu"), pool, lean=True) == "the device is cpu, and graphs need CUDA"
 
 
 @pytest.mark.parametrize("wrong", ["fails", "differs", "asks"])

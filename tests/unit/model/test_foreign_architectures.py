@@ -18,11 +18,11 @@ from engine.model.checkpoint import SERVED
 
 TOKENS = {"bos_token_id": 0, "pad_token_id": 0}
 REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], int, str]] = {
-    "a mask of its own": (lambda: transformers.DogeConfig(**SHAPE), 1, "a mask of the architecture's own"),
+    "a mask of its own": (lambda: transformers.DogeConfig(**SHAPE), 1, "an architecture-specific mask"),
     "a norm before its layers": (
         lambda: transformers.NanoChatConfig(**SHAPE),
         2,
-        "changes hidden states outside of its layers.*use pp_size=1",
+        "changes hidden states outside its layers.*use pp_size=1",
     ),
     "sizes for each layer": (
         lambda: transformers.Gemma4TextConfig(**SHAPE | TOKENS, vocab_size_per_layer_input=199),
@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], int, str]]
     "attention that cannot be replaced": (
         lambda: transformers.FalconConfig(vocab_size=199, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
         1,
-        "no attention but its own",
+        "accepts only its own attention",
     ),
     "parts that need one another": (
         lambda: transformers.Gemma3nTextConfig(
@@ -76,5 +76,5 @@ def test_attention_that_differs_from_the_architecture_s_own_is_found_at_the_star
     ChainedStages(config, limits_for(config, window=window))
     scoring = attention.Scoring
     monkeypatch.setattr(attention, "Scoring", lambda scale, *rest: scoring(scale * 1.5, *rest))
-    with pytest.raises(CheckpointError, match="its own attention gives other states, which differ by"):
+    with pytest.raises(CheckpointError, match="its own attention gives different states, by"):
         ChainedStages(config, limits_for(config, window=window))

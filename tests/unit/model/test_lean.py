@@ -117,7 +117,7 @@ def test_a_forward_that_differs_is_not_taken(
     with caplog.at_level(logging.WARNING, logger="engine.model.stage_model"):
         wrong = chain_of(folder)
     assert not wrong.runners[0].model.is_lean
-    assert "the lean forward differs by 0.001" in caplog.text
+    assert "the lean forward pass differs by 0.001" in caplog.text
     monkeypatch.undo()
     plain = chain_of(folder, lean=False)
     difference = wrong.logits(wrong.segment(0, PROMPT)) - plain.logits(plain.segment(0, PROMPT))

@@ -297,7 +297,7 @@ def test_a_graph_that_cannot_be_written_is_used_all_the_same(
     monkeypatch.setattr("openvino.save_model", full)
     chain = chain_of()
     assert chain.forward(chain.segment(0, PROMPT)).error is None
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
     assert list(kept.iterdir()) == []
 
 
@@ -307,7 +307,7 @@ def test_another_version_of_openvino_leaves_the_model_to_torch(
     monkeypatch.setitem(sys.modules, "engine.model.openvino.stage", None)
     config = EngineConfig(model=str(checkpoint_of("llama")), page_size=32)
     assert StageRunner(config, limits_for(config), 0).model.backend == "torch"
-    assert "must be of the version that 'lockstep-engine[openvino]' installs" in caplog.text
+    assert "must have the version that 'lockstep-engine[openvino]' installs" in caplog.text
 
 
 def test_a_folder_that_others_may_write_is_not_used(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -328,7 +328,7 @@ def test_a_graph_that_differs_is_refused_and_auto_falls_back(
     monkeypatch.setattr("engine.model.openvino.stage._TOLERANCES", {torch.float32: 0.0})
     model = str(checkpoint_of("llama"))
     asked, auto = (EngineConfig(model=model, page_size=32, backend=name) for name in ("openvino", "auto"))
-    with pytest.raises(OpenVINOError, match="must compute what transformers does, but differs by"):
+    with pytest.raises(OpenVINOError, match="must equal transformers, but differs by"):
         StageRunner(asked, limits_for(asked), 0)
     assert StageRunner(auto, limits_for(auto), 0).model.backend == "torch"
     assert "stage 0 is computed by torch, not by OpenVINO: the converted LlamaForCausalLM" in caplog.text

@@ -49,7 +49,7 @@ def test_experts_are_made_whole_before_they_are_fused(checkpoint_of: Callable[[s
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"quant_method": "mxfp4"}, "quant_method='mxfp4': weights of this kind are not served; served are .* fp8"),
+        ({"quant_method": "mxfp4"}, "quant_method='mxfp4': weights of this kind are not served; plain ones are.* fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_8bit=False, not True"),
         ({"quant_method": "gptq", "bits": 3}, "bits=3, not 2 or 4 or 8"),
@@ -57,7 +57,7 @@ def test_experts_are_made_whole_before_they_are_fused(checkpoint_of: Callable[[s
         ({"quant_method": "awq", "version": "gemv"}, "version='gemv', not 'gemm'"),
         (compressed("nvfp4-pack-quantized", num_bits=4), "format='nvfp4-pack-quantized'"),
         (compressed("pack-quantized", num_bits=2), "num_bits=2"),
-        (compressed("dense") | {"transform_config": {"config_groups": {"r": {}}}}, "transform_config, rotations"),
+        (compressed("dense") | {"transform_config": {"config_groups": {"r": {}}}}, "transform_config, which rotates"),
         (compressed("dense") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format='sparse"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, r"cannot be read: .* got \[0, 1\]"),
         ({"quant_method": "compressed-tensors", "config_groups": 3}, "cannot be read"),
@@ -110,7 +110,7 @@ DOWN = "model__layers__3__mlp__down_proj__"
             r"Qwen3ForCausalLM has no place for model\.layers\.3.*scale_inv",
         ),
         ({"model__layers__5__mlp__down_proj__weight": torch.ones(1)}, r"no place for model\.layers\.5\."),
-        ({DOWN + "weight": torch.zeros(64, 96, dtype=torch.int8)}, "down_proj.weight must be kept as .* keeps I8"),
+        ({DOWN + "weight": torch.zeros(64, 96, dtype=torch.int8)}, "down_proj.weight must be stored as .* stores I8"),
     ],
 )
 def test_a_weight_without_a_place_is_refused_on_every_stage(

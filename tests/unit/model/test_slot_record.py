@@ -120,14 +120,14 @@ def test_a_row_whose_end_was_overwritten_is_found() -> None:
     recorded = Recorded()
     recorded.write(part(0, range(4), pages=(0,)))
     recorded.write(part(1, (9, 9, 9, 9), pages=(0,)))
-    with pytest.raises(IntegrityError, match="must go on from position 4 where it ended, but at position 4"):
+    with pytest.raises(IntegrityError, match="must continue from position 4, where it ended, but at position 4"):
         recorded.write(part(0, (5,), start=4, pages=(1,), place=1, new=False))
 
 
 def test_a_row_that_leaves_a_token_out_is_found() -> None:
     recorded = Recorded()
     recorded.write(part(0, range(3), pages=(0,)))
-    with pytest.raises(IntegrityError, match="must go on from position 3 where it ended, but at position 2"):
+    with pytest.raises(IntegrityError, match="must continue from position 3, where it ended, but at position 2"):
         recorded.write(part(0, (5,), start=2))
 
 
@@ -204,7 +204,7 @@ def test_a_window_page_that_was_given_back_too_early_is_found() -> None:
     recorded.write(part(1, (9, 9, 9, 9), pages=(50,), window_pages=(seen - 1,)))
     recorded.write(part(0, (3,), start=LONG, pages=(40,), place=LONG // PAGE, window_pages=(40,)))
     recorded.write(part(2, (9, 9, 9, 9), pages=(51,), window_pages=(seen + 1,)))
-    with pytest.raises(IntegrityError, match=f"window page {seen + 1} holds that of another sequence"):
+    with pytest.raises(IntegrityError, match=f"window page {seen + 1} holds the KV of another sequence"):
         recorded.write(part(0, (4,), start=LONG + 1))
 
 

@@ -76,7 +76,7 @@ def test_a_window_is_counted_as_the_kernel_counts_it(
 
 def test_what_the_kernel_cannot_do_is_known_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """B17: another device, type, head, a capped score, a kernel that refuses or is wrong: each has its reason."""
-    assert why_not_varlen(CPU, SHAPE) == ("the device is cpu, and the kernel is for CUDA")
+    assert why_not_varlen(CPU, SHAPE) == ("the device is cpu, and the kernel needs CUDA")
     monkeypatch.setattr("engine.model.varlen.varlen_attn", kernel)
     assert why_not_shape(CPU, SHAPE) is None
     assert "not in torch.float32" in str(why_not_shape(CPU, SHAPE._replace(dtype=torch.float32)))

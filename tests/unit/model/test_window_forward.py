@@ -108,7 +108,7 @@ def test_sanitizer_catches_a_window_page_that_was_given_back_too_early(checkpoin
     spec = SamplingSpec(seed=0)
     chain.forward(Segment("a", 0, 0, tuple(range(8)), 0, (0, 1, 2), False, spec, (0, 1, 2)))
     chain.forward(Segment("b", 1, 0, tuple(range(20, 28)), 0, (3, 4), False, spec, (1, 3)))
-    with pytest.raises(IntegrityError, match=r"KV of a \(row 0\) at position .* window page 1 holds that of another"):
+    with pytest.raises(IntegrityError, match=r"KV of a \(row 0\) at position .* window page 1 holds the KV of another"):
         chain.forward(Segment("a", 0, 8, (9,), 0, (), True))
 
 

@@ -99,10 +99,10 @@ def test_addresses_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"page_tokens": 32}, "page_size must be the same on both engines, got 32 where it is sent and 16"),
-        ({"dtype": torch.float32}, "got 2 x float32 (2, 3, 16, 8) where it is sent and 2 x bfloat16 (2, 3, 16, 8)"),
+        ({"page_tokens": 32}, "page_size must be the same on both engines, got 32 on the sender and 16"),
+        ({"dtype": torch.float32}, "got 2 x float32 (2, 3, 16, 8) on the sender and 2 x bfloat16 (2, 3, 16, 8)"),
         ({"layers": 3}, "parts must be the same on both engines, got 2 x bfloat16 (3, 3, 16, 8)"),
-        ({"sanitize": False}, "sanitizer_root must be the same on both engines, got None where it is sent and"),
+        ({"sanitize": False}, "sanitizer_root must be the same on both engines, got None on the sender and"),
     ],
 )
 def test_another_layout_is_refused_with_both_values(
@@ -126,9 +126,9 @@ def test_other_stages_are_refused(decode: Decode, opened: Open) -> None:
     source = SmallStage(stage=1, stages=2)
     sender = opened(source.sender())
     sender.order(SendPages(1, (0,), ("unix:/nowhere#x", str(receiver.address)), 1, 0))
-    assert "stage must be the same on both engines, got 1 where it is sent and 0" in str(source.answer())
+    assert "stage must be the same on both engines, got 1 on the sender and 0" in str(source.answer())
     sender.order(send(2, receiver.address, 0))
-    assert "the decode engine must have 2 stages as this one has, got 1" in str(source.answer())
+    assert "the decode engine must have 2 stages, as this engine has, got 1" in str(source.answer())
 
 
 def test_weights_that_change_on_one_side_are_noticed_on_a_connection_that_is_open(
@@ -167,7 +167,7 @@ def test_a_decode_engine_that_was_started_again_takes_nothing_for_the_one_before
         sender.order(send(number, first.address, 0))
         assert isinstance(answer := source.answer(), PagesSent)
         assert answer.error is not None
-    assert f"must be run '{first.address.run}', but was started again and is '{second.address.run}'" in answer.error
+    assert f"must be run '{first.address.run}', but has restarted and is '{second.address.run}'" in answer.error
     assert images(again, 0) == before
     sender.order(send(4, second.address, 0))
     assert (source.answer(), again.answer()) == (PagesSent(transfer=4), PagesReceived(transfer=1, pages=1))
@@ -192,7 +192,7 @@ def test_nothing_is_written_after_a_stop(decode: Decode, opened: Open) -> None:
     before = images(target, *range(8))
     for place in (1, 3, 0, 99):
         peer.bring(1, place, page)
-    assert "receives nothing for transfer 1, or does not any more" in str(peer.end(1))
+    assert "has no open transfer 1" in str(peer.end(1))
     assert images(target, *range(8)) == before
     receiver.order(StopTransfer(1))
     receiver.order(receive(2, 0))
@@ -266,7 +266,7 @@ def test_kv_comes_over_tcp_from_those_who_have_the_secret(opened: Open, private_
         sender = opened(source.sender(secret=secret))
         sender.order(send(number, receiver.address, 3))
     answers = [str(source.answer()) for source in sources]
-    assert "an engine on another machine takes KV from those who prove its secret" in answers[0]
+    assert "an engine on another machine accepts KV only from peers with its secret" in answers[0]
     assert "it did not accept the proof; give both sides the same secret file" in answers[1]
     assert answers[2] == str(PagesSent(transfer=2))
     assert target.answer() == PagesReceived(transfer=1, pages=1)

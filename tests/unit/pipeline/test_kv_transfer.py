@@ -119,7 +119,7 @@ def test_engines_that_differ_say_so_and_go_on(start: Start, folders: Sequence[Pa
     refused = answer(prefill)
     assert isinstance(refused, PagesSent)
     assert "stage 0: KV could not be sent to unix:" in str(refused.error)
-    assert "page_size must be the same on both engines, got 64 where it is sent and 32" in str(refused.error)
+    assert "page_size must be the same on both engines, got 64 on the sender and 32" in str(refused.error)
     decode.order_transfer(StopTransfer(1))
     assert answer(decode) == PagesReceived(transfer=1, pages=0)
     for pipeline in (prefill, decode):

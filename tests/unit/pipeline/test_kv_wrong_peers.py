@@ -47,7 +47,7 @@ def test_a_send_without_progress_fails_and_what_waits_behind_it_too(
     sender = opened(source.sender())
     sender.order(send(1, stuck.address, *range(8)))
     sender.order(send(2, stuck.address, 0))
-    words = f"stage 0: KV could not be sent to {stuck.address}: it has taken or confirmed nothing for 0.1 s"
+    words = f"stage 0: KV could not be sent to {stuck.address}: it has accepted or confirmed nothing for 0.1 s"
     assert [source.answer(), source.answer()] == [PagesSent(transfer=number, error=words) for number in (1, 2)]
 
 
@@ -59,7 +59,7 @@ def test_a_peer_that_takes_all_and_confirms_nothing_fails(
     source = SmallStage()
     sender = opened(source.sender())
     sender.order(send(1, silent.address, 0))
-    assert "taken or confirmed nothing" in str(source.answer())
+    assert "accepted or confirmed nothing" in str(source.answer())
 
 
 def test_a_decode_engine_that_dies_costs_its_orders_alone(
@@ -114,7 +114,7 @@ def test_pages_of_an_unknown_transfer_are_dropped_and_told_once(
     with caplog.at_level(logging.INFO):
         for place in range(3):
             peer.bring(77, place, page)
-        assert "receives nothing for transfer 77" in str(peer.end(77))
+        assert "has no open transfer 77" in str(peer.end(77))
     assert caplog.text.count("dropped pages") == 1
     assert images(target, *range(8)) == before
     receiver.order(receive(79, 0))
@@ -149,7 +149,7 @@ def test_a_page_does_not_wait_for_ever_for_its_order(
     target, receiver = decode
     peer = opened(Prefiller(receiver.address, target.images().layout))
     peer.bring(1, 0, bytes(target.images().image_bytes))
-    assert "receives nothing for transfer 1" in str(peer.end(1))
+    assert "has no open transfer 1" in str(peer.end(1))
     monkeypatch.setattr(kv_receiver, "EARLY_WAIT_S", WAIT_S)
     peer.bring(1, 0, bytes(target.images().image_bytes))
 
@@ -186,7 +186,7 @@ def test_garbage_ends_its_connection_alone(
             connection.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
-    assert caplog.text.count("closed the connection by which") == 2
+    assert caplog.text.count("closed the KV connection of") == 2
     receiver.order(receive(1, 0))
     other = opened(Prefiller(receiver.address, target.images().layout))
     other.bring(1, 0, bytes(target.images().image_bytes))

@@ -93,7 +93,7 @@ def test_a_trace_that_is_not_written_is_an_error(
     assert run(pipeline, control(folder)).error is None
     run(pipeline, writer.plan(0, PROMPT))
     damage(folder)
-    assert "must be written whole" in str(run(pipeline, control(None)).error)
+    assert "must be complete" in str(run(pipeline, control(None)).error)
     assert run(pipeline, control(tmp_path / "again")).error is None
     assert run(pipeline, writer.plan(1, PROMPT)).error is None
     assert run(pipeline, control(None)).error is None
@@ -119,7 +119,7 @@ def test_a_trace_that_is_not_written_at_the_bound_fails_no_microbatch(
     run(pipeline, control(tmp_path / "traces"))
     shutil.rmtree(tmp_path / "traces")
     assert run(pipeline, PlanWriter(LIMITS).plan(0, PROMPT)).error is None
-    assert "must be written whole" in str(run(pipeline, control(None)).error)
+    assert "must be complete" in str(run(pipeline, control(None)).error)
 
 
 @pytest.mark.usefixtures("_one_torch_thread")

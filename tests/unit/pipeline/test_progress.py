@@ -26,12 +26,12 @@ def progress(private_dir: Path) -> Iterator[StageProgress]:
 @pytest.mark.parametrize(
     ("marks", "stuck"),
     [
-        ([(6, Phase.DONE), (6, Phase.DONE), (6, Phase.DONE)], (0, "it has not begun with it")),
+        ([(6, Phase.DONE), (6, Phase.DONE), (6, Phase.DONE)], (0, "it has not begun it")),
         ([(7, Phase.COMPUTING), (7, Phase.WAITING), (7, Phase.WAITING)], (0, "it computes it")),
         ([(7, Phase.DONE), (7, Phase.COMPUTING), (7, Phase.WAITING)], (1, "it computes it")),
         ([(9, Phase.COMPUTING), (8, Phase.DONE), (7, Phase.COMPUTING)], (2, "it computes it")),
-        ([(8, Phase.HANDING_ON), (7, Phase.DONE), (6, Phase.DONE)], (2, "it has not begun with it")),
-        ([(7, Phase.HANDING_ON), (6, Phase.COMPUTING), (6, Phase.WAITING)], (1, "it has not begun with it")),
+        ([(8, Phase.HANDING_ON), (7, Phase.DONE), (6, Phase.DONE)], (2, "it has not begun it")),
+        ([(7, Phase.HANDING_ON), (6, Phase.COMPUTING), (6, Phase.WAITING)], (1, "it has not begun it")),
         ([(7, Phase.HANDING_ON), (7, Phase.WAITING), (7, Phase.WAITING)], (0, "it hands on its hidden states")),
         ([(7, Phase.DONE), (7, Phase.DONE), (7, Phase.HANDING_ON)], (2, "it hands on its hidden states")),
         ([(7, Phase.DONE), (7, Phase.WAITING), (7, Phase.WAITING)], (1, "it waits for the hidden states")),

@@ -65,7 +65,7 @@ def test_an_update_while_asleep_is_what_it_wakes_with(pipeline: Pipeline) -> Non
     writer = PlanWriter(limits(EngineConfig()))
     before = generate(pipeline, writer, 0, PROMPT, TOKENS)
     run(pipeline, SleepSwitch(100, 2))
-    assert "which is no folder here" in str(run(pipeline, WeightUpdate(101, "/nowhere")).error)
+    assert "which is not a folder here" in str(run(pipeline, WeightUpdate(101, "/nowhere")).error)
     assert run(pipeline, WeightUpdate(102, "embedded:7")).error is None
     assert run(pipeline, SleepSwitch(103, 0)).error is None
     after = generate(pipeline, writer, 1, PROMPT, TOKENS)
@@ -101,7 +101,7 @@ def test_files_that_have_changed_meanwhile_are_not_taken_for_the_old_weights(tmp
 def test_a_stage_that_sleeps_computes_nothing() -> None:
     pipeline, writer = local(), PlanWriter(limits(EngineConfig()))
     run(pipeline, SleepSwitch(100, 1))
-    with pytest.raises(IntegrityError, match="by a stage that sleeps"):
+    with pytest.raises(IntegrityError, match="a sleeping stage must not compute"):
         run(pipeline, writer.plan(0, PROMPT))
 
 

@@ -141,7 +141,7 @@ def test_what_is_no_answer_to_the_plan_is_refused_at_once(pair: Pair, error_byte
     """A05, A06: the plan says how many bytes come; none is waited for that was only announced. It names both stages."""
     assert pair[0]._target is not None
     pair[0]._target.sendall(FRAME_HEAD.pack(1, error_bytes, follow))
-    with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: for microbatch 1 {text}"):
+    with pytest.raises(StepFailedError, match=f"stage 1 cannot read the message of stage 0: for microbatch 1 {text}"):
         pair[1].receive(microbatch())
 
 

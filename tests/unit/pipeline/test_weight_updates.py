@@ -112,7 +112,7 @@ def _truncated(folder: Path) -> str:
 
 def _nothing(folder: Path) -> str:
     shutil.rmtree(folder)
-    return "which is no folder here"
+    return "which is not a folder here"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_folder_may_be_overwritten_once_it_is_loaded(said: dict[int, list[int]
 def test_what_the_caller_is_told_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A client may send any path, as often as it likes: the log is not its to fill."""
     runner = StageRunner(EngineConfig(device="cpu"), limits(), 0)
-    assert "no folder here" in str(runner.prepare(update("no/such\x00")))
+    assert "not a folder here" in str(runner.prepare(update("no/such\x00")))
     assert not caplog.records
 
 
