@@ -1,1 +1,1 @@
-"""The front end process: HTTP in and out, tokens to text, one open request for each live rid."""
+"""The front end process: serves HTTP, turns tokens into text, and tracks one open request for each live rid."""

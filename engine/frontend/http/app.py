@@ -1,6 +1,6 @@
 """The HTTP application: all routes, one shape of errors, and the OpenAPI description.
 
-Owns the rules that hold for all routes; each route's behaviour is in its own file.
+Owns the rules for all routes; each route's behaviour is in its own file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def build_app(
 
 
 def _add_heads(*routers: APIRouter) -> None:
-    """Answer HEAD on every GET route; the connection leaves the body out."""
+    """Answer HEAD on every GET route; the connection omits the body."""
     for router in routers:
         for route in [
             route for route in router.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())
@@ -111,12 +111,12 @@ def _add_heads(*routers: APIRouter) -> None:
 
 
 def body_works(served: ServedModel) -> dict[str, BodyWork]:
-    """Map each kind of body or check to the function that a worker process runs for it."""
+    """Map each kind of body or check to the function that a worker process runs on it."""
     return order_works(served) | token_works(served) | grammar_works()
 
 
 def _add_cors(app: FastAPI, listed: str) -> None:
-    """Let pages of the listed origins read the answers. A preflight needs no key; the request after it does."""
+    """Let pages of the listed origins read replies. A preflight needs no key; the request after it does."""
     origins = [entry.rstrip("/") for part in listed.split(",") if (entry := part.strip())]
     if origins:
         app.add_middleware(
@@ -130,12 +130,12 @@ def _add_cors(app: FastAPI, listed: str) -> None:
 
 def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
     def answer(request: Request, error: ApiError, headers: Mapping[str, str] | None) -> Response:
-        # The middleware that adds the id has returned by the time that a bug's answer is made.
+        # The middleware that adds the id has already returned when the reply to a bug is made.
         request_id = request_id_of(request.scope)
         return error_answer(error, request.url.path, request_id=request_id, headers=headers)
 
     def remedy_of(request: Request, exc: HTTPException) -> str:
-        """Guess the route: clients omit or repeat the version in their base URL, or use another server's path."""
+        """Suggest a route: clients omit or repeat the version in their base URL, or use another server's path."""
         path = request.url.path
         if exc.status_code == 404:
             meant = [one for one in (f"/v1{path}", path.removeprefix("/v1"), _ELSEWHERE.get(path)) if one in routes]
@@ -144,6 +144,6 @@ def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
             return f"; it takes {exc.headers.get('Allow', 'another method')}"
         return ""
 
-    bug = "the front end failed ({}); the server's log says how"
+    bug = "the front end failed ({}); see the server's log"
     for kind, handler in error_handlers(answer, bug, remedy_of).items():
         app.add_exception_handler(kind, handler)

@@ -1,7 +1,7 @@
 """Admits clients and operators to their routes, by bearer keys compared in constant time.
 
-Owns the rule for servers without keys, the origins whose pages may operate this server, and the host names to which a
-server on loopback answers. Keys are never written anywhere.
+Owns the rule for servers without keys, the origins whose pages may operate this server, and the host names that a
+server on loopback accepts. Keys are never logged or stored.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Access:
     """The keys that one server requires.
 
     Clients need the API key if there is one. Operators need the admin key if there is one; without it their routes are
-    open to clients on loopback and closed elsewhere. The admin key opens all routes. ``loopback``: the server listens
-    on loopback.
+    open to clients on loopback and closed elsewhere. The admin key opens all routes. ``loopback`` is true if the server
+    listens on loopback.
     """
 
     def __init__(self, settings: ServerSettings, address: str) -> None:
@@ -48,9 +48,9 @@ class Access:
     async def admit_operation(self, request: Request) -> None:
         """Admit an operator's request. Raises ApiError: 401, 403, 415.
 
-        A browser on this machine sends requests for any page. A page is refused with 403 unless its origin is this
-        server's or allowed, and with 415 for a body that a page may send without a preflight: all but JSON. Other
-        programs pass both rules. A request without a body needs no content type.
+        A browser on this machine sends requests on behalf of any page. A page is refused with 403 unless its origin is
+        this server's or allowed, and with 415 for a body that needs no preflight, which is any but JSON. Other programs
+        pass both checks. A request without a body needs no content type.
         """
         origin = request.headers.get("origin")
         is_allowed = origin is None or origin.lower() in self._origins
@@ -72,8 +72,8 @@ class Access:
         elif not self.loopback:
             raise ApiError(
                 ErrorType.CLOSED,
-                f"{request.url.path} must be opened by an admin key on a server that listens elsewhere than on "
-                "loopback, and this one has none; start it with ENGINE_ADMIN_KEY set",
+                f"{request.url.path} needs an admin key on a server that does not listen on loopback, and this one "
+                "has none; start it with ENGINE_ADMIN_KEY set",
             )
         else:
             await self.admit_client(request)
@@ -89,13 +89,13 @@ def _require_key(request: Request, *keys: SecretStr | None) -> None:
             ErrorType.UNAUTHENTICATED,
             "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header",
         )
-    # Compare every key, so that the time does not tell which one nearly matched.
+    # Compares every key, so that the time does not reveal which one nearly matched.
     sent = given.strip().encode()
     matches = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in keys if key is not None]
     if not any(matches):
         raise ApiError(
             ErrorType.UNAUTHENTICATED,
-            "the key must be one of this server's for this route, but it is not; ask its operator for one",
+            "the key must be valid for this route, but it is not; ask the server's operator for one",
         )
 
 
@@ -120,12 +120,12 @@ def _netloc_of(origin: str) -> str:
 class HostCheck:
     """Refuses requests that name another host, on a server that listens on loopback.
 
-    A page whose host name was rebound to 127.0.0.1 (DNS rebinding) has this server's origin and may read its answers;
+    A page whose host name was rebound to 127.0.0.1 (DNS rebinding) has this server's origin and may read its replies,
     but its browser sends the page's own host name. An address cannot be rebound.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], *, everywhere: bool = True) -> None:
-        """Without ``everywhere`` only clients that came over loopback are checked."""
+        """Without ``everywhere`` only clients that connect over loopback are checked."""
         self._app = app
         self._everywhere = everywhere
         self._hosts = frozenset(map(str.lower, hosts)) | {"localhost"}
@@ -137,7 +137,7 @@ class HostCheck:
             name = _name_of(host or "")
             if is_held and host is not None and name not in self._hosts and not _is_loopback(name):
                 words = "the Host of a request must name this server, which listens on loopback, got"
-                remedy = "use the address that the server was started with, or name the host in --allowed-hosts"
+                remedy = "use the address with which the server was started, or name the host in --allowed-hosts"
                 error = ApiError(ErrorType.CLOSED, f"{words} {host!r}; {remedy}")
                 await error_answer(error, scope["path"])(scope, receive, send)
                 return
@@ -147,7 +147,7 @@ class HostCheck:
 def _name_of(host: str) -> str:
     """Return the name or address in a Host header without its port; empty for a malformed header.
 
-    Parsed by its own grammar: a URL parser finds the host localhost in `localhost#x` and `x@localhost` too.
+    Parsed by its own grammar, because a URL parser also finds the host localhost in `localhost#x` and `x@localhost`.
     """
     found = _HOST.fullmatch(host)
     return (found["address"] or found["name"]).lower().rstrip(".") if found is not None else ""

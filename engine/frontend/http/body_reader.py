@@ -1,6 +1,6 @@
-"""Reads bodies of requests within bounds: on one body, and on all bodies that are read or worked on at a time.
+"""Reads request bodies within bounds: on each body, and on all bodies that are being read or processed.
 
-Owns the count of bytes in hand. The connection bounds the time that a body may take.
+Owns the count of bytes in hand. The connection limits the time of a body.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from engine.frontend.schema.errors import ApiError, ErrorType, shortened
 
 Result = TypeVar("Result")
 
-# This many bodies of the largest size may be in hand at once, on any number of connections.
+# The bodies of maximum size that may be in hand at once, on any number of connections.
 LARGEST_BODIES_IN_HAND = 16
-# Not counted for any body, so that large bodies do not keep small ones out.
+# The bytes of each body that do not count, so that large bodies do not keep small ones out.
 SMALL_BODY_BYTES = 32_768
 JSON = "application/json"
 UTF_8 = "utf-8"
@@ -38,7 +38,7 @@ class BodyReader:
         _require_plain(request)
         counted = 0
         try:
-            # To join the parts of a large body at the end would take the event loop 0.6 ms for each megabyte.
+            # Joining the parts of a large body at the end would block the event loop for 0.6 ms per megabyte.
             body, size = io.BytesIO(), 0
             declared = request.headers.get("content-length", "")
             self._check(int(declared) if declared.isdecimal() and declared.isascii() and len(declared) < 20 else 0)
@@ -52,8 +52,8 @@ class BodyReader:
                 if self._room_bytes < 0:
                     raise ApiError(
                         ErrorType.BUSY,
-                        f"at most {LARGEST_BODIES_IN_HAND} bodies of {self._limit_bytes} bytes may be in hand at once, "
-                        "and they are; send this one later",
+                        f"at most {LARGEST_BODIES_IN_HAND} bodies of {self._limit_bytes} bytes may be processed at "
+                        "once, and the server is at this limit; try again later",
                     )
             whole = body.getvalue()  # the buffer itself, not a copy
             body.close()
@@ -76,7 +76,7 @@ def _require_plain(request: Request) -> None:
     if encoding not in ("identity", ""):
         raise ApiError(
             ErrorType.MEDIA_TYPE,
-            f"the body must be sent as it is, without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
+            f"the body must be sent without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
         )
     media_type = request.headers.get("content-type", JSON)
     if not media_type.isascii():
@@ -96,7 +96,7 @@ def _require_plain(request: Request) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Return the result of work on a request. Cancels it and raises ClientDisconnect when the client leaves."""
+    """Return the result of work on a request. Cancels the work and raises ClientDisconnect if the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.create_task(until_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -109,6 +109,6 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
 
 
 async def until_gone(request: Request) -> None:
-    """Wait until the client of a request leaves; after its body nothing else can come."""
+    """Wait until the client of a request leaves; nothing else can arrive after the body."""
     while (await request.receive())["type"] != "http.disconnect":
         continue

@@ -1,7 +1,8 @@
-"""One client's connection: bounds on header, body and answer, in time and in parts, and on the number of connections.
+"""One client's connection: limits on the time and the parts of header, body and reply, and on the number of
+connections.
 
-Owns the bounds and their error texts; the protocol itself is uvicorn's and h11's. A connection that breaks a bound is
-closed, so that other clients find room; an idle or refused connection gives way too.
+Owns the limits and their error texts; uvicorn and h11 implement the protocol. A connection that exceeds a limit is
+closed, so that other clients find room; an idle or refused connection makes room too.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from engine.frontend.schema.errors import ApiError, ErrorType
 from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 
-# File descriptors that connections may not use: sockets to the scheduler and to the processes that read long bodies,
-# files that are open for a moment, and the connection that is refused for lack of room.
+# File descriptors reserved for sockets to the scheduler and to the processes that read long bodies, for short-lived
+# files, and for a connection that is refused for lack of room.
 RESERVED_FILES = 32
 FEWEST_CONNECTIONS = 4
-# Bytes of one read, which are parsed in one turn of the event loop.
+# The bytes of one read, which one turn of the event loop parses.
 READ_BYTES = 16_384
-# In a header, and in the trailers of a chunked body. Browsers send twenty.
+# Lines of a header, and of the trailers of a chunked body. Browsers send twenty.
 MAX_HEADER_LINES = 128
-# The cost of a chunk does not depend on its size. A body may begin with FREE_CHUNKS of any size; beyond them the
-# average chunk has at least MIN_CHUNK_BYTES.
+# A chunk costs the same at any size. A body may begin with FREE_CHUNKS chunks of any size; beyond them the average
+# chunk must have at least MIN_CHUNK_BYTES.
 FREE_CHUNKS = 512
 MIN_CHUNK_BYTES = 256
-# These answers end a connection: a client without a key, or told to come later, keeps no other client out.
+# Replies that end a connection, so that a client without a key, or one that must retry, keeps no other client out.
 CLOSING_STATUSES = frozenset({401, 403, 429, 503})
-# The rest of a body whose request was refused is read for this long, so that the answer is not lost in a reset.
+# How long the rest of a refused request's body is read, so that a reset does not lose the reply.
 DRAIN_REFUSED_S = 1.0
-# A new connection may replace one that has been without a request for this long.
+# A new connection may replace one that has been idle for this long.
 IDLE_S = 1.0
 
 _END_OF_HEADER = b"\r\n\r\n"
@@ -54,28 +55,28 @@ _FOLD = re.compile(rb"\n[ \t]")
 _CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
 _VERSIONS = (b"1.0", b"1.1")
-# Headers of which a proxy and a server could each take another one. h11 refuses two hosts itself.
+# Headers that, if repeated, a proxy and a server could read differently. h11 itself refuses two hosts.
 _ONCE = (b"content-type", b"content-encoding", b"authorization")
 
 logger = logging.getLogger(__name__)
 
 
 class ConnectionBounds:
-    """The bounds on all connections of one server, resolved to numbers."""
+    """The limits of all connections of one server, resolved to numbers."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.most = _most_connections(settings.max_connections)
         self.half_closed = _HalfClosed()
         self.buffer = memoryview(bytearray(READ_BYTES))
-        # The time since which each connection has no request; the longest idle one comes first.
+        # The time since which each connection is idle, the longest idle one first.
         self.idle: dict[Connection, float] = {}
 
 
 class _HalfClosed:
-    """Watches connections whose clients send no more and may have left, to see the reset that answers a write.
+    """Watches connections whose clients have stopped sending and may have left, to notice the reset after a write.
 
-    asyncio stops polling such a connection, so a reset would show only at the second write.
+    asyncio stops polling such a connection, so only the second write would notice a reset.
     """
 
     def __init__(self) -> None:
@@ -103,9 +104,9 @@ class _HalfClosed:
 
 
 class _Parser(h11.Connection):
-    """h11 with bounds on the parts of a request; refuses requests that proxies and servers read differently.
+    """h11 with limits on the parts of a request. Refuses requests that proxies and servers read differently.
 
-    ``broken_rule`` is the rule that the client broke.
+    ``broken_rule`` describes the rule that the client broke.
     """
 
     def __init__(self) -> None:
@@ -115,7 +116,7 @@ class _Parser(h11.Connection):
         self._chunked_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return h11's next event. Raises RemoteProtocolError for a broken rule too."""
+        """Return h11's next event. Raises RemoteProtocolError also for a broken rule."""
         if self.their_state is h11.IDLE:
             self._look_at_lines(self.trailing_data[0].partition(_END_OF_HEADER)[0])
         try:
@@ -129,7 +130,7 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._count(event)
         elif event is h11.NEED_DATA and self.their_state is h11.SEND_BODY:
-            # Of a body h11 keeps less than a line, so these are unfinished trailers.
+            # h11 buffers less than a line of a body, so these are unfinished trailers.
             self._look_at_lines(self.trailing_data[0])
         return event
 
@@ -137,15 +138,15 @@ class _Parser(h11.Connection):
         if lines.count(b"\n") > MAX_HEADER_LINES:
             self._refuse(f"a header must have at most {MAX_HEADER_LINES} lines, but has more; send fewer")
         if _BARE_LF.search(lines):
-            self._refuse("a line of a header must end with CR LF, but one ends with LF alone; send both")
+            self._refuse("a line of a header must end with CR LF, but one ends with only LF; send both")
         if _FOLD.search(lines):
-            self._refuse("a line of a header must begin with a name, but one begins with white space; send one line")
+            self._refuse("a line of a header must begin with a name, but one begins with whitespace; do not fold lines")
         # h11 merges two equal ones.
         if len(_CONTENT_LENGTH.findall(lines)) > 1:
             self._refuse("a request must have one Content-Length, but has more; send one")
 
     def _checked(self, request: h11.Request) -> h11.Request:
-        """Return the request with its path as the target and, for an absolute target, the host that it names."""
+        """Return the request with its path as the target and, for an absolute target, with the host in it."""
         if request.http_version not in _VERSIONS:
             version = request.http_version.decode("ascii")
             self._refuse(f"a request must be HTTP/1.1 or HTTP/1.0, got HTTP/{version}; use HTTP/1.1")
@@ -182,9 +183,9 @@ class _Parser(h11.Connection):
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A connection under bounds. Streams write their parts through it, see ``PartWriter``."""
+    """A connection with limits. Streams write their parts through it, see ``PartWriter``."""
 
-    # uvicorn makes the connections, so each server's bounds are an attribute of a subclass.
+    # uvicorn creates the connections, so each server's limits are an attribute of a subclass.
     bounds: ConnectionBounds
 
     @classmethod
@@ -202,7 +203,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._is_half_closed = self._is_chunked = False
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application on one request, with this connection as the writer of its answer."""
+        """Run the application on one request, with this connection as the writer of its reply."""
         scope["extensions"] = {PART_WRITER: self}
 
         def send_or_close(message: Message) -> Awaitable[None]:
@@ -216,7 +217,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         await self._application(scope, receive, send_or_close)
 
     async def _send_last(self, message: Message, receive: Receive, send: Send) -> None:
-        """Begin the last answer of this connection, after the rest of its request if that comes soon."""
+        """Begin the last reply of this connection, after the rest of its request if that arrives soon."""
         if not self.cycle.waiting_for_100_continue:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_REFUSED_S):
@@ -231,28 +232,28 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def write_part(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # As h11 frames it, at a third of the cost of a token's event: a body of unknown length is chunked for HTTP/1.1
-        # and sent unframed for HTTP/1.0.
+        # Framed as h11 does, at a third of its cost for a token's event: a body of unknown length is chunked for
+        # HTTP/1.1 and unframed for HTTP/1.0.
         chunked = self.conn.their_http_version == b"1.1"
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Accept a client, or refuse it when there is no room."""
+        """Accept a client, or refuse it if there is no room."""
         super().connection_made(transport)
         if len(self.connections) > self.bounds.most and not self._end_one_idle():
             logger.warning(
-                "refused connections: there are max_connections=%d already; raise it, or the limit of open files",
+                "refused connections, because max_connections=%d are open; raise it, or the limit of open files",
                 self.bounds.most,
             )
-            self._refuse(ApiError.unavailable(f"the server has {self.bounds.most} connections, its most; try again"))
+            self._refuse(ApiError.unavailable(f"the server has {self.bounds.most} connections, its maximum; try again"))
             return
         self._note_idle()
         self._watch()
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
-        """Find out whether a client that sends no more has left, or waits for the answer to a whole request.
+        """Find out whether a client that has stopped sending has left or waits for the reply to a complete request.
 
-        A waiting client ignores the bytes sent here; the system of one that has left answers with a reset.
+        A waiting client ignores the bytes sent here; the kernel of one that has left answers with a reset.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
@@ -280,7 +281,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Return the buffer for the next bytes. All connections share it: it is emptied before another one reads."""
+        """Return the buffer for the next bytes. All connections share it, because it is emptied before another one
+        reads.
+        """
         return self.bounds.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -293,14 +296,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Note the end of an answer. uvicorn calls this before it looks for the next request."""
+        """Note the end of a reply. uvicorn calls this before it looks for the next request."""
         super().on_response_complete()
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()
         self._note_idle()
 
     def _note_idle(self) -> None:
-        """Note since when there is no request, if there is none."""
+        """Note the time at which the connection became idle, if it is."""
         is_over = self.cycle is None or self.cycle.response_complete
         if is_over and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.bounds.idle.setdefault(self, self.loop.time())
@@ -316,7 +319,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return True
 
     def handle_events(self) -> None:
-        """Act on the bytes that arrived; then start the deadline of the next part."""
+        """Act on the bytes that arrived, then start the deadline of the next part."""
         super().handle_events()
         if not self.transport.is_closing():
             self._note_idle()
@@ -340,7 +343,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(ApiError.invalid(self._parser.broken_rule or msg))
 
     def _watch(self) -> None:
-        """Begin the deadline of the part awaited now, unless it runs already."""
+        """Start the deadline of the awaited part, unless it is already running."""
         awaited = self._now_awaited()
         if awaited is self._awaited:
             return
@@ -355,11 +358,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._deadline = self.loop.call_later(limit_s, self._time_out, part, limit_s)
 
     def _now_awaited(self) -> object:
-        """SEND_BODY while a body is on its way, IDLE while a header is; None while the client waits for an answer."""
+        """Return SEND_BODY while a body is awaited, IDLE while a header is; None while the client waits for a reply."""
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return state
-        # The first request must begin within the header's time. Between two requests the connection is kept alive.
+        # The first request must begin within the header's limit. Between two requests the connection is kept alive.
         begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return state if state is h11.IDLE and begun else None
 
@@ -368,7 +371,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             return
         silent = self.cycle is None and not self.conn.trailing_data[0]
         if silent or (part == "body" and self.cycle.response_started):
-            self.transport.close()  # There was no request, or it has its answer.
+            self.transport.close()  # There is no request, or it has its reply.
             return
         self._refuse(
             ApiError(
@@ -377,7 +380,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """Close the connection, with the reason unless an answer is under way."""
+        """Close the connection, with the reason unless a reply is being sent."""
         self._end_deadline()
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(_plain_answer(error))
@@ -395,7 +398,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """Make an exception handler for an event loop that reports a lack of file descriptors once a minute."""
+    """Return an exception handler for an event loop that reports a lack of file descriptors at most once a minute."""
     lines = OncePerMinute([logger.name])
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -422,14 +425,14 @@ def _plain_answer(error: ApiError) -> bytes:
 
 
 def _most_connections(wanted: int | None) -> int:
-    """Return the configured limit, or as many as this process's file descriptors allow, whichever is less."""
+    """Return the configured limit, or the number that this process's file descriptors allow if that is less."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - len(list(Path("/proc/self/fd").iterdir())) - RESERVED_FILES
     if room < FEWEST_CONNECTIONS:
         raise StartupError(
-            f"the limit of open files must leave room for {FEWEST_CONNECTIONS} connections, but is {files}, of which "
-            f"{files - room} are needed otherwise; raise it with 'ulimit -n'"
+            f"the limit of open files must leave room for {FEWEST_CONNECTIONS} connections, but is {files}, of "
+            f"which {files - room} are reserved; raise it with 'ulimit -n'"
         )
     if wanted is not None and wanted > room:
-        logger.warning("max_connections=%d is more than the open files allow; it is %d", wanted, room)
+        logger.warning("max_connections=%d exceeds what the limit of open files allows; using %d", wanted, room)
     return room if wanted is None else min(wanted, room)

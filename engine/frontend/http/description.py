@@ -1,7 +1,7 @@
-"""The OpenAPI description of the routes, made from the types of bodies and answers that the code uses.
+"""The OpenAPI description of the routes, generated from the types of bodies and replies in the code.
 
-Owns the schemas of types. Routes read their bodies themselves, within bounds and with their own errors, so the
-framework does not see these types.
+Owns the schemas of types. Routes read their bodies themselves, with their own limits and errors, so the framework does
+not know these types.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from engine.frontend.schema.errors import ErrorBody
 
 SCHEMAS = "#/components/schemas/"
 ERRORS = {
-    400: "The request breaks a rule; the message names field, rule and value.",
+    400: "The request breaks a rule; the message gives field, rule and value.",
     401: "The key is missing or wrong.",
     403: "This route is closed here.",
     404: "There is no such model or route.",
     409: "The rid belongs to a live request.",
     408: "The header or the body did not arrive in time.",
-    413: "The body is larger than this route takes.",
+    413: "The body is too large for this route.",
     415: "The body is not declared as application/json.",
     421: "This engine computes prompts for decode engines; ask one of those.",
-    429: "The queue is full; come back after Retry-After seconds.",
+    429: "The queue is full; retry after Retry-After seconds.",
     500: "The engine could not compute this request.",
     503: "The server is starting, draining, or going down.",
-    504: "The time of the request was over before its first token.",
+    504: "The request timed out before its first token.",
 }
 
 
 class Description:
-    """Collects the types of bodies and answers while routes are added."""
+    """Collects the types of bodies and replies while routes are added."""
 
     def __init__(self) -> None:
         self._bodies: set[type[BaseModel]] = set()
@@ -60,9 +60,9 @@ class Description:
     ) -> dict[str, Any]:
         """Return keyword arguments for the framework's route decorator.
 
-        ``answer`` is the body of a 200 (None: plain text), with ``is_list`` each item of it, with ``may_be_list`` one
-        of both. ``events`` are the server-sent events of a stream. ``query`` has optional parameters from 0 as (name,
-        maximum, description). ``errors`` are the statuses besides those of every route, with the body ``failure``.
+        ``answer`` is the body of a 200 (None: plain text), with ``is_list`` an item of it, with ``may_be_list`` either.
+        ``events`` are the server-sent events of a stream. ``query`` has optional parameters, from 0, as (name, maximum,
+        description). ``errors`` are further statuses beside the common ones, with the body ``failure``.
         """
         content = self._content(answer, is_list=is_list, may_be_list=may_be_list)
         if events:
@@ -90,10 +90,9 @@ class Description:
         return {"application/json": {"schema": {"anyOf": [one, several]} if may_be_list else one}}
 
     def install(self, app: FastAPI) -> None:
-        """Have an application with all its routes describe itself.
+        """Make an application with all its routes describe itself.
 
-        The description is made on the first request. It takes as long as all the rest of a front end's start, so a
-        thread makes it, and the event loop goes on.
+        The first request builds the description, in a thread: that takes as long as the rest of a front end's start.
         """
         # FastAPI documents this assignment.
         app.openapi = describe = functools.cache(functools.partial(self._of, app))  # type: ignore[method-assign]
@@ -108,7 +107,7 @@ class Description:
         description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operations in description["paths"].values():
             for operation in operations.values():
-                # The framework's refusal of a parameter; every route here refuses its own.
+                # The framework's schema for refused parameters; the routes here refuse parameters themselves.
                 operation["responses"].pop("422", None)
         components = description.setdefault("components", {})
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -122,8 +121,8 @@ class Description:
     def _event(self, events: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
         """Return the schema of one server-sent event.
 
-        The last event's data is ``[DONE]``, or an error's body if the answer broke off. In protocols with named events
-        the last one is one of ``events``.
+        The last event's data is ``[DONE]``, or an error's body if the stream broke. In protocols with named events the
+        last one is one of ``events``.
         """
         shown = {"oneOf": [*map(self._answer, events), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
@@ -137,7 +136,7 @@ class Description:
         _, given = msgspec.json.schema_components(answers, ref_template=SCHEMAS + "{name}")
         defined: dict[str, Any] = taken.get("$defs", {})
         overlap = defined.keys() & given.keys()
-        assert not overlap, f"a body and an answer must not share a name, got {sorted(overlap)}"
+        assert not overlap, f"a body and a reply must not share a name, got {sorted(overlap)}"
         return defined | given
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine.frontend.http.tracing import Tracing
 
 MAX_OPEN_CALLS = 1024
-# Replies of this many steps are handed out before the event loop turns.
+# The replies of this many steps are handed out in one turn of the event loop.
 _FRAMES_A_TURN = 4
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EngineClient:
         self._replies = self._context.socket(zmq.PULL)
         self._replies.setsockopt(zmq.RCVHWM, UNBOUNDED)
         self._replies.bind(replies_address(private_dir))
-        # Sending into an unbounded queue never waits, so an abort needs no coroutine to be sent.
+        # Sending into an unbounded queue never waits, so sending an abort needs no coroutine.
         self._requests = self._context.socket(zmq.PUSH)
         self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
         self._requests.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
@@ -68,9 +68,9 @@ class EngineClient:
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._quiet = asyncio.Event()
-        # Publishes the changes of the prefix cache, if set.
+        # Publishes the changes of the prefix cache; None without KV events.
         self.kv_events: KvEvents | None = None
-        # The client of a decode engine's prefill engines.
+        # The client of the prefill engines; None unless this is a decode engine.
         self.prefill_client: PrefillClient | None = None
 
     @property
@@ -80,14 +80,14 @@ class EngineClient:
     async def call(self, make: Callable[[str], ClientMessage]) -> CallAnswer:
         """Send the administrative message that ``make`` builds for a call id, and wait for its answer.
 
-        Waits as long as the engine lives: a frozen scheduler answers when it goes on. Raises ApiError when it is gone.
+        Waits as long as the engine lives: a frozen scheduler answers when it continues. Raises ApiError if it is gone.
         """
         answer = await self._ask(make)
         assert isinstance(answer, CallAnswer), f"expected a CallAnswer, got {answer}"
         return answer
 
     async def stats(self, timeout_s: float) -> EngineStats | None:
-        """Return the scheduler's counters; None when it is silent or gone."""
+        """Return the scheduler's counters; None if it is silent or gone."""
         try:
             answer = await asyncio.wait_for(self._ask(lambda call_id: GetStats(call_id=call_id)), timeout_s)
         except (TimeoutError, ApiError):
@@ -96,7 +96,7 @@ class EngineClient:
         return answer.stats
 
     def break_off(self, reason: ApiError) -> None:
-        """End every open request and call with an error, and refuse new ones. The first reason stays."""
+        """End every open request and call with an error, and refuse new ones. Only the first reason counts."""
         self.sessions.break_off(reason)
         if self.prefill_client is not None:
             self.prefill_client.break_off()
@@ -112,7 +112,7 @@ class EngineClient:
             await self._quiet.wait()
 
     async def deliver_replies(self) -> None:
-        """Hand out replies as they come, until cancelled."""
+        """Hand out replies as they arrive, until cancelled."""
         loop = asyncio.get_running_loop()
         descriptor = self._replies.getsockopt(zmq.FD)
         assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
@@ -120,7 +120,7 @@ class EngineClient:
         loop.add_reader(descriptor, arrived.set)
         try:
             while True:
-                # The descriptor signals an arrival only once, so everything is read before the next wait.
+                # The descriptor is edge-triggered, so everything is read before the next wait.
                 for number, frame in enumerate(self._arrived_frames(), start=1):
                     self._take_frame(frame)
                     if number % _FRAMES_A_TURN == 0:
@@ -144,7 +144,7 @@ class EngineClient:
             logger.warning("dropped a frame of %d bytes that is not a tuple of replies: %s", len(frame), exc)
             return
         if replies and isinstance(replies[0], CacheEvent):
-            # They come in a frame of their own.
+            # They arrive in a separate frame.
             if self.kv_events is not None:
                 self.kv_events.publish(cast(tuple[CacheEvent, ...], replies))
             return
@@ -152,7 +152,7 @@ class EngineClient:
             self._deliver(cast(Reply | RequestTrace, reply))
 
     def close(self) -> None:
-        """Close the sockets; what is not sent by then is lost."""
+        """Close the sockets; unsent messages are lost."""
         self._replies.close(linger=0)
         self._requests.close(linger=0)
         self._context.term()
@@ -162,7 +162,7 @@ class EngineClient:
             raise self.sessions.broken
         if len(self._calls) >= MAX_OPEN_CALLS:
             raise ApiError(
-                ErrorType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
+                ErrorType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may be open; wait for replies first"
             )
         call_id = f"call-{next(self._call_numbers)}"
         future: asyncio.Future[CallAnswer | StatsAnswer] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
-"""Runs long bodies and checks in worker processes, so that the event loop goes on and their memory is returned.
+"""Runs long bodies and checks in worker processes, so that the event loop never stalls and their memory is freed.
 
-A parent, forked before there is a thread or a loop, forks a worker for each piece of work. It never reads the work, so
-input that breaks a worker cannot break it. A worker is bounded in time and memory, and is killed when its caller is
+A parent, forked before any thread or loop exists, forks a worker for each piece of work. It never reads the work, so
+input that crashes a worker cannot crash it. A worker is limited in time and memory, and is killed if its caller is
 cancelled; a parent that hangs is killed. Both die with the process that they serve.
 """
 
@@ -31,22 +31,23 @@ from engine.frontend.schema.errors import ApiError, ErrorDetail, ErrorType
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 from engine.process.signals import leave_stops_to_the_supervisor
 
-# All clients together occupy at most two cores and twice the memory of one worker; checks get two workers more.
+# Bodies of all clients together use at most two cores and twice the memory of a worker; checks have two more workers.
 WORKERS_AT_ONCE: Final = 2
-# The longest body takes far less. A worker that takes longer is killed.
+# A worker that takes longer is killed. The longest body takes far less.
 WORK_LIMIT_S: Final = 60.0
-# A check that takes longer is killed to let smaller ones pass, and starts again in the queue of long ones.
+# A check that takes longer is killed to let shorter ones pass, and starts again in the queue of long ones.
 QUICK_CHECK_S: Final = 1.0
 CHECK_LIMIT_S: Final = 20.0
-# For the parent to fork: milliseconds, or seconds where many processes share a core. One that hangs is killed sooner.
+# The limit for the parent to fork, which takes milliseconds, or seconds on a busy core. One that hangs is killed
+# sooner.
 FORK_LIMIT_S: Final = 20.0
-# On top of a worker's memory at its fork. Measured: the longest body takes 60 bytes for each byte.
+# In addition to a worker's memory at its fork. The longest body takes 60 bytes per byte, as measured.
 MEMORY_BYTES: Final = 768 * 2**20
 MEMORY_A_BYTE: Final = 64
 RECEIVE_BYTES: Final = 2**18
-# The kernel ends these processes first when the machine runs out of memory.
+# The kernel kills these processes first if the machine runs out of memory.
 MOST_EXPENDABLE: Final = "1000"
-# Streams take precedence over bodies on a shared core.
+# The niceness of workers: on a shared core streams take precedence over bodies.
 NICENESS: Final = 10
 _LENGTH: Final = struct.Struct("=Q")
 # A worker's first message: its pid.
@@ -60,13 +61,13 @@ class WorkLostError(Exception):
 
 
 class WorkTooLargeError(WorkLostError):
-    """A worker was killed for its time or memory, or its work crashed it."""
+    """A worker exceeded its time or memory, or its work crashed it."""
 
 
 class ForkedWork:
     """Calls ``work`` on bytes in worker processes. ``fileno()`` is readable when their parent is gone.
 
-    Kills a parent that hangs or is stopped for ``stuck_s`` seconds; 0: never. ``why_lost`` is the reason for its end.
+    Kills a parent that hangs or is stopped for ``stuck_s`` seconds; 0: never. ``why_lost`` is the reason of its end.
     """
 
     def __init__(self, name: str, orders: socket.socket, parent_pid: int, stuck_s: float) -> None:
@@ -106,11 +107,12 @@ class ForkedWork:
         return self._orders.fileno()
 
     async def run(self, *parts: bytes, is_check: bool = False) -> bytes:
-        """Return the work's answer. Raises WorkLostError when its worker ended without one. Cancellation kills it.
+        """Return the result of the work. Raises WorkLostError if its worker ended without one. Cancellation kills the
+        worker.
 
-        The question is the parts in a row: to join them would copy a large body in the event loop.
-        Checks may take any time, but most are short: the smallest waiting one goes first, and one that takes long
-        queues with the other long ones.
+        The input is the concatenated parts; joining them here would copy a large body in the event loop. Checks may
+        take any time, but most are short: the smallest waiting one goes first, and a long one queues with the other
+        long ones.
         """
         if not is_check:
             async with self._slots:
@@ -125,13 +127,13 @@ class ForkedWork:
         """Kill the parent if it is stopped for too long, busy or not. Call this after SIGCHLD."""
         try:
             is_stopped = os.waitid(os.P_PID, self.parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # It has ended; its socket shows that.
+        except ChildProcessError:  # It has ended, which its socket reports.
             is_stopped = False
         if not is_stopped and self._stopped is not None:
             self._stopped.cancel()
             self._stopped = None
         elif is_stopped and self._stopped is None and self._stuck_s:
-            why = "it was stopped by a signal and did not go on within"
+            why = "it was stopped by a signal and did not continue within"
             self._stopped = asyncio.get_running_loop().call_later(self._stuck_s, self._end_parent, why)
 
     def close(self) -> None:
@@ -151,11 +153,9 @@ class ForkedWork:
                 async with asyncio.timeout(FORK_LIMIT_S):
                     worker = await self._begun(ours)
             except TimeoutError as exc:
-                raise WorkLostError(
-                    f"engine-{self._name} forks no process for it: it was silent for {FORK_LIMIT_S:g} s"
-                ) from exc
+                raise WorkLostError(f"engine-{self._name} did not fork a process within {FORK_LIMIT_S:g} s") from exc
             except OSError as exc:
-                raise WorkLostError(f"engine-{self._name} forks no process for it: {exc}") from exc
+                raise WorkLostError(f"engine-{self._name} could not fork a process: {exc}") from exc
             try:
                 async with asyncio.timeout(limit_s):
                     for part in (_LENGTH.pack(sum(map(len, parts))), *parts):
@@ -165,25 +165,25 @@ class ForkedWork:
                     while received := await loop.sock_recv(ours, RECEIVE_BYTES):
                         answer += received
             except TimeoutError as exc:
-                raise WorkTooLargeError(f"the process of this work did not finish it within {limit_s:g} s") from exc
+                raise WorkTooLargeError(f"the process did not finish within {limit_s:g} s") from exc
             except OSError as exc:
-                raise WorkTooLargeError(f"the process of this work broke: {exc}") from exc
+                raise WorkTooLargeError(f"the process crashed: {exc}") from exc
             finally:
                 _end(worker)
         if (content := _whole(answer)) is None:
-            raise WorkTooLargeError("the process of this work ended without an answer")
+            raise WorkTooLargeError("the process ended without a result")
         return content
 
     async def _begun(self, connection: socket.socket) -> int:
         """Wait for the worker's pid and return its pidfd. The worker waits for its work, so the pid is not reused."""
         loop = asyncio.get_running_loop()
         if self._stuck_s and self._unanswered is None:
-            self._unanswered = loop.call_later(self._stuck_s, self._end_parent, "it forked no process for")
+            self._unanswered = loop.call_later(self._stuck_s, self._end_parent, "it did not fork a process for")
         said = b""
         while len(said) < _PID.size:
             part = await loop.sock_recv(connection, _PID.size - len(said))
             if not part:
-                raise WorkLostError("its process ended before it began")
+                raise WorkLostError("the process ended before it began")
             said += part
         if self._unanswered is not None:
             self._unanswered.cancel()
@@ -191,7 +191,7 @@ class ForkedWork:
         return os.pidfd_open(*_PID.unpack(said))
 
     def _end_parent(self, why: str) -> None:
-        """Kill a parent that is stopped or hangs; its owner sees the closed socket."""
+        """Kill a parent that is stopped or hangs; its owner notices the closed socket."""
         self.why_lost = f"{why} {self._stuck_s:g} s (step_timeout_s), and was ended"
         os.kill(self.parent_pid, signal.SIGKILL)
 
@@ -204,7 +204,7 @@ def _end(worker: int) -> None:
 
 
 class _SmallestFirst:
-    """A lock whose waiters are served by size, the smallest first, equal ones in order of arrival."""
+    """A lock whose waiters are served by size, smallest first, and equal ones in order of arrival."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -264,7 +264,7 @@ def _run_parent(
 
 
 def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes]) -> None:
-    """Fork a worker. If the fork fails, the owner sees the closed socket."""
+    """Fork a worker. If the fork fails, the owner notices the closed socket."""
     parent_pid = os.getpid()
     with contextlib.suppress(OSError):
         if os.fork() == 0:
@@ -278,23 +278,24 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
     try:
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
-        # A client could fill the log with the output of a library that it breaks. Python's tracebacks still go there.
+        # A client could fill the log with the output of a library that it crashes. Python's tracebacks still reach the
+        # log.
         told = os.dup(STDERR)
         with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), STDERR)
-        # Never closed explicitly: the traceback is then written before the owner sees the end of the socket.
+        # Never closed explicitly, so that the traceback is written before the owner sees the end of the socket.
         connection = socket.socket(fileno=file)
         connection.sendall(_PID.pack(os.getpid()))
         received = bytearray()
         while part := connection.recv(RECEIVE_BYTES):
             received += part
-        if (question := _whole(received)) is not None:  # Else the owner left while it sent.
+        if (question := _whole(received)) is not None:  # Otherwise the owner left while it was sending.
             _limit_memory(len(question))
             answer = work(question)
             connection.sendall(_LENGTH.pack(len(answer)))
             connection.sendall(answer)
         status = 0
-    except (BrokenPipeError, ConnectionResetError, MemoryError):  # The owner has left, or sees the worker's end.
+    except (BrokenPipeError, ConnectionResetError, MemoryError):  # The owner has left, or notices the worker's end.
         status = 0
     except BaseException:  # noqa: BLE001 - no frame of the parent's stack may run twice
         os.write(told, traceback.format_exc().encode())
@@ -303,14 +304,14 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
 
 
 def _whole(received: bytearray) -> bytes | None:
-    """Return the content that follows its length; None when the sender left before the end."""
+    """Return the content after its length; None if the sender left before the end."""
     if len(received) < _LENGTH.size or _LENGTH.unpack_from(received)[0] != len(received) - _LENGTH.size:
         return None
     return bytes(memoryview(received)[_LENGTH.size :])
 
 
 def _limit_worker() -> None:
-    """Bound a worker: no garbage collection, no core file, low priority, first to be killed, limited CPU time."""
+    """Restrict a worker: no garbage collection, no core file, low priority, first to be killed, limited CPU time."""
     gc.disable()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -320,7 +321,7 @@ def _limit_worker() -> None:
 
 
 def _limit_memory(question_bytes: int) -> None:
-    """Bound a worker's memory on top of what it had at its fork."""
+    """Limit the memory that a worker uses in addition to its memory at the fork."""
     status = Path("/proc/self/status").read_text().splitlines()
     has_bytes = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
     _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
@@ -332,16 +333,16 @@ def _limit(kind: int, bound: int) -> None:
     resource.setrlimit(kind, (bound, bound))
 
 
-# Measured: the worst body of this length takes 11 ms in the event loop, as long as a fork; the goal for any body is
+# The worst body of this length takes 11 ms in the event loop, as measured, as long as a fork; the goal for any body is
 # 50 ms. An object or a list costs as much as BYTES_OF_AN_OBJECT bytes, because a template renders each message, tool
-# and call. In a chat an entry of a schema or of arguments costs more too, because it is written again, and so does an
+# and call. In a chat an entry of a schema or of arguments also costs more, because it is written again, and so does an
 # exponent: 1e15 becomes 1000000000000000.0.
 LONG_BODY_BYTES = 32_768
 BYTES_OF_AN_OBJECT = 40
 BYTES_OF_AN_ENTRY = 4
 BYTES_OF_AN_EXPONENT = 16
 _EXPONENT = re.compile(rb"\d[eE][+\d]")
-# The first byte of an answer.
+# The first byte of a result.
 _DONE = b"+"
 _REFUSED = b"-"
 
@@ -352,8 +353,8 @@ BodyWork = Callable[[bytes], bytes]
 
 
 def is_long(data: bytes, *, is_chat: bool = False) -> bool:
-    """Estimate, without parsing it, whether a body takes long. ``is_chat``: a template renders it."""
-    # Measured: to count in 16 MB takes 13 ms of the event loop.
+    """Estimate, without parsing, whether a body takes long. ``is_chat``: a template renders it."""
+    # Counting in 16 MB blocks the event loop for 13 ms, as measured.
     if len(data) > LONG_BODY_BYTES:
         return True
     cost = len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"["))
@@ -363,7 +364,9 @@ def is_long(data: bytes, *, is_chat: bool = False) -> bool:
 
 
 def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:
-    """Return the function that workers run: it picks a work by its kind. A work raises ApiError to refuse a body."""
+    """Return the function that workers run: it selects the work by its kind. The work raises ApiError to refuse a
+    body.
+    """
     return functools.partial(_answer, works=works)
 
 
@@ -380,20 +383,20 @@ class LongBodies:
         self._ask = ask
 
     async def work_on(self, kind: str, data: bytes) -> memoryview:
-        """Run the work of a kind on a body and return its result. Raises its ApiError, or 503 when it is lost."""
+        """Run the work of a kind on a body and return its result. Raises its ApiError, or 503 if the worker is lost."""
         try:
             return await self._answer_to(kind, data, is_check=False)
         except WorkLostError as exc:
             raise ApiError(
                 ErrorType.UNAVAILABLE,
-                f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or send a "
+                f"the body of {len(data)} bytes must be read in a separate process, but {exc}; try again, or send a "
                 "shorter one",
             ) from exc
 
     async def check(self, kind: str, data: bytes) -> None:
         """Run a check, short or long. Raises the check's ApiError.
 
-        Raises WorkLostError when the worker was lost, WorkTooLargeError when it was killed.
+        Raises WorkLostError if the worker was lost, WorkTooLargeError if it was killed.
         """
         await self._answer_to(kind, data, is_check=True)
 
@@ -405,7 +408,7 @@ class LongBodies:
 
 
 def _answer(question: bytes, works: Mapping[str, BodyWork]) -> bytes:
-    """Answer a question: the kind of work, a line end and the body."""
+    """Return the result for an input: the kind of work, a line feed and the body."""
     kind, _, data = question.partition(b"\n")
     try:
         return _DONE + works[kind.decode()](data)

@@ -1,7 +1,7 @@
-"""The check of grammars: refuses those that no output can follow, before a request is queued and beside the streams.
+"""The check of grammars: refuses a grammar that no output can follow, before its request is queued.
 
-A check compiles the grammar in a bounded process that ends with its client. Valid grammars are remembered, as many as
-fit.
+A check compiles the grammar in a limited process that ends with its client. A bounded number of valid grammars is
+remembered.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from engine.frontend.sessions.requests import Order
 from engine.grammar.source import Fault, fault_of
 from engine.process.clock import Clock
 
-# The kind of work that a check is.
+# The kind of work of a check.
 GRAMMAR: Final = "grammar"
 REMEMBERED_GRAMMARS: Final = 256
-# Bounds their total, so that long grammars cannot fill the memory.
+# Limits the total size of remembered grammars.
 REMEMBERED_CHARS: Final = 4_000_000
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A grammar, the body's field that had it, and the parts from which it was made, each with its place."""
+    """A grammar, its field in the body, and the parts from which it was made, each with its place."""
 
     field: str
     grammar: Grammar
@@ -47,7 +47,7 @@ _question_of = msgspec.msgpack.Decoder(_Question).decode
 
 
 class GrammarCheck:
-    """Checks the grammar of every order. ``observe`` gets the duration of each check in seconds.
+    """Checks the grammar of every order. ``observe`` gets the duration of each check, in seconds.
 
     ``elsewhere`` must know ``grammar_works``.
     """
@@ -61,9 +61,9 @@ class GrammarCheck:
         self._chars = 0
 
     async def look(self, order: Order) -> None:
-        """Raise ApiError (400), with the field and the place in the grammar, when no output can follow it.
+        """Raise ApiError (400), with the field and the place in the grammar, if no output can follow it.
 
-        Cancelled, it ends the check.
+        Cancellation ends the check.
         """
         grammar = order.messages[0].sampling.grammar
         if grammar is None:
@@ -91,7 +91,7 @@ class GrammarCheck:
 
     def _remember(self, grammar: Grammar) -> None:
         if grammar in self._right:
-            return  # Two requests brought it at the same time.
+            return  # Two concurrent requests had it.
         self._right[grammar] = None
         self._chars += len(grammar.text)
         while len(self._right) > REMEMBERED_GRAMMARS or self._chars > REMEMBERED_CHARS:
@@ -104,12 +104,12 @@ def grammar_works() -> dict[str, BodyWork]:
 
 
 def import_grammars() -> None:
-    """Import the library, which takes a quarter of a second: once, before processes are forked for checks."""
+    """Import the library, which takes a quarter of a second, once before processes are forked for checks."""
     importlib.import_module("llguidance")
 
 
 def _check(data: bytes) -> bytes:
-    """Raise ApiError for a grammar, or for the first part of it, that no output can follow."""
+    """Raise ApiError for a grammar that no output can follow, or for its first such part."""
     asked = _question_of(data)
     fault = fault_of(asked.grammar)
     if fault is None:
@@ -121,12 +121,11 @@ def _check(data: bytes) -> bytes:
 
 
 def require_end(limits: Limits, field: str) -> None:
-    """Raise ApiError (400) for a model without an end token: its output could never be complete."""
+    """Raise ApiError (400) for a model without an end token, whose output could never be complete."""
     if not limits.eos_token_ids:
         raise ApiError.at(
             field,
-            "needs a model that knows an end of its output, and this one has none: its configuration names no "
-            "eos_token_id",
+            "needs a model with an end token, but the configuration of this one names no eos_token_id",
         )
 
 
@@ -134,5 +133,5 @@ def refusal_of(grammar: Grammar, fault: Fault, field: str) -> ApiError:
     """Return the error (400) for a grammar that no output can follow: field, place in the grammar, reason."""
     place = f" at {fault.place}" if fault.place else ""
     return ApiError.at(
-        field, f"must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; mend it"
+        field, f"must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; correct it"
     )

@@ -47,9 +47,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Stored pages: ``medium`` is ``GPU`` for the KV cache of any device and ``CPU`` for the second tier.
+    """Stored pages: ``medium`` is ``GPU`` for the KV cache on any device and ``CPU`` for the host tier.
 
-    A page of the second tier has no tokens and a ``block_size`` of 0; its hash is that of the page in the KV cache.
+    A page of the host tier has no tokens and a ``block_size`` of 0; its hash is the one of the page in the KV cache.
     """
 
     block_hashes: list[PageKey]
@@ -68,7 +68,7 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Both media were emptied."""
+    """Both media are empty now."""
 
 
 class KvEvents:
@@ -100,7 +100,7 @@ class KvEvents:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer questions while the loop runs."""
+        """Answer replay requests while the loop runs."""
         if self._replay is not None:
             descriptor = self._replay.getsockopt(zmq.FD)
             assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
@@ -128,11 +128,11 @@ class KvEvents:
         return opened
 
     def _answer(self) -> None:
-        """Answer one question and leave the rest to later turns of the loop, so that no peer delays the streams.
+        """Answer one replay request and leave the rest to later turns of the loop, so that no peer delays the streams.
 
-        The descriptor signals an arrival only once.
+        The descriptor is edge-triggered.
         """
-        assert self._replay is not None, "only a replay socket has questions"
+        assert self._replay is not None, "only a replay socket gets requests"
         if self._replay.closed:
             return
         try:
@@ -141,7 +141,7 @@ class KvEvents:
             return
         asyncio.get_running_loop().call_soon(self._answer)
         if len(first) != _NUMBER_BYTES:
-            logger.warning("dropped a request for KV events of %d bytes; it is a number of 8 bytes", len(first))
+            logger.warning("dropped a request for KV events of %d bytes, which must be a number of 8 bytes", len(first))
             return
         wanted = int.from_bytes(first, "big")
         for number, payload in self._kept:
@@ -178,7 +178,7 @@ _decode: Callable[[bytes], EventBatch] = decoder_of(EventBatch)
 
 
 def is_end(parts: Sequence[bytes]) -> bool:
-    """Whether this message is the end of an answer."""
+    """Return whether this message ends a replay."""
     return len(parts) > 1 and parts[-2] == END
 
 

@@ -1,7 +1,7 @@
 """The metrics for Prometheus: latencies as clients see them, and the scheduler's counters.
 
-Owns names, units and buckets, the field's usual ones under the prefix ``engine_``. Observes only: no request waits for
-a metric, and nothing is kept of an ended request.
+Owns names, units and buckets, which follow common practice under the prefix ``engine_``. Only observes: no request
+waits for a metric, and finished requests leave no state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH_BUCKETS_TOKENS = tuple(2**power for power in range(18))
 
 
 class Metrics:
-    """Every metric of one server, in a registry of its own."""
+    """Every metric of one server, in its own registry."""
 
     def __init__(self, model: str, clock: Clock, prefills: PrefillCounts | None = None) -> None:
         """Take the counts of a decode engine's ``prefills``, if it is one."""
@@ -40,7 +40,7 @@ class Metrics:
             "time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS_S
         )
         self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between two outputs of a request, for each token of it.", TOKEN_BUCKETS_S
+            "inter_token_latency_seconds", "Time between two outputs of a request, per token.", TOKEN_BUCKETS_S
         )
         timed = "From the request's arrival to a normal end; aborts and errors are not timed."
         self.request = self._histogram("e2e_request_latency_seconds", timed, REQUEST_BUCKETS_S)
@@ -51,14 +51,14 @@ class Metrics:
             "request_generation_tokens", "Output tokens of a request with a normal end.", LENGTH_BUCKETS_TOKENS
         )
         self.grammar_check = self._histogram(
-            "grammar_check_seconds", "The front end's check of a grammar that it did not know.", CHECK_BUCKETS_S
+            "grammar_check_seconds", "The front end's check of a grammar that it had not seen.", CHECK_BUCKETS_S
         )
         self.prefill = self._histogram(
-            "prefill_seconds", "From the question to a prefill engine until all KV was there.", TTFT_BUCKETS_S
+            "prefill_seconds", "From the call of a prefill engine until all KV has arrived.", TTFT_BUCKETS_S
         )
         ends = "Requests that ended, by `finished_reason`: stop, length, abort, timeout."
         self._ended = self._counter("request_success", ends, "finished_reason")
-        self._failed = self._counter("request_failure", "Requests that ended by an error.")
+        self._failed = self._counter("request_failure", "Requests that ended with an error.")
         self._calls = self._counter("tool_calls", "Tool calls in answers, by `end`: whole, cut.", "end")
         for end in ("whole", "cut"):
             self._calls.labels(model, end)
@@ -76,7 +76,7 @@ class Metrics:
         self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:
-        """Write all metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""
+        """Write all metrics in Prometheus' text format; ``stats`` is None if the scheduler did not answer."""
         self._scheduler.stats = stats
         return generate_latest(self._registry)
 
@@ -89,7 +89,7 @@ class Metrics:
 
 
 class RequestTimes:
-    """Times one request from its arrival to its end, for the metrics and for the request's record."""
+    """The times of one request from its arrival to its end, for the metrics and the request's record."""
 
     def __init__(self, metrics: Metrics, clock: Clock, record: RequestRecord | None) -> None:
         self._metrics = metrics
@@ -107,7 +107,7 @@ class RequestTimes:
         if output.finish_reason is None:
             return
         self._metrics.count_end(output.finish_reason)
-        # The time of an aborted or failed request tells nothing about latency.
+        # The time of an aborted or failed request says nothing about latency.
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._metrics.request.observe(now_s - self._begun_s)
             self._metrics.prompt.observe(output.prompt_tokens)
@@ -129,7 +129,7 @@ class _SchedulerCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the scheduler's metrics; only ``scheduler_up`` when it does not answer."""
+        """Yield the scheduler's metrics; only ``scheduler_up`` if it does not answer."""
         yield from self._of_prefills(self._prefills)
         stats = self.stats
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
@@ -142,23 +142,23 @@ class _SchedulerCollector(Collector):
         yield from self._of_host_tier(stats)
         yield self._counter("kv_pages_received", "Pages of KV received from prefill engines.", stats.pages_received)
         yield self._counter("kv_pages_sent", "Pages of KV sent to decode engines.", stats.pages_sent)
-        transfers = "Transfers of KV from or to other engines that are not over."
+        transfers = "Open transfers of KV from or to other engines."
         yield self._gauge("num_kv_transfers", transfers, stats.open_transfers)
 
     def _of_queue(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge("num_requests_running", "Requests that are being computed.", stats.alive - stats.waiting)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
-        pending = "Prompt tokens that are still to be launched; cached ones are not counted."
+        pending = "Prompt tokens that must still be launched, without cached ones."
         yield self._gauge("num_pending_prefill_tokens", pending, stats.pending_prefill_tokens)
         yield self._gauge("num_microbatches_in_flight", "Microbatches in the pipeline.", stats.in_flight)
 
     def _of_cache(self, stats: EngineStats) -> Iterator[Metric]:
         total = max(1, stats.pages_total)
         yield self._gauge("kv_pages", "Pages of the KV cache.", stats.pages_total)
-        yield self._gauge("kv_pages_free", "Pages of the KV cache that hold nothing.", stats.pages_free)
-        held = "Part of the KV cache that requests hold; 1 is all of it."
+        yield self._gauge("kv_pages_free", "Free pages of the KV cache.", stats.pages_free)
+        held = "Fraction of the KV cache that requests hold."
         yield self._gauge("kv_cache_usage_perc", held, stats.pages_held / total)
-        cached = "Part of the KV cache that holds prefixes; 1 is all of it."
+        cached = "Fraction of the KV cache that holds prefixes."
         yield self._gauge("prefix_cache_usage_perc", cached, stats.pages_cached / total)
 
     def _of_requests(self, stats: EngineStats) -> Iterator[Metric]:
@@ -166,39 +166,41 @@ class _SchedulerCollector(Collector):
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.", stats.drafted_tokens)
-        yield self._counter("spec_decode_num_accepted_tokens", "Guesses that held.", stats.accepted_tokens)
+        yield self._counter(
+            "spec_decode_num_accepted_tokens", "Guessed tokens that were accepted.", stats.accepted_tokens
+        )
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._counter("num_requests_timed_out", "Requests that ended at a time limit.", stats.requests_timed_out)
 
     def _of_features(self, stats: EngineStats) -> Iterator[Metric]:
-        yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
-        sleeps = "0 while the engine is awake; else the level of its sleep, 1 once it could wake."
+        yield self._gauge("weights_version", "Number of weight updates.", stats.weights_version)
+        sleeps = "0 while the engine is awake; else the level of its sleep, which an update of the weights lowers to 1."
         yield self._gauge("sleep_level", sleeps, stats.sleep_level)
         waiting = "Requests in the queue whose grammar is being compiled."
         yield self._gauge("num_requests_waiting_for_grammar", waiting, stats.waiting_for_grammar)
         yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
-        yield self._counter("grammar_hits", "Requests whose grammar was compiled already.", stats.grammar_hits)
+        yield self._counter("grammar_hits", "Requests whose grammar was already compiled.", stats.grammar_hits)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
         yield self._gauge("lora_adapters_resident", "LoRAs that the stages hold.", stats.loras_resident)
-        yield self._counter("lora_adapter_loads", "How often a LoRA was loaded.", stats.lora_loads)
-        yield self._counter("lora_adapter_evictions", "LoRAs that were replaced by others.", stats.lora_evictions)
+        yield self._counter("lora_adapter_loads", "Number of LoRA loads.", stats.lora_loads)
+        yield self._counter("lora_adapter_evictions", "LoRAs that were evicted for others.", stats.lora_evictions)
 
     def _of_host_tier(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge("host_kv_pages", "Pages of KV in host memory.", stats.host_pages_total)
-        yield self._gauge("host_kv_pages_free", "Pages in host memory that hold nothing.", stats.host_pages_free)
-        found = "Prompt tokens found in host memory; they are among the cached ones."
+        yield self._gauge("host_kv_pages_free", "Free pages of KV in host memory.", stats.host_pages_free)
+        found = "Prompt tokens found in host memory, which count as cached too."
         yield self._counter("prompt_tokens_on_host", found, stats.host_hit_tokens)
         yield self._counter("host_kv_pages_written", "Pages copied to host memory.", stats.host_pages_written)
         yield self._counter("host_kv_pages_loaded", "Pages copied back from host memory.", stats.host_pages_loaded)
 
     def _of_prefills(self, counts: PrefillCounts) -> Iterator[Metric]:
-        yield self._counter("prefills_asked", "Prompts that prefill engines were asked for.", counts.asked)
+        yield self._counter("prefills_asked", "Prompts requested from prefill engines.", counts.asked)
         yield self._counter(
-            "prefills_failed", "Of these, prompts whose KV did not come, and that were computed here.", counts.failed
+            "prefills_failed", "Of these, prompts whose KV did not arrive and that were computed here.", counts.failed
         )
-        yield self._counter("prefills_dropped", "Of these, prompts of requests that ended before.", counts.dropped)
-        unasked = "Prompts that were computed here, because no prefill engine could be asked."
+        yield self._counter("prefills_dropped", "Of these, prompts of requests that ended early.", counts.dropped)
+        unasked = "Prompts computed here because no prefill engine was available."
         yield self._counter("prefills_unasked", unasked, counts.unasked)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:

@@ -1,6 +1,7 @@
-"""The HTTP client of other engines. Bounds an answer in time and size, and decodes it by type.
+"""The HTTP client of other engines. Limits the time and size of a reply, and decodes it by type.
 
-Turns any other behaviour of a peer into a PartnerError, and raises nothing else. No other module reads a peer's answer.
+Turns any other behaviour of a peer into a PartnerError, and raises nothing else. Only this module reads a peer's
+replies.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine.frontend.schema.errors import ApiError, ErrorBody, shortened
 from engine.frontend.schema.native import MAX_PATH_CHARS
 from engine.process.settings import ServerSettings
 
-# An engine's longest description has a few thousand.
+# An engine's longest description has a few thousand bytes.
 MAX_PEER_ANSWER_BYTES: Final = 256 * 2**10
 MAX_SHOWN_CHARS: Final = 512
 KEPT_CONNECTIONS: Final = 64
@@ -32,9 +33,9 @@ Kind = TypeVar("Kind")
 
 
 class PartnerError(EngineError):
-    """Another engine gave no usable answer. The text continues a sentence that begins with the engine's name.
+    """Another engine gave no usable reply. The text continues a sentence that begins with the engine's name.
 
-    ``status`` is the answer's; None when no complete answer came, so that the engine may or may not have acted.
+    ``status`` is the reply's; None without a complete reply, so that the engine may or may not have acted.
     """
 
     def __init__(self, why: str, status: int | None = None) -> None:
@@ -53,7 +54,7 @@ class PeerAnswer:
 
     @property
     def words(self) -> str:
-        """The message of an error answer, or its text if it is no error body."""
+        """Return the message of an error reply, or its text if it is not an error body."""
         try:
             return shown(_error_in(self.body).error.message)
         except BadFrameError:
@@ -109,11 +110,11 @@ _state_in: Callable[[bytes], OperatedState] = json_decoder_of(OperatedState)
 
 
 class Peer:
-    """The engine at ``base_url``. Every method raises PartnerError when the answer is not an engine's.
+    """The engine at ``base_url``. Every method raises PartnerError unless the reply is an engine's.
 
-    Short questions time out after ``patience_s``. Operators' calls do not: the engine bounds them, and its end closes
-    the connection. httpx bounds each read but not the answer, so without the bounds here a peer could hold its caller
-    for ever with a byte now and then, or fill its memory.
+    Short calls time out after ``patience_s``. Operators' calls do not: the engine limits them, and its end closes the
+    connection. httpx limits each read but not the reply, so without the limits here a peer could hold its caller
+    forever with a byte now and then, or fill its memory.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Peer:
         self._client_headers = _with_key(settings.api_key or settings.admin_key)
         self._operator_headers = _with_key(settings.admin_key or settings.api_key)
         self._patience_s = patience_s
-        # One connection for each request: the engine bounds both.
+        # No limit on connections, because the engine limits requests and connections.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
         timeout = httpx.Timeout(None, connect=patience_s)
         self.client = httpx.AsyncClient(
@@ -141,7 +142,7 @@ class Peer:
         return load_in(await self._look("/get_load", self._client_headers))
 
     async def load_for(self, headers: Mapping[str, str]) -> Load:
-        """Return the load for a client with these headers. Raises ApiError when the engine refuses the client."""
+        """Return the load for a client with these headers. Raises ApiError if the engine refuses the client."""
         answer = await self._look("/get_load", headers)
         if not answer.is_ok and answer.status in _ERROR_STATUSES:
             detail = _read(_refusal_in, answer).error
@@ -187,31 +188,31 @@ class Peer:
             raise
         except Exception as exc:  # malformed bytes make an HTTP client raise almost anything
             if isinstance(exc, TimeoutError) and within_s is not None:
-                raise PartnerError(f"is gone: its answer was not whole within {within_s:g} s") from exc
+                raise PartnerError(f"is gone: its reply was not complete within {within_s:g} s") from exc
             raise PartnerError(f"is gone ({type(exc).__name__})") from exc
 
 
 async def _body_of(answer: httpx.Response) -> bytes:
     if "content-encoding" in answer.headers:
-        raise PartnerError("sent a compressed answer, which was not requested")
+        raise PartnerError("sent a compressed reply, which was not requested")
     body = bytearray()
     async for part in answer.aiter_bytes():
         body += part
         if len(body) > MAX_PEER_ANSWER_BYTES:
-            raise PartnerError(f"sent more than {MAX_PEER_ANSWER_BYTES} bytes for one answer")
+            raise PartnerError(f"sent more than {MAX_PEER_ANSWER_BYTES} bytes in one reply")
     return bytes(body)
 
 
 def load_in(answer: PeerAnswer) -> Load:
-    """Decode an answer of ``/get_load``. Raises PartnerError."""
+    """Decode a reply of ``/get_load``. Raises PartnerError."""
     if not answer.is_ok:
-        raise PartnerError(f"does not say its load ({answer.status}): {answer.words}", answer.status)
+        raise PartnerError(f"does not report its load ({answer.status}): {answer.words}", answer.status)
     (load,) = _read(_loads_in, answer)
     return load
 
 
 def about_in(answer: PeerAnswer) -> About:
-    """Decode the description in an answer of ``/server_info``. Raises PartnerError."""
+    """Decode the description in a reply of ``/server_info``. Raises PartnerError."""
     if answer.status == httpx.codes.UNAUTHORIZED:
         raise PartnerError("asks the router for a key; set ENGINE_API_KEY to its own", answer.status)
     if not answer.is_ok:
@@ -220,7 +221,7 @@ def about_in(answer: PeerAnswer) -> About:
 
 
 def state_in(answer: PeerAnswer) -> OperatedState:
-    """Decode the operators' state in an answer of ``/server_info``. Raises PartnerError."""
+    """Decode the operators' state in a reply of ``/server_info``. Raises PartnerError."""
     if not answer.is_ok:
         raise PartnerError(answer.words, answer.status)
     return _read(_state_in, answer)
@@ -230,7 +231,7 @@ def _read(decode: Callable[[bytes], Kind], answer: PeerAnswer) -> Kind:
     try:
         return decode(answer.body)
     except BadFrameError as exc:
-        raise PartnerError(f"is no engine of this version ({shown(str(exc))})", answer.status) from exc
+        raise PartnerError(f"is not an engine of this version ({shown(str(exc))})", answer.status) from exc
 
 
 def shown(text: str) -> str:

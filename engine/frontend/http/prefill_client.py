@@ -1,6 +1,6 @@
-"""The client of prefill engines: asks them for the prompts that the scheduler wants, and watches each of them.
+"""The client of prefill engines: has them compute the prompts that the scheduler wants, and watches each engine.
 
-A shell around ``Prefills``, which decides. Leaving a connection ends the prompt at the prefill engine.
+A shell around ``Prefills``, which decides. Closing a connection ends the prompt at the prefill engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.frontend.http.peers import PartnerError, Peer
 from engine.frontend.sessions.prefill_bodies import PREFILL
 from engine.process.settings import ServerSettings
 
-# Prompts in flight at one prefill engine; more wait here, within the scheduler's time limit.
+# The maximum prompts in flight at one prefill engine; more wait here, within the scheduler's time limit.
 MAX_CALLS: Final = 64
 LOOK_PERIOD_S: Final = 1.0
 _LOOK_S: Final = 3.0
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillClient:
-    """Asks the prefill engines of one decode engine.
+    """Calls the prefill engines of one decode engine.
 
-    ``to`` returns the KV addresses of the decode engine's stages, once they are ready. ``send`` takes messages for its
+    ``to`` returns the KV addresses of the decode engine's stages, once they are ready. ``send`` takes messages to its
     scheduler.
     """
 
@@ -48,14 +48,14 @@ class PrefillClient:
         self._page_size = page_size
         self._to = functools.cache(to)
         self._send = send
-        # Gets the duration of each prompt in seconds.
+        # Called with the duration of each prompt, in seconds.
         self.observe: Callable[[float], None] = lambda _: None
         self._peers = {url: Peer(url, settings, _LOOK_S, transport) for url in prefills.urls}
         self._rooms = {url: asyncio.Semaphore(MAX_CALLS) for url in prefills.urls}
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def take(self, reply: PrefillWanted | PrefillDropped) -> None:
-        """Ask for a prompt that the scheduler wants, or drop one."""
+        """Order a prompt that the scheduler wants, or drop one."""
         if isinstance(reply, PrefillWanted):
             refused = self.prefills.wanted(reply)
             if refused is not None:
@@ -93,13 +93,13 @@ class PrefillClient:
             call.cancel()
 
     async def _ask(self, wanted: PrefillWanted) -> None:
-        """Ask for one prompt, and report a failure unless the prompt was dropped."""
+        """Order one prompt, and report a failure unless the prompt was dropped."""
         failed = None
         try:
             async with self._rooms[wanted.at]:
                 answer = await self._peers[wanted.at].operate(PREFILL, self._body(wanted))
         except (PartnerError, OSError) as exc:
-            why = str(exc) if isinstance(exc, PartnerError) else f"is not asked ({exc})"
+            why = str(exc) if isinstance(exc, PartnerError) else f"was not called ({exc})"
             failed = self.prefills.failed(wanted.transfer, why)
         else:
             if not answer.is_ok:
@@ -132,19 +132,19 @@ class PrefillClient:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def look(self, url: str) -> None:
-        """Check one engine once: its presence, role and load."""
+        """Check one engine once: its health, role and load."""
         peer = self._peers[url]
         try:
             self.prefills.met(url, await peer.load())
         except PartnerError as exc:
             if exc.status == httpx.codes.SERVICE_UNAVAILABLE and await self._is_healthy(peer):
-                # Its front end answers, so its scheduler is busy.
+                # Its front end answers, so only its scheduler is busy.
                 self.prefills.busy(url)
             else:
                 self.prefills.lost(url, str(exc))
-        except Exception as exc:  # a look at one engine ends no look at another
-            logger.exception("the prefill engine %s could not be looked at", url)
-            self.prefills.lost(url, f"could not be looked at ({type(exc).__name__}); the log says why")
+        except Exception as exc:  # checking one engine must not end the checks of others
+            logger.exception("the prefill engine %s could not be checked", url)
+            self.prefills.lost(url, f"could not be checked ({type(exc).__name__}); see the log")
 
     async def _is_healthy(self, peer: Peer) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The front end process: serves the routes on a given socket and obeys the supervisor.
 
-Owns the process's order of life: ready when it listens, broken off when another process dies, ended when its clients
-have their errors. It answers until then, even with the scheduler dead.
+Owns the life cycle of the process: ready when it listens, broken off when another process dies, ended when its clients
+have their errors. Until then it answers, even if the scheduler is dead.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ from engine.process.settings import ServerSettings
 if TYPE_CHECKING:
     from engine.frontend.http.tracing import Tracing
 
-# After a death, enough for the errors to reach the clients and for a probe to see 503, well within the supervisor's
-# grace.
+# The time after a death for errors to reach the clients and for a probe to see 503, well within the supervisor's grace.
 LAST_WORDS_S = 0.25
-# A connection that has not taken its last bytes by then is cut.
+# The time for a connection to take its last bytes before it is cut.
 DRAIN_TIMEOUT_S = 1
-# At its end uvicorn sleeps this long before its first check of the connections. They nearly always close sooner, so
-# this server checks LOOKS times meanwhile.
+# At its end uvicorn sleeps this long before it first checks the connections. They nearly always close sooner, so this
+# server checks LOOKS times meanwhile.
 FIRST_LOOK_S = 0.1
 LOOKS = 50
-# Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): the server might close one just when the next
-# request is on its way.
+# Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): otherwise the server might close one while the
+# next request is on its way.
 KEEP_ALIVE_S = 75
-# Measured: a turn of the event loop that accepted 2,048 connections took 71 to 299 ms.
+# Bounded, because a turn of the event loop that accepted 2,048 connections took 71 to 299 ms.
 ACCEPTS_A_TURN = 32
-# The process that forks a worker for each long body.
+# The name of the process that forks a worker for each long body.
 READER = "reader"
 
 
 def run_frontend(
     control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
 ) -> None:
-    """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
+    """Serve until the supervisor ends it or is gone. Raises ProcessDiedError if another process died."""
     served = served_model(settings, limits, sampling_defaults_of(settings))
-    # Compiles the template once, instead of in the event loop and in each worker.
+    # Compiles the template once, rather than in the event loop and in each worker.
     with contextlib.suppress(ApiError):
         served.template.render([{"role": "user", "content": "x"}], {})
     reading = ForkedWork.start(
         READER, body_work(body_works(served)), stuck_s=settings.step_timeout_s, prepare=import_grammars
     )
     try:
-        # Tokenizing a long text writes into memory that is shared with the forked parent. That copies pages now instead
-        # of in the event loop, where it took 10 ms of the first text. A tokenizer may refuse unknown characters.
+        # Tokenizing a long text writes into memory that is shared with the forked parent. This copies those pages now
+        # rather than in the event loop, where it took 10 ms of the first text. A tokenizer may refuse unknown
+        # characters.
         with contextlib.suppress(Exception):
             served.tokenizer.encode_batch_fast(["x" * LONG_BODY_BYTES])
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
@@ -92,7 +92,7 @@ def run_frontend(
 
 
 def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedError) -> None:
-    """Clean up in place of a supervisor that was killed."""
+    """Clean up on behalf of a supervisor that was killed."""
     report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
     sys.stderr.write(failure_line(settings, report.sentence()))
     sys.stderr.flush()
@@ -102,7 +102,7 @@ def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedEr
 
 
 def sampling_defaults_of(settings: ServerSettings) -> Mapping[str, float]:
-    """Read the checkpoint's sampling defaults. Raises CheckpointError for a value that no request may have."""
+    """Read the checkpoint's sampling defaults. Raises CheckpointError for a value that a request may not have."""
     if settings.sampling_defaults == "openai":
         return {}
     folder = resolve_folder(settings)
@@ -112,14 +112,14 @@ def sampling_defaults_of(settings: ServerSettings) -> Mapping[str, float]:
     except ValidationError as exc:
         why = invalid_body(exc, SamplingFields).body.error.message
         raise CheckpointError(
-            f"{folder / 'generation_config.json'} must have values that a request may have: {why}; correct it, or "
-            "start with --sampling-defaults openai"
+            f"{folder / 'generation_config.json'} must have valid sampling values: {why}; correct it, or start with "
+            "--sampling-defaults openai"
         ) from exc
     return {name: getattr(kept, name) for name in said}
 
 
 class EventServer(uvicorn.Server):
-    """A uvicorn server that waits for an event, instead of waking ten times a second, and handles no signals."""
+    """A uvicorn server that waits for an event instead of waking ten times a second, and handles no signals."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -142,7 +142,7 @@ class EventServer(uvicorn.Server):
         await self._stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as soon as every connection has closed; leave the late ones to uvicorn's own shutdown."""
+        """End as soon as all connections are closed; leave late ones to uvicorn's own shutdown."""
         for open_one in (*self.servers, *(sockets or ())):
             open_one.close()
         state = self.server_state
@@ -155,7 +155,7 @@ class EventServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Accept no more connections, finish the answers in progress, end."""
+        """Accept no more connections, finish the current replies, and end."""
         self._stop.set()
 
 
@@ -171,7 +171,7 @@ class _Life:
         self._draining: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
-        """Take one message of the supervisor. The loop calls this when its pipe is readable."""
+        """Take one message from the supervisor. The loop calls this when its pipe is readable."""
         try:
             message = self._control.receive()
         except ProcessDiedError as exc:
@@ -184,7 +184,7 @@ class _Life:
             case ProcessDied():
                 self._die(ProcessDiedError(message.process, message.cause, message.node))
             case Drain():
-                self._client.sessions.close(ApiError.unavailable("the server is draining; ask another one"))
+                self._client.sessions.close(ApiError.unavailable("the server is draining; use another one"))
                 self._draining = asyncio.create_task(self._drain())
             case None:
                 return
@@ -192,7 +192,7 @@ class _Life:
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
 
     def lose_reader(self, reading: ForkedWork) -> None:
-        """End the server after the loss of the workers' parent, without which long bodies cannot be read."""
+        """End the server after the loss of the workers' parent, which it needs to read long bodies."""
         asyncio.get_running_loop().remove_reader(reading.fileno())
         self._die(ProcessDiedError(READER, reading.why_lost))
 
@@ -234,7 +234,7 @@ async def _serve(
     loop.set_exception_handler(quiet_resource_errors())
     server = EventServer(uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
     await _serve_until_over(server, listener, client, life)
-    # The signal of a child that ends while the loop closes would find the loop's descriptor closed.
+    # The signal of a child that ends while the loop closes would write to the loop's closed descriptor.
     loop.remove_signal_handler(signal.SIGCHLD)
     if client.prefill_client is not None:
         await client.prefill_client.close()
@@ -265,16 +265,16 @@ async def _serve_until_over(server: EventServer, listener: socket.socket, client
 def _tracing_of(settings: ServerSettings) -> Tracing | None:
     if not settings.otlp_traces_endpoint:
         return None
-    from engine.frontend.http.tracing import open_tracing  # An extra that a server without traces does not need.
+    from engine.frontend.http.tracing import open_tracing  # An optional dependency, only for traces.
 
     return open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
 
 
 def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tracing: Tracing | None) -> EngineClient:
-    """Build the client of the engine, which for a decode engine also asks prefill engines."""
+    """Build the client of the engine; for a decode engine also the client of prefill engines."""
     if settings.role != "decode":
         return EngineClient(folder.path, tracing)
-    from engine.frontend.http.prefill_client import PrefillClient  # Its HTTP client is imported by no other engine.
+    from engine.frontend.http.prefill_client import PrefillClient  # Only decode engines need its HTTP client.
 
     capacity = settings.max_running_requests + settings.max_queued_requests
     now, retry_s = MonotonicClock().now, settings.prefill_retry_s
@@ -291,11 +291,11 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         http=Connection.under(ConnectionBounds(settings)),
         ws="none",
         lifespan="off",
-        # asyncio accepts as many connections in one turn of the loop as it asks the system to queue. See EventServer.
+        # asyncio accepts as many connections in one turn of the loop as the listen backlog.
         backlog=ACCEPTS_A_TURN,
         log_config=None,
         access_log=False,
-        # Set once a second by the loop that this server does without.
+        # uvicorn's own loop would set it once a second, but this server does not run that loop.
         date_header=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

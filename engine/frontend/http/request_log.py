@@ -1,6 +1,6 @@
 """One id and one log line for each HTTP request: status, tokens, times, error.
 
-Owns the id's rules and the line's fields. Never logs the text of a prompt or an answer.
+Owns the id's rules and the line's fields. Never logs the text of a prompt or an output.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from engine.process.logs import REQUEST_LOGGER, fields_of
 REQUEST_ID_HEADER: Final = "x-request-id"
 # The W3C headers that name the parent of a request's spans.
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
-# Probes call these every few seconds, so only their failures are logged.
+# Paths that probes call every few seconds, of which only failures are logged.
 QUIET_PATHS: Final = frozenset({"/health", "/metrics"})
 SHOWN_RIDS: Final = 4
-# The key in the state of a request's scope, which exception handlers see too.
+# The key in the state of a request's scope, which exception handlers can read too.
 _STATE: Final = "request_id"
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -34,14 +34,14 @@ _current: ContextVar[RequestRecord | None] = ContextVar("current request", defau
 
 
 class RequestRecord:
-    """The record of one HTTP request so far. Tokens are sums over its choices; a prompt counts once for each choice."""
+    """The record of one HTTP request. Token counts are sums over its choices; a prompt counts once for each choice."""
 
     def __init__(self, request_id: str, begun_s: float, path: str, trace_headers: Mapping[str, str]) -> None:
         self.request_id = request_id
         self.begun_s = begun_s
         self.path = path
         self.trace_headers = trace_headers
-        self.status = 500  # The client's status when the application sends none.
+        self.status = 500  # The status that the client gets if the application sends none.
         self.error: str | None = None
         self._first_token_s: float | None = None
         self._rids: list[str] = []
@@ -63,7 +63,7 @@ class RequestRecord:
         self.error = self.error or output.error
 
     def fields(self, now_s: float) -> dict[str, object]:
-        """Return the line's fields in order. The token fields are there once an engine request has ended."""
+        """Return the line's fields in order. The token fields are present once an engine request has ended."""
         shown: dict[str, object] = {"request_id": self.request_id, "status": self.status}
         if self._rids:
             more = ["..."] if len(self._rids) > SHOWN_RIDS else []
@@ -83,7 +83,7 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Gives every request an id, returns it with the answer, and writes the log line when the answer is sent."""
+    """Gives every request an id, returns it with the reply, and writes the log line once the reply is sent."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class RequestLog:
             return
         headers = Headers(scope=scope)
         trace_headers = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-        # Keeps the client's id if it is one word of harmless characters.
+        # The client's id is kept if it is one word of safe characters.
         given = headers.get(REQUEST_ID_HEADER)
         request_id = given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
         record = RequestRecord(request_id, self._clock.now(), scope["path"], trace_headers)
@@ -117,7 +117,7 @@ class RequestLog:
     def _write(self, scope: Scope, record: RequestRecord) -> None:
         if not logger.isEnabledFor(logging.INFO) or (scope["path"] in QUIET_PATHS and record.status < 400):
             return
-        # The raw path: a decoded one may contain a line end and forge a log line.
+        # The raw path, because a decoded one may contain a line feed and forge a log line.
         path = scope.get("raw_path", b"").decode("ascii", "replace") or repr(scope["path"])
         fields = record.fields(self._clock.now())
         text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
@@ -126,7 +126,7 @@ class RequestLog:
 
 
 def current_record() -> RequestRecord | None:
-    """Return the record of the HTTP request that is being handled; None outside of one."""
+    """Return the record of the current HTTP request; None outside one."""
     return _current.get()
 
 

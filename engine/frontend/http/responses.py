@@ -1,4 +1,4 @@
-"""Answers in one piece: errors and small JSON bodies."""
+"""Replies in one piece: errors and small JSON bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.frontend.http.request_log import REQUEST_ID_HEADER, current_record
 from engine.frontend.protocols.anthropic import MessagesError
 from engine.frontend.schema.errors import ApiError, ErrorBody, ErrorType
 
-# After a second a request or two have ended, so a client that found the queue full may retry.
+# Within a second a request or two will have ended, so a client that found the queue full may retry.
 RETRY_AFTER_S = "1"
 JSON_TYPE = "application/json"
 
@@ -22,9 +22,9 @@ JSON_TYPE = "application/json"
 def error_answer(
     error: ApiError, path: str, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer a refused or failed request of ``path``, and note the error for its log line.
+    """Return the reply to a refused or failed request to ``path``, and note the error for its log line.
 
-    ``request_id`` is for callers that run outside of the request's record.
+    ``request_id`` is for callers outside the request's record.
     """
     record = current_record()
     if record is not None:
@@ -41,16 +41,17 @@ def error_handlers(
     bug: str,
     remedy_of: Callable[[Request, HTTPException], str] = lambda *_: "",
 ) -> dict[Any, Callable[..., Awaitable[Response]]]:
-    """Build the exception handlers. ``answer`` answers an error; ``bug`` is the message for all other exceptions.
+    """Build the exception handlers. ``answer`` replies to an ApiError; ``bug`` is the message for all other exceptions.
 
-    An exception's own text goes only to the log, since it may hold secrets. ``remedy_of`` completes routing errors.
+    An exception's own text goes only to the log, because it may contain secrets. ``remedy_of`` completes routing
+    errors.
     """
 
     async def of_error(request: Request, exc: ApiError) -> Response:
         return answer(request, exc, None)
 
     async def of_leaving(_: Request, __: ClientDisconnect) -> Response:
-        # The client left while it sent the body. No answer can reach it, and there is nothing to report.
+        # The client left while it was sending the body. No reply can reach it, and there is nothing to report.
         return Response()
 
     async def of_route(request: Request, exc: HTTPException) -> Response:
@@ -65,7 +66,7 @@ def error_handlers(
 
 
 def error_of_route(path: str, error: ErrorBody) -> ErrorBody | MessagesError:
-    """Word an error in the protocol of a route."""
+    """Return an error in the format of a route's protocol."""
     return MessagesError.of(error) if f"{path}/".startswith("/v1/messages/") else error
 
 

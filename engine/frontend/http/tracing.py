@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, made when one has ended: its wait, its prefill with the stages, its decode.
+"""OpenTelemetry spans of requests, made when a request has ended: its wait, its prefill with the stages, its decode.
 
 Owns their names and attributes: the semantic conventions for generative AI, and under ``lockstep.`` the rids and the
 numbers of steps and microbatches that recordings and timelines use. No request waits for the exporter, whose queue is
@@ -31,7 +31,7 @@ from engine.process.clock import Clock
 PROVIDER: Final = "lockstep"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
 CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
-# Bounds the export of the last requests' spans when the server ends.
+# The time limit for exporting the last spans when the server ends.
 LAST_EXPORT_S: Final = 0.3
 NS_A_SECOND: Final = 1_000_000_000
 
@@ -50,14 +50,14 @@ class _Sent:
 
 
 class Tracing:
-    """Makes spans from the requests sent to the scheduler and the traces that come back."""
+    """Makes spans from the requests sent to the scheduler and the traces that return."""
 
     def __init__(self, provider: TracerProvider, model: str, clock: Clock) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer(PROVIDER, __version__)
         self._model = model
         self._epoch_ns = time.time_ns() - int(clock.now() * NS_A_SECOND)
-        # By rid, the oldest first.
+        # By rid, oldest first.
         self._sent: dict[str, deque[_Sent]] = {}
 
     def sent(self, message: Generate) -> None:
@@ -83,7 +83,7 @@ class Tracing:
         waiting = self._sent.get(trace.rid)
         if waiting is None:  # a script sent it, not the front end
             return
-        # Of two requests with one rid the later one is refused.
+        # Of two requests with the same rid the later one is refused.
         sent = waiting.popleft() if trace.refusal is None else waiting.pop()
         if not waiting:
             del self._sent[trace.rid]
@@ -103,7 +103,7 @@ class Tracing:
 
     def close(self) -> None:
         """Export the remaining spans within LAST_EXPORT_S."""
-        # The library itself would wait up to half a minute for a missing collector.
+        # On its own the library would wait up to half a minute for a missing collector.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(LAST_EXPORT_S)
@@ -179,7 +179,7 @@ def open_tracing(endpoint: str, model: str, clock: Clock) -> Tracing:
 
 
 class FirstWarning(logging.Handler):
-    """Logs only the library's first warning: it would repeat one about a dead collector all day."""
+    """Logs only the library's first warning, which it would repeat all day for a dead collector."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(logging.WARNING)
@@ -190,7 +190,7 @@ class FirstWarning(logging.Handler):
         if not self._is_said:
             self._is_said = True
             logger.warning(
-                "spans may be lost (reported once): %s; look at the collector at %s",
+                "spans may be lost (reported once): %s; check the collector at %s",
                 record.getMessage(),
                 self._endpoint,
             )

@@ -1,4 +1,4 @@
-"""The Messages protocol of Anthropic, translated to and from a chat: bodies of requests, and shapes of answers."""
+"""Anthropic's Messages protocol, translated to and from a chat: request bodies and shapes of replies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _Nothing = Annotated[list[JsonValue], Field(max_length=0)]
 
 
 class CacheControl(NullableBody):
-    """Changes nothing: the prefix cache finds equal prefixes without it."""
+    """Has no effect: the prefix cache finds equal prefixes without it."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -64,7 +64,7 @@ class TextBlock(_Block):
 
 
 class ThinkingBlock(NullableBody):
-    """The reasoning of an answer, for templates that show it."""
+    """The reasoning of a reply, for templates that show it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -72,7 +72,7 @@ class ThinkingBlock(NullableBody):
 
 
 class ToolUseBlock(_Block):
-    """A call that an answer made."""
+    """A call in a reply."""
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
@@ -89,7 +89,7 @@ class ToolResultBlock(_Block):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
     content: str | Texts = ""
-    is_error: bool = Field(default=False, description="changes nothing: the model reads the content")
+    is_error: bool = Field(default=False, description="no effect: the model reads the content")
 
 
 UserBlocks = Annotated[
@@ -149,13 +149,13 @@ Message = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
 
 
 class MessagesToolBody(_Block):
-    """A function that the model may call; tools that a server runs itself are not served."""
+    """A function that the model may call; server-side tools are not supported."""
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     input_schema: dict[str, JsonValue]
-    strict: bool = Field(default=False, description="every call of it keeps to its schema")
+    strict: bool = Field(default=False, description="every call of it follows its schema")
 
 
 class AnyToolChoice(NullableBody):
@@ -170,7 +170,7 @@ class NamedToolChoice(NullableBody):
 
 
 class Thinking(NullableBody):
-    """The variable ``enable_thinking`` of the model's chat template. Reasoning has no bound of its own."""
+    """The variable ``enable_thinking`` of the model's chat template. Reasoning has no separate limit."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT32, description="not honoured apart from max_tokens")
@@ -178,7 +178,7 @@ class Thinking(NullableBody):
 
 
 class OutputFormat(NullableBody):
-    """A schema that the answer keeps to."""
+    """A schema that the output follows."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, JsonValue] = Field(alias="schema")
@@ -187,7 +187,7 @@ class OutputFormat(NullableBody):
 class OutputConfig(NullableBody):
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="a hint: the variable reasoning_effort of the model's chat template"
+        default=None, description="a hint: sets the variable reasoning_effort of the model's chat template"
     )
 
 
@@ -209,7 +209,7 @@ class CountTokensBody(NullableBody):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """The equivalent fields of a chat. As in the protocol, a last message of the assistant is continued."""
+        """Return the equivalent fields of a chat. As in the protocol, a final assistant message is continued."""
         asked, choice = self.output_config.format, self.tool_choice
         system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         thinking = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
@@ -248,7 +248,7 @@ class MessagesBody(CountTokensBody, RequestFields):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """The equivalent fields of a chat, with the sampling."""
+        """Return the equivalent fields of a chat, including sampling."""
         same = {*RequestFields.model_fields, "max_tokens"}
         same |= {"temperature", "top_p", "top_k"} & self.model_fields_set
         return super().chat_fields | {
@@ -282,14 +282,14 @@ class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class ThinkingContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """Reasoning as the model wrote it, unsigned."""
+    """The reasoning as the model wrote it, unsigned."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call. ``input`` has the complete part of arguments that were cut off."""
+    """A call. ``input`` has the arguments, up to the truncation if they were cut off."""
 
     id: str
     name: str
@@ -300,7 +300,7 @@ ContentBlock = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """``input_tokens`` counts the prompt's tokens that were not read from the prefix cache."""
+    """``input_tokens`` counts the prompt tokens that did not come from the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -369,7 +369,7 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """The body of an error answer, and the last event of a failed stream."""
+    """The body of an error reply, and the last event of a failed stream."""
 
     error: Any
     request_id: str | None
@@ -395,18 +395,18 @@ _AS_CHAT = Translation(
         "chat_template_kwargs": "thinking",
     }
 )
-# Finish reasons with another name in the protocol; the others keep the engine's.
+# Finish reasons with another name in the protocol; the others keep the engine's name.
 _REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
 
 
 def message_order(data: bytes, served: ServedModel) -> Order:
-    """Read the order of a message. Raises ApiError, also when the model has no chat template."""
+    """Read the order of a message. Raises ApiError, also if the model has no chat template."""
     chat = _AS_CHAT.chat(parse_body(MessagesBody, data).chat_fields)
     return _AS_CHAT.order(lambda: order_of_chat(chat, served, "msg"))
 
 
 def token_count(data: bytes, served: ServedModel) -> TokenCount:
-    """Count the tokens of a conversation's prompt. Raises ApiError, also when the model has no chat template."""
+    """Count the tokens of a conversation's prompt. Raises ApiError, also if the model has no chat template."""
     chat = _AS_CHAT.chat(parse_body(CountTokensBody, data).chat_fields)
     requested_lora(chat.model, served)
     _, ids = chat_prompt(chat, served)
@@ -414,7 +414,7 @@ def token_count(data: bytes, served: ServedModel) -> TokenCount:
 
 
 class MessageShape(BlockShape):
-    """Each block of the answer is a block of the message."""
+    """Shapes a message: each block of the output is a block of the message."""
 
     def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
         super().__init__(new_choice())
@@ -493,7 +493,7 @@ def _growth(block: Block, text: str) -> TextGrowth | ThinkingGrowth | InputGrowt
 
 
 def _input_of(arguments: str) -> msgspec.Raw:
-    """Parse the object as far as it was written; empty for anything but an object."""
+    """Parse the object as far as it is complete; empty for anything but an object."""
     try:
         value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

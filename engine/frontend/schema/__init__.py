@@ -1,1 +1,1 @@
-"""Bodies, answers and errors of the native protocol: types and the rules of single fields."""
+"""Bodies, replies and errors of the native protocol: types and the rules of single fields."""

@@ -13,14 +13,14 @@ import msgspec
 from engine.core.errors import ProcessDiedError
 from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
-# A message quotes part of what the client sent, never all.
+# A message quotes only a part of the client's text.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
 TRACEBACK = "Traceback (most recent call last)"
-# Programs that see it send less, or ask a model with a longer context.
+# Programs that get it shorten the prompt, or use a model with a longer context.
 CONTEXT_CODE = "context_length_exceeded"
 SEE_LOG = "the server's log says why"
-# A death in the words of engine.core.errors.death_words.
+# A death as engine.core.errors.death_words describes it.
 _DEATH = re.compile(r"(?P<who>.*? process died(?:: on [^:\n]+)?): (?P<cause>.*)", re.DOTALL)
 # The folders of an absolute path.
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
@@ -69,13 +69,13 @@ _OF_REFUSAL = {
 
 # The OpenAI protocol names a LoRA in this field.
 LORA_PARAM = "model"
-_RESTORE = "a LoRA's files must stay in their place: put them back there, or unload the LoRA"
+_RESTORE = "a LoRA's files must stay in place: put them back, or unload the LoRA"
 _PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: LORA_PARAM}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status, or
-    ``CONTEXT_CODE`` where a request is too long for the model, which is a 400.
+    """``param`` is the path of the field at fault, if any; ``code`` is the HTTP status, or ``CONTEXT_CODE`` for a
+    request that is too long for the model, which is a 400.
 
     ``request_id`` is the request's id in the log, set when the error is sent.
     """
@@ -88,7 +88,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error answer, and the last event of a broken stream."""
+    """The body of every error reply, and the last event of a broken stream."""
 
     error: ErrorDetail
 
@@ -115,7 +115,7 @@ class ApiError(Exception):
         self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code or self.status))
 
     def body_for(self, request_id: str | None) -> ErrorBody:
-        """Make the body for one request; one error may answer many."""
+        """Make the body for one request; the same error may answer many."""
         return ErrorBody(msgspec.structs.replace(self.body.error, request_id=request_id))
 
     def naming(self, param: str) -> ApiError:
@@ -134,7 +134,7 @@ class ApiError(Exception):
 
     @classmethod
     def at(cls, param: str, rule: str) -> ApiError:
-        """Refuse a field: 400. ``rule`` continues the sentence that the field's name begins."""
+        """Refuse a field: 400. ``rule`` continues the sentence after the field's name."""
         return cls.invalid(f"{param} {rule}", param=param)
 
     @classmethod
@@ -144,7 +144,7 @@ class ApiError(Exception):
 
     @classmethod
     def unavailable(cls, message: str) -> ApiError:
-        """Refuse because the server is starting, going down or broken: 503."""
+        """Refuse because the server is starting, stopping or broken: 503."""
         return cls(ErrorType.UNAVAILABLE, message)
 
     @classmethod
@@ -161,27 +161,27 @@ class ApiError(Exception):
     @classmethod
     def rid_is_live(cls, rid: str) -> ApiError:
         """Refuse the rid of a live request: 409."""
-        message = f"rid must be unique among live requests, got {rid!r}, which is; wait for its end or omit it"
+        message = f"rid must be unique among live requests, got {rid!r}, which is live; wait for its end or omit rid"
         return cls(ErrorType.DUPLICATE, message, param="rid")
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:
-        """Word the scheduler's refusal, with the status of its kind."""
+        """Turn the scheduler's refusal into an error, with the status of its kind."""
         return cls(_OF_REFUSAL[refusal.kind], refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
 
     @classmethod
     def of_call(cls, answer: CallAnswer, *, param: str | None) -> ApiError:
-        """Word the refusal of an operator's call: 400, or 404 for a missing target."""
+        """Turn the refusal of an operator's call into an error: 400, or 404 for a missing target."""
         if answer.not_found:
             return cls(ErrorType.NOT_FOUND, answer.message, param=param)
         return cls.invalid(answer.message, param=param)
 
     @classmethod
     def of_failure(cls, output: TokenOutput, grammar_field: str | None) -> ApiError:
-        """Word the failure of a request: 500, 400 for the request's own fault, 503 for a lost file.
+        """Turn the failure of a request into an error: 500, 400 for the request's own fault, 503 for a lost file.
 
-        The grammar, in ``grammar_field``, is the only fault of a request that shows in its output. The LoRA is the only
-        file that it can lose.
+        A grammar, in ``grammar_field``, is the only fault of a request that its output reveals. A LoRA is the only file
+        that can be lost.
         """
         why = public(output.error or "the engine could not compute this request")
         if output.finish_reason is FinishReason.INVALID:
@@ -192,12 +192,12 @@ class ApiError(Exception):
 
 
 def shortened(text: str, limit_chars: int) -> str:
-    """Shorten a text to its beginning and the number of characters left out."""
+    """Shorten a text to its beginning and the number of omitted characters."""
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"
 
 
 def public(text: str) -> str:
-    """Word an internal error for clients: one sentence without tracebacks and folders.
+    """Reduce an internal error to one line for clients, without tracebacks and folders.
 
     Keeps the cause of a process's death in the engine's words, 'it was killed by signal 9 (SIGKILL)', and the name of
     a machine other than the server's.

@@ -1,8 +1,7 @@
-"""The fields of other servers: served, neutral or refused.
+"""The fields of other servers: supported, accepted with neutral values, or refused.
 
-Owns the lists by route; benchmarks/tables/fields.md is generated from them. Programs
-send unserved fields with null and neutral values, which are accepted. Other values are refused with the field and the
-reason.
+Owns the lists by route; benchmarks/tables/fields.md is generated from them. Programs send unsupported fields with null
+and neutral values, which are accepted. Other values are refused, with the field and the reason.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ BOTH: Final = "vLLM, SGLang"
 
 
 class ForeignField(NamedTuple):
-    """``neutral`` lists the values that change nothing, as null does; ``reason`` says why others are refused.
+    """``neutral`` lists the values that, like null, have no effect; ``reason`` says why others are refused.
 
-    A field without a reason is served.
+    A field without a reason is supported.
     """
 
     name: str
@@ -135,16 +134,16 @@ _shown = reprlib.Repr()
 
 
 def without_neutral(data: Any, known: Container[str], fields: Iterable[ForeignField]) -> Any:
-    """Drop foreign fields with neutral values from a body. Raises FieldError for a foreign field with another value.
+    """Drop foreign fields with neutral values from a body. Raises FieldError for any other value.
 
-    ``known`` are the body's own fields. A body that is no object is returned unchanged.
+    ``known`` are the body's own fields. A body that is not an object is returned unchanged.
     """
     if not isinstance(data, dict):
         return data
     found = {field.name: field for field in fields if field.reason and field.name in data and field.name not in known}
     for name, field in found.items():
         value = data[name]
-        # True does not equal 1 here.
+        # Compared with the type, because True must not equal 1.
         same = [one for one in field.neutral if value == one and isinstance(value, bool) == isinstance(one, bool)]
         if value is not None and not same:
             raise FieldError(

@@ -1,6 +1,6 @@
-"""Makes the error for a body that breaks rules: field, rule, value and remedy of the first few.
+"""Makes the error for an invalid body: field, rule, value and remedy of the first few faults.
 
-Bounds work and length: a million wrong entries cost no more than a thousand.
+Limits work and length: a million wrong entries cost no more than a thousand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from engine.frontend.schema.errors import ApiError, FieldError, shortened
 from lockstep.broken_rules import broken_rule, did_you_mean, joined_rules
 
-# pydantic describes all errors or none, each for a microsecond and half a kilobyte.
+# pydantic describes all errors or none; each costs a microsecond and half a kilobyte.
 MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8
 MAX_COMPARED_ERRORS = 64
@@ -33,13 +33,13 @@ SYNONYMS = {
     "prompt": ("messages", "text", "input"),
     "text": ("prompt", "messages"),
 }
-# Containers of fields: an argument of a client library, a part of Ollama's protocol.
+# Containers of fields: arguments of a client library, and a part of Ollama's protocol.
 WRAPPERS = ("extra_body", "options", "parameters")
-# A validator appends it to a key that broke a rule.
+# The validator appends it to a key that breaks a rule.
 KEY = "[key]"
-# The validator uses Python's words.
+# Replaces the validator's Python literals.
 IN_JSON = {"must be False": "must be false", "must be True": "must be true"}
-# Endings of the validator's error types for a value of another type than the branch's.
+# Suffixes of the validator's error types for a value whose type does not match a branch.
 OF_A_TYPE = ("_type", "literal_error")
 OF_ONE_VALUE = ("literal_error", "none_required")
 NOT_HONOURED = "not honoured"
@@ -51,12 +51,12 @@ _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
 
 
 def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
-    """Make the error (400) for a body that is no ``model``."""
+    """Make the error (400) for a body that is not a ``model``."""
     count = exc.error_count()
     if count > MAX_DESCRIBED_ERRORS:
         return ApiError.invalid(
-            f"the body must keep to the fields of this route, but it breaks their rules in {count} places, too many to "
-            f"name; the fields are {', '.join(_fields_of(model))}"
+            f"the body must follow the rules of this route's fields, but breaks them in {count} places, too many to "
+            f"list; the fields are {', '.join(_fields_of(model))}"
         )
     errors = _of_branches_meant(exc.errors(include_url=False), model)
     told = _sentences(errors[:MAX_SHOWN_ERRORS], model)
@@ -71,7 +71,7 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
 def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Sequence[ErrorDetails]:
     """Drop the errors of union branches for another type than the value's.
 
-    Such a branch reports the whole value; the branch that was meant reports a place inside it.
+    Such a branch reports the whole value; the intended branch reports a place inside it.
     """
     first, rest = errors[:MAX_COMPARED_ERRORS], errors[MAX_COMPARED_ERRORS:]
     paths = [tuple(_locate(error["loc"], model)[0]) for error in first]
@@ -85,14 +85,14 @@ def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -
 
 
 def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
-    """Word one sentence for each value, although each branch of a union reports it."""
+    """Return one sentence for each value, although each branch of a union reports it."""
     rules: dict[tuple[str, str], list[str]] = {}
     others: list[str] = []
     for error in errors:
         rule = IN_JSON.get(rule := broken_rule(error["type"], error.get("ctx")), rule)
         path, owner = _locate(error["loc"], model)
         if error["type"] == "value_error":
-            # A rule between fields names the fields, not the place of the body.
+            # A rule between fields names the fields instead of the body's place.
             inside = path and isinstance(error["input"], dict)
             others.append(f"{_joined(path)}: {rule}" if inside else rule)
         elif error["type"] == "extra_forbidden":
@@ -123,7 +123,7 @@ def _meant(name: str, owner: type[BaseModel]) -> str:
     if called is None and homes:
         return f"it is a field of {homes[0]}"
     if called is None and name in WRAPPERS:
-        return "what is in it are fields of the body itself; send them there"
+        return "its entries are fields of the body itself; send them there"
     return did_you_mean(name, fields) if called is None else f"did you mean {called!r}?"
 
 
@@ -134,7 +134,7 @@ def _measured(error: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """Write a value with JSON's words and otherwise as Python does, shortened first."""
+    """Write a value as Python does, but with JSON's literals, and shortened."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
@@ -147,8 +147,8 @@ def _joined(path: Sequence[int | str]) -> str:
 def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int | str], type[BaseModel]]:
     """Return the path of a place as the client wrote it, and the innermost body around it.
 
-    A validator's path contains names of union branches. The types tell them apart from a client's keys, which may look
-    alike.
+    A validator's path contains names of union branches. The types distinguish them from the client's keys, which may
+    look alike.
     """
     owner = model
     path: list[int | str] = []
@@ -157,11 +157,11 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
     for part in loc:
         if len(here) > 1 and not branch_named and isinstance(part, str):
             here = [kind for kind in here if _is_branch(kind, str(part))] or here
-            # A union with a rule, inside a union: the name of its branch follows.
+            # A union with a rule inside a union: the name of its branch follows.
             branch_named = "union[" not in str(part)
             continue
         if part == KEY and not any(_is_body(kind) or get_origin(kind) in (list, dict) for kind in here):
-            break  # The validator's word for a key that broke a rule, not a place.
+            break  # The validator's suffix for a key that breaks a rule, not a place.
         path.append(part)
         owner = next((kind for kind in here if _is_body(kind)), owner)
         here = [inner for kind in here for inner in _inside(kind, part)]
@@ -179,9 +179,10 @@ def _is_body(kind: Any) -> bool:
 
 
 def _is_branch(kind: Any, name: str) -> bool:
-    """Return whether a validator names a branch so: 'int', 'list[int]', 'constrained-str', 'function-after[...]'.
+    """Return whether a validator gives a branch this name: 'int', 'list[int]', 'constrained-str',
+    'function-after[...]'.
 
-    A discriminated branch has the name of its discriminator.
+    A discriminated branch has the name of its discriminator's value.
     """
     if _is_body(kind) and any(name in get_args(field.annotation) for field in kind.model_fields.values()):
         return True
@@ -201,7 +202,7 @@ def _inside(kind: Any, part: int | str) -> list[Any]:
 
 def _branches(annotation: Any) -> list[Any]:
     """Return the branches of a type without annotations and without None."""
-    if annotation is JsonValue or annotation == "JsonValue":  # its own name inside it
+    if annotation is JsonValue or annotation == "JsonValue":  # it refers to itself by name
         return _branches(cast(Any, JsonValue).__value__)
     if get_origin(annotation) is Annotated:
         return _branches(get_args(annotation)[0])

@@ -1,7 +1,7 @@
-"""The native protocol: the typed and checked bodies and answers of each route, and fields that both protocols have.
+"""The native protocol: typed bodies and replies of each route, and the fields that all protocols share.
 
-Checks shapes and single fields. Admission checks the rules that depend on the model; grammars are checked in a thread.
-Unknown fields are refused: a parameter is honoured or answered with 400.
+Checks types and single fields. Rules that depend on the model, and grammars, are checked elsewhere. Unknown fields are
+refused: a parameter is honoured or answered with 400.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
-# The longest wait of a call for an idle engine.
+# The maximum wait of a call for an idle engine, in seconds.
 MAX_CALL_TIMEOUT_S = 3600.0
-# The longest time limit of a request: a day.
+# The maximum time limit of a request: a day.
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
-# Answers to one prompt.
+# The maximum choices for one prompt.
 MAX_N = 128
 MAX_CHOICES = 1024
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 4096
-# Any object, as json_object promises.
+# Any object, for json_object.
 _ANY_OBJECT = {"type": "object"}
 
 _DEFAULTS = SamplingParams()
@@ -65,7 +65,7 @@ GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
 def _require_json(text: str) -> str:
-    """Raise PydanticKnownError for text that is no JSON or is nested too deep."""
+    """Raise PydanticKnownError for text that is not JSON or is nested too deeply."""
     try:
         from_json(text)
     except ValueError as exc:
@@ -73,7 +73,7 @@ def _require_json(text: str) -> str:
     return text
 
 
-# As an object, or as its text.
+# A schema, as an object or as JSON text.
 Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES), Field(fail_fast=True)
@@ -81,7 +81,7 @@ Choices = Annotated[
 
 
 def _token_id_of(key: object) -> object:
-    """Return the token id that an object's key spells: keys of JSON are strings."""
+    """Return the token id in an object's key, which in JSON is a string."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_ID_DIGITS:
         return int(key)
     raise ValueError(f"the keys of logit_bias must be token ids in decimal digits, got {key!r}; use /tokenize")
@@ -91,18 +91,18 @@ LogitBias = Annotated[
     dict[Annotated[int, BeforeValidator(_token_id_of)], Annotated[float, Field(ge=-100, le=100)]],
     Field(
         max_length=MAX_BIASED_TOKENS,
-        description="what is added to the logits of token ids",
+        description="numbers to add to the logits of token ids",
         json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
     ),
 ]
-# Only the first wrong entry of a list is reported, which bounds the cost of a long list.
+# Only the first wrong entry of a list is reported, which limits the cost of a long list.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class StrictBody(BaseModel):
-    """A body that accepts only its own fields, each of its own type: "1" is no number and 1 is no boolean."""
+    """A body that accepts only its own fields, with exact types: "1" is not a number and 1 is not a boolean."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -111,7 +111,7 @@ class RuledBody(StrictBody):
     """A body with rules between its fields."""
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, broken rule), the beginning and the rest of a sentence; field '' names none."""
+        """Yield (field, broken rule), the beginning and the rest of a sentence; the field is '' if none is at fault."""
         yield from ()
 
     @model_validator(mode="after")
@@ -122,7 +122,7 @@ class RuledBody(StrictBody):
 
 
 class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as on other servers.
+    """A body in which null means a field's default, as on other servers.
 
     ``foreign`` are fields of other servers.
     """
@@ -149,7 +149,7 @@ def grammar_among(grammars: Mapping[str, Grammar | None]) -> tuple[str, Grammar]
     given = [(field, grammar) for field, grammar in grammars.items() if grammar is not None]
     if len(given) > 1:
         names = " and ".join(field for field, _ in given)
-        raise ValueError(f"at most one field may say what the output must be, got {names}; send one of them")
+        raise ValueError(f"at most one field may restrict the output, got {names}; send one of them")
     return given[0] if given else None
 
 
@@ -158,7 +158,7 @@ class TextFormat(NullableBody):
 
     @property
     def grammar(self) -> None:
-        """Anything may be said."""
+        """Return None: any output is allowed."""
 
 
 class JsonObjectFormat(NullableBody):
@@ -166,12 +166,12 @@ class JsonObjectFormat(NullableBody):
 
     @property
     def grammar(self) -> Grammar:
-        """Any object."""
+        """Return the grammar of any object."""
         return schema_grammar(_ANY_OBJECT)
 
 
 class NamedSchema(NullableBody):
-    """The schema of a ``response_format``, followed also without ``strict``; name and description change nothing."""
+    """The schema of a ``response_format``, followed even without ``strict``; name and description have no effect."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
@@ -185,12 +185,12 @@ class JsonSchemaFormat(NullableBody):
 
     @property
     def grammar(self) -> Grammar:
-        """Its schema."""
+        """Return the grammar of the schema."""
         return schema_grammar(self.json_schema.json_schema)
 
 
 class StructuredOutputs(RuledBody, NullableBody):
-    """``structured_outputs``: exactly one of the first five."""
+    """``structured_outputs``: exactly one of the first five fields."""
 
     json_: Schema | None = Field(None, alias="json")
     regex: GrammarText | None = None
@@ -209,7 +209,7 @@ class StructuredOutputs(RuledBody, NullableBody):
 
     @cached_property
     def grammars(self) -> dict[str, Grammar | None]:
-        """The grammar of each field."""
+        """Return the grammar of each field."""
         return {
             "structured_outputs.json": None if self.json_ is None else schema_grammar(self.json_),
             "structured_outputs.regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
@@ -220,18 +220,20 @@ class StructuredOutputs(RuledBody, NullableBody):
 
 
 class RequestFields(StrictBody):
-    """The fields that the protocols share, without prompt and sampling."""
+    """The fields that all protocols share, except for prompt and sampling."""
 
     stream: bool = False
-    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the reply")
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
-    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
-    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which the request ends with its tokens so far")
+    waiting_timeout_s: TimeLimit | None = Field(
+        None, description="seconds within which the request must start, else 504"
+    )
     cache_salt: str | None = Field(
         None,
         min_length=1,
         max_length=MAX_SALT_CHARS,
-        description="its prefixes are shared only with requests of the same salt",
+        description="prefixes are shared only with requests with the same salt",
     )
 
 
@@ -262,9 +264,9 @@ class SamplingFields(RuledBody):
     def sampling_params(
         self, most: int, least: int, grammar: tuple[str, Grammar] | None, defaults: Mapping[str, float]
     ) -> SamplingParams:
-        """Return the scheduler's parameters, with the most and the least new tokens.
+        """Return the scheduler's parameters, with the maximum and the minimum of new tokens.
 
-        ``defaults`` are the model's own, for fields that the client left out.
+        ``defaults`` are the model's defaults for fields that the client left out.
         """
         converted = {"stop", "stop_token_ids", "logit_bias"}
         values = {name: getattr(self, name) for name in SamplingFields.model_fields.keys() - converted}
@@ -284,9 +286,11 @@ class SamplingBody(SamplingFields, NullableBody):
     """``sampling_params`` of a request."""
 
     foreign = SAMPLING_FIELDS
-    n: int = Field(default=1, ge=1, le=MAX_N, description="answers to the prompt; a given seed counts up with them")
+    n: int = Field(
+        default=1, ge=1, le=MAX_N, description="choices for the prompt; each uses the next seed after a given one"
+    )
     max_new_tokens: int = Field(
-        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
+        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: only compute and cache the prompt"
     )
     min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
     json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
@@ -312,7 +316,7 @@ class SamplingBody(SamplingFields, NullableBody):
 
     @property
     def grammar(self) -> tuple[str, Grammar] | None:
-        """The grammar of the output, with the field that asks for it."""
+        """Return the grammar of the output, with the field that requests it."""
         return grammar_among(self._grammars)
 
     def params(self, defaults: Mapping[str, float]) -> SamplingParams:
@@ -329,9 +333,9 @@ class GenerateBody(RequestFields, RuledBody, NullableBody):
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     logprob_start_len: int = Field(
-        default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
+        default=-1, ge=-1, le=MAX_INT32, description="return the prompt's logprobs too, from this position on; -1: none"
     )
-    lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
+    lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to use")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (self.text is None) == (self.input_ids is None):
@@ -350,13 +354,13 @@ class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-# A logprob, its token id, and the token's text, which clients decode.
+# A logprob, its token id, and the token's text, which is null: clients decode ids.
 InputLogprob = tuple[float | None, int, None]
 InputTopLogprob = tuple[float, int, None]
 
 
 class CachedTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The cached tokens of a prompt by where they were hit: in the KV cache on the device, or in host memory.
+    """The cached tokens of a prompt by tier: in the KV cache on the device, or in host memory.
 
     The names are SGLang's (pull request 17648, and the samples in its documentation of the native API).
     """
@@ -368,9 +372,9 @@ class CachedTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request.
 
-    So are the three about the prompt, which have an entry for each token from ``logprob_start_len`` on: its logprob,
-    the most likely tokens in its place, and its rank among all tokens. That of the first one is null: the logits before
-    it are not computed.
+    So are the three lists about the prompt, with an entry for each token from ``logprob_start_len`` on: its logprob,
+    the most likely tokens at its position, and its rank among all tokens. The first entry is null: the logits before it
+    are not computed.
     """
 
     id: str
@@ -386,15 +390,15 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-# Grow with every piece of an answer; unset unless requested.
+# Lists that grow with every piece of an output; unset unless requested.
 META_LISTS = ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks")
 
 
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/generate``; in a stream, one event of it with what is new since the last event.
+    """The reply of ``/generate``; in a stream, one event with the text since the last one.
 
-    With n > 1 the answer is a list of these, and ``index`` says which one it is. ``vector`` is that of the prompt, in
-    fp32, from a model that embeds; ``/v1/embeddings`` shows it.
+    With n > 1 the reply is a list of these, numbered by ``index``. ``vector`` is the prompt's vector from an embedding
+    model, in fp32; ``/v1/embeddings`` shows it.
     """
 
     text: str
@@ -423,7 +427,7 @@ def read_timeout(query: Mapping[str, str], maximum_s: float) -> float | None:
 
 
 def timeout_of(text: str, maximum_s: float) -> float:
-    """A time in seconds. Raises ApiError (400)."""
+    """Parse a time in seconds. Raises ApiError (400)."""
     try:
         timeout_s = float(text)
     except ValueError as exc:

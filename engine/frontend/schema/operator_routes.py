@@ -34,7 +34,7 @@ from engine.frontend.schema.native import (
 
 
 class MessageBody(StrictBody):
-    """A body that makes the whole message of its route. ``says`` describes the route."""
+    """A body that determines the whole message of its route. ``says`` describes the route."""
 
     says: ClassVar[str]
 
@@ -46,7 +46,7 @@ class MessageBody(StrictBody):
 class AbortBody(MessageBody, RuledBody):
     """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
 
-    says: ClassVar = "End one request by its exact rid, all choices of an answer by its own, or all requests."
+    says: ClassVar = "End one request by its exact rid, all choices of a reply by the reply's rid, or all requests."
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
     abort_all: bool = False
 
@@ -60,7 +60,7 @@ class AbortBody(MessageBody, RuledBody):
 
 
 class PauseBody(MessageBody):
-    says: ClassVar = "Stop planning: live requests go back to the queue, stay where they are, or end."
+    says: ClassVar = "Stop planning: live requests return to the queue, freeze in place, or end."
     # JSON has no enums: a plain string is accepted.
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 
@@ -69,9 +69,9 @@ class PauseBody(MessageBody):
 
 
 class SleepBody(MessageBody):
-    """The body of ``POST /sleep``. With ``level`` 2 the engine wakes only when its weights were updated."""
+    """The body of ``POST /sleep``. After ``level`` 2 the engine wakes only once its weights were updated."""
 
-    says: ClassVar = "Give weights and KV memory back; live requests go back to the queue, or end."
+    says: ClassVar = "Free weights and KV memory; live requests return to the queue, or end."
     level: int = Field(default=1, ge=1, le=2)
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 
@@ -114,7 +114,7 @@ class LoadLoraBody(StrictBody):
 class UnloadLoraBody(StrictBody):
     """The body of ``POST /v1/unload_lora_adapter``.
 
-    With ``timeout``, the LoRA takes no new request, and the call waits that many seconds for the running ones.
+    With ``timeout``, the LoRA accepts no new request, and the call waits that many seconds for running ones.
     """
 
     lora_name: LoraName
@@ -141,7 +141,7 @@ def require_no_parameters(query: Mapping[str, str]) -> None:
 
 OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
     "/flush_cache": OperatorRoute(
-        query=(("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
+        query=(("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become idle"),)
     ),
     "/update_weights_from_disk": OperatorRoute(UpdateWeightsBody),
     "/v1/load_lora_adapter": OperatorRoute(LoadLoraBody),
@@ -149,7 +149,7 @@ OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
     "/start_profile": OperatorRoute(),
     "/stop_profile": OperatorRoute(
         message=lambda call_id: StopProfile(call_id=call_id),
-        says="End the profile; the traces are written when the answer comes.",
+        says="End the profile; when the reply arrives, the traces are written.",
     ),
     "/abort_request": OperatorRoute(AbortBody, errors=(429,)),
     "/pause_generation": OperatorRoute(PauseBody, body_required=False, errors=(429,)),

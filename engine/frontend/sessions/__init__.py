@@ -1,1 +1,1 @@
-"""Requests from admission to their last token: a state machine without sockets or a clock."""
+"""Requests from arrival to their last token: a state machine without sockets or a clock."""

@@ -1,6 +1,6 @@
 """Orders: the requests of a body, checked against the served model and tokenized.
 
-Applies the scheduler's own rule for requests that never fit, so that both refuse alike and nothing is queued in vain.
+Applies the scheduler's own rule for requests that never fit, so that both refuse alike and no such request is queued.
 Owns the packed form of an order between processes, which is small because prompts fit into the context.
 """
 
@@ -25,22 +25,22 @@ from engine.process.settings import ServerSettings
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# A whole answer is kept until its end: 200 MB of logprobs.
+# A whole reply is kept until its end: this is 200 MB of logprobs.
 MAX_PROMPT_LOGPROBS = 1 << 20
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of an answer, all choices of the first prompt before those of the next.
+    """The requests of one reply, all choices of the first prompt before those of the next.
 
-    ``n`` is the number of choices for each prompt. The answer shows ``logprobs``, the usage (``include_usage``, in each
+    ``n`` is the number of choices for each prompt. The reply shows ``logprobs``, the usage (``include_usage``, in each
     event with ``continuous_usage``), the cached tokens by tier (``cached_tokens_details``), ``token_ids``, the text of
-    special tokens (``shows_special``) and of stop strings (``shows_stop``) where these are set. Its choices begin with
+    special tokens (``shows_special``) and of stop strings (``shows_stop``) if these are set. Its choices begin with
     ``echo``, the prompts' texts. ``top_logprobs`` and ``prompt_logprobs`` are the numbers of most likely tokens in a
     completion's logprobs and in the logprobs of its prompt. ``grammar_field`` is the field with the grammar of the
-    output, if there is one: all requests have it in their sampling. ``parsing`` says which parts of the answers are
-    told apart. ``grammar_parts`` are parts of the grammar that the client wrote, with their places in the body, for an
-    error that names one. ``lora`` is the LoRA that was asked for as the model, ``lora_field`` the field that asks for
-    one. ``shown_request`` are the fields of the request that its answer repeats, as JSON.
+    output, if any, which is in the sampling of all requests. ``parsing`` selects the parts to parse. ``grammar_parts``
+    are parts of the grammar that the client wrote, with their places in the body, for errors. ``lora`` is the LoRA that
+    was selected as the model, ``lora_field`` the field that selects it. ``shown_request`` are the fields of the request
+    that its reply repeats, as JSON.
     """
 
     rid: str
@@ -69,9 +69,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class ServedModel:
     """The served model, against which bodies are checked: its tokenizer, template, limits and name.
 
-    ``dialect`` is its syntax for reasoning and calls. ``sampling_defaults`` are the checkpoint's values for sampling
-    fields that a client leaves out. ``longest_token_chars`` gives a lower bound on a text's tokens; byte-level
-    vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
+    ``dialect`` is its syntax for reasoning and calls. ``sampling_defaults`` are the checkpoint's defaults for sampling
+    fields. ``longest_token_chars`` gives a lower bound on a text's tokens; byte-level vocabularies count bytes.
+    ``special_ids`` are the special tokens of the vocabulary.
     """
 
     tokenizer: Tokenizer
@@ -91,12 +91,12 @@ class ServedModel:
 
     @property
     def longest_text_chars(self) -> int:
-        """Bound the length of a text that can fit into the context."""
+        """Return an upper bound on the length of a text that fits into the context."""
         return self.longest_token_chars * self.limits.context_length
 
 
 def served_model(settings: ServerSettings, limits: Limits, sampling_defaults: Mapping[str, float]) -> ServedModel:
-    """Load the model's tokenizer and facts. Raises CheckpointError without a working tokenizer."""
+    """Load the model's tokenizer and facts. Raises CheckpointError if there is no working tokenizer."""
     tokenizer, template = load_tokenizer(settings)
     dialect = Dialect.of(settings, template.text)
     return ServedModel(tokenizer, template, limits, settings.model_name, dialect, sampling_defaults)
@@ -126,12 +126,12 @@ def native_order(data: bytes, served: ServedModel) -> Order:
 
 
 def rids_of(rid: str, count: int) -> list[str]:
-    """Name an order's requests: by its own rid if there is one request, else with numbers."""
+    """Return the rids of an order's requests: its own rid for a single one, else numbered."""
     return [rid] if count == 1 else [f"{rid}-{number}" for number in range(count)]
 
 
 def sampling_of(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Make the sampling of one choice; a shared seed would make n equal choices."""
+    """Return the sampling of one choice, whose seed differs: a shared seed would give n equal choices."""
     if sampling.seed is None or not choice:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
@@ -172,20 +172,20 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
 def _lora_of(name: str | None, limits: Limits) -> str | None:
     """Return the requested LoRA. Raises ApiError (404) on a server without LoRAs.
 
-    The scheduler refuses unknown names, in the order of loads and requests.
+    The scheduler refuses unknown names, because it knows the order of loads and requests.
     """
     if name is not None and not limits.max_loras:
         raise ApiError(
             ErrorType.NOT_FOUND,
-            f"a LoRA must be loaded before it is asked for, got {name!r}, and this server holds no LoRAs; start it "
-            "with --max-loras N or --lora NAME=PATH",
+            f"a LoRA must be loaded before a request selects it, got {name!r}, but this server holds no LoRAs; "
+            "start it with --max-loras N or --lora NAME=PATH",
             param="lora_path",
         )
     return name
 
 
 def check_lora_name(name: str, model_name: str) -> None:
-    """Raise ApiError (400) for a LoRA with the served model's name, which no request could name."""
+    """Raise ApiError (400) for a LoRA with the served model's name, which no request could select."""
     if name == model_name:
         raise ApiError.at("lora_name", f"must differ from the served model's name, got {name!r}; choose another")
 
@@ -193,7 +193,7 @@ def check_lora_name(name: str, model_name: str) -> None:
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
     """Return the token ids of a text, with the tokenizer's special tokens around it if ``special``.
 
-    Raises ApiError (400) for invalid text, and at once for a text too long to fit with any tokens.
+    Raises ApiError (400) for invalid text, and at once for a text that is too long for any tokenization to fit.
     """
     if len(text) > served.longest_text_chars:
         raise ApiError.too_long(
@@ -204,27 +204,28 @@ def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True
         )
     try:
         text.encode()
-    except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair, which is no text.
+    except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair, which is not text.
         raise ApiError.invalid(
-            f"the prompt must be Unicode text, but: {exc.reason} at character {exc.start}; escape characters as pairs",
+            f"the prompt must be Unicode text, but has {exc.reason} at character {exc.start}; escape characters as "
+            "pairs",
             param=param,
         ) from exc
-    # Offsets of tokens would take five times the time and the memory, and nothing needs them.
+    # Without offsets of tokens, which nothing needs and which would take five times the time and memory.
     (encoding,) = served.tokenizer.encode_batch_fast([text], add_special_tokens=special)
     return tuple(encoding.ids)
 
 
 def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: str) -> None:
-    """Raise ApiError (400) with the numbers when a request can never run here."""
+    """Raise ApiError (400), with the numbers, if a request can never run here."""
     reason = limits.why_never_fits(prompt_tokens, max_new_tokens)
     if reason is not None:
         raise (ApiError.too_long if prompt_tokens else ApiError.invalid)(reason, param=param)
 
 
 def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_each: int | None = None) -> None:
-    """Raise ApiError (400) if the prompts' logprobs would make an answer too large to keep.
+    """Raise ApiError (400) if the prompts' logprobs would make a reply too large to keep.
 
-    ``values_each`` is the number of values that the answer shows for each token, if not the requested number.
+    ``values_each`` is the number of values that the reply shows for each token, if not the requested number.
     """
     values = sum(
         (len(message.prompt_ids) - message.prompt_logprobs_from) * (values_each or 1 + message.prompt_top_logprobs_num)
@@ -234,9 +235,9 @@ def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_ea
     if values > MAX_PROMPT_LOGPROBS:
         raise ApiError.at(
             param,
-            f"must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely tokens "
-            f"included and once for each choice that shows them, got {values}; ask for fewer of the most likely tokens "
-            "or fewer choices, or send less in one request",
+            f"must request at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, including the most likely tokens "
+            f"and counted for each choice that shows them, got {values}; request fewer most likely tokens or "
+            "choices, or send several requests",
         )
 
 
@@ -270,7 +271,7 @@ def packed(data: bytes, take: Callable[[bytes], Order]) -> bytes:
 
 
 async def unpacked(answer: bytes | memoryview) -> Order:
-    """Unpack an order in steps between which the event loop turns."""
+    """Unpack an order, with turns of the event loop in between."""
     found = _packed_decoder.decode(answer)
     messages: list[Generate] = []
     for index, prompt in enumerate(found.prompts):

@@ -1,7 +1,7 @@
 """The front end's state machine of requests, without an event loop, a socket or a clock.
 
-Takes orders, disconnects and the scheduler's replies; produces messages to the scheduler and the bytes of answers. Owns
-the rids in use, the ends of requests, choices, stop strings and the parts of a stream. The HTTP front end and the
+Takes orders, disconnects and the scheduler's replies; produces messages to the scheduler and the bytes of HTTP replies.
+Owns the rids in use, the ends of requests, choices, stop strings and the parts of a stream. The HTTP front end and the
 harness's simulated clients are shells around it.
 """
 
@@ -22,37 +22,37 @@ from engine.frontend.schema.native import MAX_TOP_LOGPROBS, META_LISTS, Generate
 from engine.frontend.sessions.requests import Order
 from engine.frontend.text.answer import Answer, Decoder, is_shown, joined
 
-# Prompt tokens sent in one turn of the event loop, in 2 ms. All choices of a long prompt may take 100 ms.
+# Prompt tokens sent in one turn of the event loop, which take 2 ms. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
-# Outputs made into pieces in one turn of the event loop; a client that paused has many.
+# Outputs turned into pieces in one turn of the event loop; a client that paused has many.
 OUTPUTS_A_TURN: Final = 32
-# Logprobs encoded in one turn of the event loop, in 3 ms.
+# Logprobs encoded in one turn of the event loop, which take 3 ms.
 VALUES_A_TURN: Final = 1024
-# How streams of the native and the OpenAI protocol end.
+# The end of a stream in the native and the OpenAI protocol.
 DONE: Final = b"data: [DONE]\n\n"
 
 IndexedPiece = tuple[int, GenerateAnswer]
-# Takes an output of a request, or the error that refused or broke it. Must not raise.
+# A function that takes an output of a request, or the error that refused or failed it. Must not raise.
 HandOver = Callable[[TokenOutput | ApiError], None]
-# Observes each output as it becomes a piece.
+# A function that observes each output when it becomes a piece.
 Observer = Callable[[TokenOutput], None]
 _Result = TypeVar("_Result")
 _Entry = TypeVar("_Entry")
-# Encodes an answer; yields where the event loop may turn, at least in large answers.
+# A generator that encodes a reply and, in large replies, yields where the event loop may turn.
 Shaping = Generator[None, None, _Result]
 
 
 class Shape(ABC):
-    """Base of the shapes in which protocols show answers, one for each HTTP request. ``end`` closes a stream."""
+    """Base of the shapes, the reply formats of the protocols; one for each HTTP request. ``end`` closes a stream."""
 
     end = b""
 
     @abstractmethod
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
-        """Make the body of a whole answer from the answers of all choices."""
+        """Make the body of a whole reply from the outputs of all choices."""
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002
-        """Make the events of a stream that show one piece of one choice, possibly none."""
+        """Make the events that show one piece of one choice in a stream, possibly none."""
         return ()
 
     def last_events(self) -> Iterable[msgspec.Struct]:
@@ -65,7 +65,7 @@ class Shape(ABC):
 
 
 class NativeShape(Shape):
-    """Shapes answers of ``/generate``: each piece unchanged, with its index if there are ``n`` choices."""
+    """Shapes replies of ``/generate``: each piece unchanged, with its index if there are ``n`` choices."""
 
     end = DONE
 
@@ -102,7 +102,7 @@ class Request:
         self.rid = rid
         self.hand_over = hand_over
         self.has_ended = False
-        # Whether a message that ends it was sent, so that its rid is free for later messages.
+        # True once a message that ends it was sent, so that its rid is free for later messages.
         self.is_ending = False
 
 
@@ -116,21 +116,21 @@ class Sessions:
         self._send = send
         self._prefills = prefills
         self._open: dict[str, Request] = {}
-        # Earlier lives of a reused rid that still wait for their terminal replies, oldest first.
+        # Earlier requests with a reused rid that still wait for their terminal replies, oldest first.
         self._ending: dict[str, deque[Request]] = {}
-        # Answers of several choices, by their own rids, until the last choice has ended.
+        # Replies with several choices, by their own rids, until the last choice has ended.
         self._answers: dict[str, Session] = {}
         self._broken: ApiError | None = None
         self._closed: ApiError | None = None
 
     @property
     def broken(self) -> ApiError | None:
-        """The reason why the engine is gone; None while it lives."""
+        """Return the reason why the engine is gone; None while it lives."""
         return self._broken
 
     @property
     def closed(self) -> ApiError | None:
-        """The reason why no further request is accepted, or None. Open requests may finish."""
+        """Return the reason why no further request is accepted, or None. Open requests may finish."""
         return self._broken or self._closed
 
     @property
@@ -140,7 +140,7 @@ class Sessions:
     def send(self, message: ClientMessage) -> None:
         """Send a message, and free the rids of the requests that it ends.
 
-        An abort of an answer of several choices ends them all.
+        An abort of a reply with several choices ends them all.
         """
         answer = self._answers.get(message.rid) if isinstance(message, Abort) else None
         if answer is not None and isinstance(message, Abort):
@@ -150,24 +150,24 @@ class Sessions:
         self._send(message)
 
     def check_free(self, rids: Iterable[str]) -> None:
-        """Raise ApiError (409) for the rid of a live request, or of a live answer of several choices."""
+        """Raise ApiError (409) for the rid of a live request, or of a live reply with several choices."""
         for rid in rids:
             request, answer = self._open.get(rid), self._answers.get(rid)
             if (request is not None and not request.is_ending) or (answer is not None and answer.is_live):
                 raise ApiError.rid_is_live(rid)
 
     def begin(self, answer: Session) -> None:
-        """Register an answer of several choices. Raises ApiError: 409 if one of its rids is live."""
+        """Register a reply with several choices. Raises ApiError: 409 if one of its rids is live."""
         self.check_free([answer.rid, *answer.rids])
         self._answers[answer.rid] = answer
 
     def end(self, answer: Session) -> None:
-        """Forget an answer whose last choice has ended."""
+        """Unregister a reply whose last choice has ended."""
         if self._answers.get(answer.rid) is answer:
             del self._answers[answer.rid]
 
     def start(self, message: Generate, hand_over: HandOver) -> Request:
-        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
+        """Send a request. Raises ApiError: 409 for a live rid, 503 if closed or if the engine is gone."""
         if self.closed is not None:
             raise self.closed
         self.check_free([message.rid])
@@ -189,7 +189,7 @@ class Sessions:
         rid, is_refusal = reply.rid, isinstance(reply, Refusal)
         if self._prefills is not None:
             self._prefills.heard(reply)
-        # A refusal is about the newest life: an older one was admitted.
+        # A refusal is for the newest request with a rid: older ones were admitted.
         older = None if is_refusal else self._ending.get(rid)
         request = older[0] if older else self._open.get(rid)
         if request is None:
@@ -205,7 +205,7 @@ class Sessions:
         request.hand_over(output)
 
     def break_off(self, reason: ApiError) -> None:
-        """End every open request with an error, and refuse further ones. The first reason stays."""
+        """End every open request with an error, and refuse further ones. Only the first reason counts."""
         if self._broken is not None:
             return
         self._broken = reason
@@ -221,7 +221,7 @@ class Sessions:
 
 
 class Session:
-    """The answer to one HTTP request: its choices, sent together, shown as they come, aborted together.
+    """The reply to one HTTP request: its choices are sent together, shown as they arrive, and aborted together.
 
     ``on_output`` is called when an output or a failure arrives; the shell then takes a ``part`` of a stream, or
     collects the whole. ``observe`` makes the observer of a choice's outputs. ``tokens_a_turn`` and ``outputs_a_turn``
@@ -251,23 +251,23 @@ class Session:
         self._choices: list[_Choice] = []
         self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
         self._ended = 0
-        # Sent choices without a terminal reply.
+        # The sent choices without a terminal reply.
         self._unended = 0
         self._has_shown = False
         self._overdue: list[tuple[int, _TimedOut]] = []
         self._failure: ApiError | None = None
         self._kept: list[list[GenerateAnswer]] = []
-        # A stream's status was sent with its first pieces; it ends with the last part.
+        # True once a stream's status was sent, with its first pieces; a stream ends with the last part.
         self.has_begun = self.is_told = False
         self.is_aborted = self._is_called_off = False
         self.on_output: Callable[[], None] = _nothing
 
-    # -- its requests --
+    # -- requests --
 
     def send_some(self) -> bool:
-        """Send requests in order, up to a bound of prompt tokens. Returns whether there are more to send.
+        """Send requests in order, up to a limit of prompt tokens. Returns whether there are more to send.
 
-        Sends nothing after ``abort``. Raises ApiError when one is refused, and aborts the others.
+        Sends nothing after ``abort``. Raises ApiError if one is refused, and aborts the others.
         """
         if not self._choices and len(self._order.messages) > 1:
             self._sessions.begin(self)
@@ -294,11 +294,11 @@ class Session:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether some requests of the order are unsent."""
+        """True if some requests of the order were not sent."""
         return len(self._choices) < len(self._order.messages)
 
     def abort(self) -> None:
-        """Abort all requests that have not ended, as when the client left."""
+        """Abort all requests that have not ended, for example when the client has left."""
         if self.is_aborted:
             return
         self.is_aborted = True
@@ -307,7 +307,7 @@ class Session:
         self._forget_if_ended()
 
     def call_off(self, abort: Abort) -> Abort:
-        """Abort all choices but the last live one for an operator; return the message to that one."""
+        """Abort all choices but the last live one for an operator; return the message that aborts that one."""
         self._is_called_off = True
         live = [c.request for c in self._choices if not (c.request.has_ended or c.request.is_ending)]
         for request in live[:-1]:
@@ -324,7 +324,7 @@ class Session:
 
     @property
     def is_live(self) -> bool:
-        """Whether some request has neither ended nor been aborted."""
+        """True while some request has neither ended nor been aborted."""
         if self.is_aborted or self._is_called_off:
             return False
         return self.is_cut_short or any(not c.request.has_ended and not c.request.is_ending for c in self._choices)
@@ -333,20 +333,20 @@ class Session:
         if not self._unended and (self.is_aborted or not self.is_cut_short):
             self._sessions.end(self)
 
-    # -- its answer --
+    # -- the reply --
 
     @property
     def has_more(self) -> bool:
-        """Whether ``part`` or ``collect`` would return or raise something at once."""
+        """True if ``part`` or ``collect`` would return or raise something at once."""
         return bool(self._outputs) or self._failure is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the last choice has ended and its last piece was taken."""
+        """True once the last choice has ended and its last piece was taken."""
         return self._ended == len(self._choices) and not self.has_more
 
     def part(self) -> bytes:
-        """Return the events of a stream for the outputs so far, up to a bound, and its end; possibly none.
+        """Return the events of a stream for the outputs so far, up to a limit, and its end; possibly none.
 
         An error after the first piece is the last event; only a complete stream is closed. Raises ApiError for an error
         before the first piece.
@@ -366,7 +366,7 @@ class Session:
         return part
 
     def collect(self) -> bool:
-        """Collect the outputs of an answer that is sent whole. Returns whether it is complete. Raises ApiError."""
+        """Collect the outputs of a whole reply. Returns whether it is complete. Raises ApiError."""
         self._kept += [[] for _ in range(len(self._choices) - len(self._kept))]
         for index, piece in self.pieces():
             self._kept[index].append(piece)
@@ -380,7 +380,7 @@ class Session:
             answers.append(joined(pieces))
         body = msgspec.json.encode((yield from self._shape.whole(answers)))
         answers.clear()
-        # Freeing a million values at once takes 60 ms too.
+        # Freed in parts, because freeing a million values at once takes 60 ms.
         for pieces in self._kept:
             while pieces:
                 values += _values_of(pieces.pop().meta_info)
@@ -390,10 +390,10 @@ class Session:
         return body
 
     def pieces(self) -> list[IndexedPiece]:
-        """Return the pieces so far, up to a bound, with the index of their choice, in the order of arrival.
+        """Return the pieces so far, up to a limit, with the index of their choice, in the order of arrival.
 
-        Raises ApiError, after the pieces before it, when a choice was refused or failed, and aborts the others. A
-        choice that timed out before its first token fails the answer only if no other choice has a token.
+        Raises ApiError, after the earlier pieces, if a choice was refused or failed, and aborts the others. A choice
+        that timed out before its first token fails the reply only if no other choice has a token.
         """
         pieces: list[IndexedPiece] = []
         try:
@@ -421,7 +421,7 @@ class Session:
         self.on_output()
 
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
-        """Return the pieces that an output adds to the answer. Raises ApiError."""
+        """Return the pieces that an output adds to the reply. Raises ApiError."""
         if isinstance(output, ApiError):
             raise self._named(output)
         self._ended += output.finish_reason is not None
@@ -435,7 +435,7 @@ class Session:
             pieces = []
         except ApiError as exc:
             raise self._named(exc) from exc
-        # A client that left has had its requests aborted.
+        # The requests of a client that left were aborted.
         if choice.answer.stop_found and not stopped_before and not self.is_aborted:
             self._sessions.abort(choice.request, FinishReason.STOP)
         self._has_shown = self._has_shown or bool(pieces)
@@ -447,7 +447,7 @@ class Session:
         return pieces
 
     def _named(self, error: ApiError) -> ApiError:
-        """Name the field that requested the LoRA in an error of the LoRA."""
+        """Add the field that selected the LoRA to an error about the LoRA."""
         return error.naming(self._order.lora_field) if error.body.error.param == LORA_PARAM else error
 
 
@@ -467,20 +467,19 @@ class _Choice(NamedTuple):
     def piece(self, output: TokenOutput, grammar_field: str | None) -> GenerateAnswer:
         """Return an output's piece: text and ids are deltas, counts are totals; the last one has a finish reason.
 
-        Raises ApiError for an end by an error or by the request's own fault, _TimedOut for a time limit before the
-        first token.
+        Raises ApiError for a failure or the request's own fault, and _TimedOut for a time limit before the first token.
         """
         self.observe(output)
         if output.finish_reason in FAILURES:
             raise ApiError.of_failure(output, grammar_field)
         piece = self.answer.piece(output)
         if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
-            raise _TimedOut(output.error or "the time of this request is over", piece)
+            raise _TimedOut(output.error or "the request timed out", piece)
         return piece
 
 
 def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry], object]) -> Shaping[bytes]:
-    """Encode the inside of a JSON list of entries that ``spell`` makes, each of ``values_each`` values."""
+    """Encode the contents of a JSON list of entries that ``spell`` makes, each with ``values_each`` values."""
     count = max(1, VALUES_A_TURN // max(1, values_each))
     parts = []
     for start in range(0, len(entries), count):
@@ -491,7 +490,7 @@ def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry
 
 
 def listed(*insides: bytes) -> Any:
-    """Join the insides of JSON lists to one raw list."""
+    """Join the contents of JSON lists to one raw list."""
     return msgspec.Raw(b"[" + b",".join([inside for inside in insides if inside]) + b"]")
 
 
@@ -506,7 +505,7 @@ def finished(shaping: Shaping[_Result]) -> _Result:
 
 
 def _values_of(meta: MetaInfo) -> int:
-    """Return the most logprobs that a piece may have."""
+    """Return the maximum number of logprobs in a piece."""
     entries = len(meta.input_token_logprobs or ()) + len(meta.output_logprobs or ())
     return entries * (1 + MAX_TOP_LOGPROBS)
 
@@ -532,7 +531,7 @@ def _split(output: TokenOutput) -> list[TokenOutput]:
 
 
 def written(events: Iterable[msgspec.Struct]) -> bytes:
-    """Encode server-sent events; events of a tagged kind have its name."""
+    """Encode server-sent events; an event of a tagged type has the tag as its name."""
     return b"".join([_named(event) + b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 

@@ -1,7 +1,7 @@
 """Turns the scheduler's outputs for one request into the text, ids and counts that its client sees.
 
-Owns the tokens whose text is not final, the text held back for stop strings, the text already shown, and the logprobs
-of the prompt. Pure: sends nothing and waits for nothing.
+Owns the tokens whose text is not final, the text held back for stop strings, the text already shown, and the prompt's
+logprobs. Pure: sends nothing and waits for nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.frontend.schema.native import (
 )
 
 REPLACEMENT = "\ufffd"
-# An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.
+# An incomplete UTF-8 character has at most three of its four bytes, and at most one replacement character for each.
 MAX_UNFINISHED = 3
 
 
@@ -41,7 +41,9 @@ class Answer:
 
     @property
     def stop_found(self) -> bool:
-        """True once a stop string ended the text; the scheduler has to be told, unless it ended the request itself."""
+        """True once a stop string has ended the text, which the scheduler must be told unless it ended the request
+        itself.
+        """
         return self._scanner.matched is not None
 
     def piece(self, output: TokenOutput) -> GenerateAnswer:
@@ -193,7 +195,7 @@ class Detokenizer:
 
 
 def _unfinished(text: str) -> int:
-    """Count the trailing characters that further bytes may still change."""
+    """Count the trailing characters that further bytes may change."""
     return min(MAX_UNFINISHED, len(text) - len(text.rstrip(REPLACEMENT)))
 
 
@@ -228,7 +230,7 @@ class StopScanner:
         return held
 
     def _first_match(self, seen: str) -> tuple[int, str] | None:
-        """Find the match that ends first, as a character-by-character scan would."""
+        """Return the match that ends first, as a character-by-character scan would."""
         matches = [(start + len(stop), start, stop) for stop in self._stops if (start := seen.find(stop)) >= 0]
         if not matches:
             return None
@@ -313,7 +315,7 @@ class TokenTexts:
 
 
 class MarkerDecoder:
-    """A decoder that keeps special tokens that are markers and omits the others, as the library does."""
+    """A decoder that keeps special tokens that are markers and, like the library, omits the others."""
 
     def __init__(self, tokenizer: Decoder, special_ids: Mapping[str, int], markers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -335,7 +337,7 @@ class WholeDecoder:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """Map each character of a byte-level vocabulary to its byte: visible bytes to themselves, others from 256 up."""
+    """Map each character of a byte-level vocabulary to its byte: visible bytes to themselves, others from 256 on."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(256 + rank): byte for rank, byte in enumerate(hidden)}

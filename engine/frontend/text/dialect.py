@@ -1,7 +1,7 @@
 """The format in which the served model writes tool calls and reasoning.
 
 Owns the selection of both parsers, from the settings or the chat template, the parsing options of a request, and the
-order of the parsers. A process makes one dialect, and a parser for each choice.
+order of the parsers. A process has one dialect, and a parser for each choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.process.settings import ServerSettings
 
 
 class AnswerParser:
-    """Splits an answer into reasoning, content and calls. Without ``parallel``, calls after the first are dropped."""
+    """Splits an output into reasoning, content and calls. Without ``parallel``, calls after the first are dropped."""
 
     def __init__(self, reasoning: ReasoningSplitter | None, calls: CallParser | None, *, parallel: bool) -> None:
         self._reasoning = reasoning
@@ -77,10 +77,10 @@ NONE = "none"
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
-    """Parsing options for the answers to one request.
+    """Parsing options for the outputs of one request.
 
-    ``tools`` are the names of the tools that the model may call, None if it may call none. ``named``: the client named
-    the tool to call. ``properties`` are the argument schemas, for parsers that need them.
+    ``tools`` are the names of the tools that the model may call; None if it has none. ``named``: the client named the
+    tool to call. ``properties`` are the argument schemas, for parsers that need them.
     """
 
     tools: tuple[str, ...] | None = None
@@ -125,7 +125,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def start_after(self, prompt: str) -> ReasoningStart | None:
-        """Return how an answer to a prompt begins; None if it has no reasoning."""
+        """Return how the output after a prompt begins; None if it has no reasoning."""
         return None if self.reasoning is None else reasoning_start(self.reasoning, prompt)
 
     def parser(self, parsing: Parsing) -> AnswerParser:
@@ -135,7 +135,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_properties(self) -> bool:
-        """Whether the call parser needs the argument schemas of the tools."""
+        """True if the call parser needs the argument schemas of the tools."""
         return self.family is not None and self.family.typed
 
     def new_call_id(self) -> str:

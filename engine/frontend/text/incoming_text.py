@@ -1,7 +1,7 @@
-"""A buffer of text that arrives in pieces, for readers written as if the whole text were present.
+"""A buffer for text that arrives in pieces, for readers that are written as if the whole text were present.
 
-A reader is a generator that yields when it needs more text, so its result depends on the text and never on how the
-text is split. Owns the text that is unread or may have to be given back.
+A reader is a generator that yields when it needs more text, so its result depends on the text and never on how the text
+is split. Owns the text that is unread or may have to be reread.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 from engine.frontend.text.answer import partial_length
 
 Result = TypeVar("Result")
-# Part of a reader: yields until there is enough text, then returns its result.
+# A part of a reader: yields until there is enough text, then returns its result.
 Reading = Generator[None, None, Result]
 Emit = Callable[[str], None]
 
 
-# Longer than any tag of a family: in other text no more than this is held back.
+# More than the longest tag of any family: in other text at most this much is held back.
 _TAG = re.compile(r"<[^<>\n]{0,48}>?")
 
 
@@ -50,7 +50,7 @@ class IncomingText:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the model ended the text itself, so that missing closing tags were forgotten."""
+        """True if the model ended the text itself, so that missing closing tags were forgotten."""
         return self._stopped
 
     def mark(self, *, back: int = 0) -> None:
@@ -65,17 +65,17 @@ class IncomingText:
 
     def rewind(self) -> None:
         """Return to the mark and drop it."""
-        assert self._mark is not None, "only a mark can be gone back to"
+        assert self._mark is not None, "a rewind needs a mark"
         self._at, self._mark = self._mark, None
 
     def step_back(self, count: int) -> None:
         self._at -= count
-        assert self._at >= 0, f"{count} characters must still be there"
+        assert self._at >= 0, f"{count} characters must still be buffered"
 
     def take(self, count: int) -> str:
         """Read characters that are known to be buffered."""
         text = self._text[self._at : self._at + count]
-        assert len(text) == count, f"{count} characters must be there, got {text!r}"
+        assert len(text) == count, f"{count} characters must be buffered, got {text!r}"
         self._at += count
         return text
 
@@ -86,7 +86,7 @@ class IncomingText:
         return self._text[self._at : self._at + 1]
 
     def run(self, pattern: re.Pattern[str], emit: Emit = dropped) -> Reading[None]:
-        """Read while characters match a pattern such as ``[abc]*``, which tests each one alone."""
+        """Read while characters match a pattern such as ``[abc]*``, which tests each character alone."""
         while True:
             found = pattern.match(self._text, self._at)
             assert found is not None, f"the pattern must match the empty text, got {pattern.pattern}"
@@ -104,7 +104,7 @@ class IncomingText:
         return "".join(read)
 
     def marker(self, markers: Sequence[str]) -> Reading[str | None]:
-        """Read a marker at this position, if there is one. No marker is a prefix of another."""
+        """Read a marker at this position, if any. No marker is a prefix of another."""
         found = yield from self.sees(markers)
         if found is not None:
             self._at += len(found)

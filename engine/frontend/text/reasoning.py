@@ -1,8 +1,8 @@
-"""The parts of an answer, and the split between reasoning and the answer after it.
+"""The parts of an output, and the split between reasoning and the content after it.
 
-Owns the part types, which come in text order, with no other part between the pieces of a call. The end of the prompt
-decides where reasoning begins. Whitespace around its markers belongs to neither text, and everything inside is
-reasoning, tool calls included.
+Owns the part types. Parts are in text order, and the pieces of a call are consecutive. The end of the prompt decides
+where reasoning begins. Whitespace around its markers belongs to neither text, and everything inside is reasoning,
+including tool calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """The start of a tool call. ``id`` is set for families whose models give calls an id."""
+    """The start of a tool call. ``id`` is set for families whose models write ids."""
 
     name: str
     id: str | None = None
@@ -38,7 +38,7 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 class CallEnded(msgspec.Struct, frozen=True):
-    """The end of a call whose arguments are a complete JSON object. A truncated call has none."""
+    """The end of a call whose arguments are a complete JSON object. A truncated call has no end."""
 
 
 Part = Reasoning | Content | CallBegun | CallArguments | CallEnded
@@ -74,7 +74,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class ReasoningStart(enum.Enum):
-    """How an answer begins, as the end of the prompt shows."""
+    """The beginning of an output, which the end of the prompt determines."""
 
     OPEN = "open"
     """The template opened the block: the answer begins with reasoning."""
@@ -92,7 +92,7 @@ def reasoning_of_template(template: str) -> str | None:
 
 
 def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
-    """Return how the answer to a prompt begins; None when the template closed the block: no reasoning."""
+    """Return how the output after a prompt begins; None if the template has closed the block: no reasoning."""
     end = prompt.rstrip()
     if end.endswith(BEGIN):
         return ReasoningStart.OPEN
@@ -102,7 +102,7 @@ def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
 
 
 class PartReader(ABC):
-    """Finds the parts of one answer's text, independently of how the text is split."""
+    """Finds the parts of one output's text, independently of how the text is split."""
 
     def __init__(self) -> None:
         self._text = IncomingText()

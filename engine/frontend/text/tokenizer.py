@@ -1,7 +1,8 @@
-"""The checkpoint's tokenizer and its chat template: messages to the prompt that the model was trained on.
+"""The checkpoint's tokenizer and its chat template, which turns messages into the prompt format of the model's
+training.
 
-Owns loading them, and the error for messages that a template refuses. Never invents a template: a model without one has
-no chat. Stateless for requests.
+Loads them, and owns the error for messages that a template refuses. Never invents a template: a model without one has
+no chat. Stateless.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.frontend.schema.errors import ApiError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Python's name for a method of the library.
+# A method name of Python that the library's errors mention.
 _OWN_METHOD = re.compile(r"(?:[\w<>]+\.)+\w+\(\)")
 _DOCUMENTS = re.compile(r"\bdocuments\b")
 _TOOLS = re.compile(r"\btools\b")
@@ -59,10 +60,10 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Return the prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
+        """Return the prompt of a conversation; with ``ask`` it ends at the beginning of the assistant's next message.
 
-        With ``continue_last`` it ends within the last message, which the answer continues. Raises ApiError (400) when
-        the model has no template or the template refuses the conversation.
+        With ``continue_last`` it ends within the last message, which the output continues. Raises ApiError (400) if the
+        model has no template or the template refuses the conversation.
         """
         if self._source.chat_template is None:
             raise ApiError.invalid(
@@ -73,7 +74,7 @@ class ChatTemplate:
             if _DOCUMENTS.search(self.text) is None:
                 raise ApiError.at(
                     "documents",
-                    "need a chat template that shows them to the model, and this model's does not, got "
+                    "need a chat template that shows them to the model, but this model's does not, got "
                     f"{len(documents)}; put them into a message",
                 )
             offered["documents"] = [dict(document) for document in documents]
@@ -118,9 +119,9 @@ def _written(arguments: object) -> str:
 def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
     """Return the fast tokenizer of the configured model and its chat template.
 
-    Raises CheckpointError when the folder has no tokenizer that works.
+    Raises CheckpointError if the folder has no working tokenizer.
     """
-    # Seconds of import, which the supervisor did before the fork.
+    # Takes seconds to import, which the supervisor did before the fork.
     from transformers import AutoTokenizer
 
     from engine.model.checkpoint import require_trust, resolve_folder
@@ -140,7 +141,7 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Errors that templates raise, deliberately or on a value of an unexpected type."""
+    """Return the errors that templates raise, deliberately or for a value of an unexpected type."""
     from jinja2.exceptions import TemplateError
 
     return TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError

@@ -125,7 +125,7 @@ def test_a_live_rid_is_refused_and_an_ended_one_is_free(t):
     except RequestRefused as exc:
         refused = exc
     assert refused is not None
-    words = "rid must be unique among live requests, got 'one-life', which is; wait for its end or omit it"
+    words = "rid must be unique among live requests, got 'one-life', which is live; wait for its end or omit rid"
     assert (refused.status, refused.body) == (409, words), "the same words in both tiers"
     yield from t.run_until_finished(first)
     second = t.start_req(rid="one-life", prompt_len=12, prompt_seed=3, max_new_tokens=2)

@@ -271,7 +271,7 @@ def test_one_connection_too_many_is_told_and_the_log_says_it_once(caplog: pytest
             answer = await ask(port)
             assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             assert b"retry-after: 1\r\n" in answer
-            assert "3 connections, its most" in problem(answer)["message"]
+            assert "3 connections, its maximum" in problem(answer)["message"]
         held.pop()[1].close()
         while b"200 OK" not in await ask(port, HEAD + b"connection: close\r\n\r\nabcde"):
             pass  # The server has not seen yet that one has left.
@@ -338,19 +338,19 @@ CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
             HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
             "must have Content-Length or Transfer-Encoding, but has both",
         ),
-        (HEAD.replace(b"\r\n", b"\n") + b"\nabcde", "must end with CR LF, but one ends with LF alone"),
+        (HEAD.replace(b"\r\n", b"\n") + b"\nabcde", "must end with CR LF, but one ends with only LF"),
         (HEAD.replace(b"length: 5", b"length: -5") + b"\r\n", "must be HTTP/1.1, but it is not: bad Content-Length"),
         (HEAD + b"host: y\r\n\r\nabcde", "must be HTTP/1.1, but it is not: Found multiple Host: headers"),
         (b"GET /health\r\n\r\n", "must be HTTP/1.1, but it is not: illegal request line"),
-        (HEAD + b"a: b\r\n c\r\n\r\nabcde", "must begin with a name, but one begins with white space"),
-        (HEAD + b"a: b\r\n\tc\r\n\r\nabcde", "must begin with a name, but one begins with white space"),
+        (HEAD + b"a: b\r\n c\r\n\r\nabcde", "must begin with a name, but one begins with whitespace"),
+        (HEAD + b"a: b\r\n\tc\r\n\r\nabcde", "must begin with a name, but one begins with whitespace"),
         (HEAD.replace(b"HTTP/1.1", b"HTTP/3.0") + b"\r\nabcde", "HTTP/1.1 or HTTP/1.0, got HTTP/3.0"),
         (HEAD.replace(b"HTTP/1.1", b"HTTP/0.9") + b"\r\nabcde", "HTTP/1.1 or HTTP/1.0, got HTTP/0.9"),
         (HEAD + b"Content-Length: 5\r\n\r\nabcde", "must have one Content-Length"),
         (HEAD + b"CONTENT-LENGTH : 5\r\n\r\nabcde", "must have one Content-Length"),
         (HEAD + b"content-type: a/b\r\nContent-Type: c/d\r\n\r\nabcde", "must have one content-type, but has 2"),
         (HEAD + b"authorization: a\r\nauthorization: b\r\n\r\nabcde", "must have one authorization, but has 2"),
-        (HEAD + b"a: b\nc: d\r\n\r\nabcde", "must end with CR LF, but one ends with LF alone"),
+        (HEAD + b"a: b\nc: d\r\n\r\nabcde", "must end with CR LF, but one ends with only LF"),
     ],
 )
 def test_what_costs_much_or_is_understood_in_two_ways_is_refused(sent: bytes, rule: str) -> None:

@@ -128,7 +128,7 @@ def ids(folder: Path) -> list[int]:
 def test_a_model_that_embeds_generates_nothing(served: tuple[RealServer, Path, str, bool], path: str) -> None:
     refused = served[0].http.post(path, json={})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
-    assert "'m' is a model that embeds and generates no text; use /v1/embeddings" in refused.text
+    assert "'m' is an embedding model, which generates no text; use /v1/embeddings" in refused.text
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_an_input_is_refused_by_name(
     ("said", "words"),
     [
         ({"pooling_mode_cls_token": True}, "pooling_mode_cls_token"),
-        ({LAST: True, MEAN: True}, "must say a pooling that is served"),
-        ({}, "must say a pooling that is served"),
+        ({LAST: True, MEAN: True}, "must name a supported pooling"),
+        ({}, "must name a supported pooling"),
         ([], "must hold a dict"),
     ],
 )

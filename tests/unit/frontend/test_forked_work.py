@@ -195,7 +195,7 @@ def test_a_worker_that_hangs_ends_with_its_time_or_with_who_waits(
         piece = asyncio.create_task(forked.run(how))
         worker = await worker_of(forked)
         if limited:
-            with pytest.raises(WorkTooLargeError, match=r"did not finish it within 0\.3 s"):
+            with pytest.raises(WorkTooLargeError, match=r"did not finish within 0\.3 s"):
                 await piece
         else:
             await asyncio.sleep(SHORT_S)
@@ -224,15 +224,15 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
 
     async def scene(forked: ForkedWork) -> None:
         os.kill(forked.parent_pid, signal.SIGSTOP)
-        with pytest.raises(WorkLostError, match=r"engine-test forks no process for it: it was silent for 0\.3 s"):
+        with pytest.raises(WorkLostError, match=r"engine-test did not fork a process within 0\.3 s"):
             await forked.run(b"abc")
         # Its time is over when the parent is ended.
         with pytest.raises(
-            WorkLostError, match=r"engine-test forks no process for it|its process ended before it began"
+            WorkLostError, match=r"engine-test could not fork a process|the process ended before it began"
         ):
             await forked.run(b"abc")
         assert select.select([forked], [], [], PATIENCE_S)[0]
-        assert forked.why_lost == "it forked no process for 0.6 s (step_timeout_s), and was ended"
+        assert forked.why_lost == "it did not fork a process for 0.6 s (step_timeout_s), and was ended"
 
     run(scene)
 
@@ -264,7 +264,7 @@ def test_an_idle_parent_that_is_stopped_is_ended() -> None:
         loop.add_reader(forked.fileno(), ended.set)
         await ended.wait()
         loop.remove_signal_handler(signal.SIGCHLD)
-        said = "it was stopped by a signal and did not go on within 0.6 s (step_timeout_s), and was ended"
+        said = "it was stopped by a signal and did not continue within 0.6 s (step_timeout_s), and was ended"
         assert forked.why_lost == said
 
     run(scene)

@@ -184,7 +184,7 @@ def test_drained_is_said_when_the_last_request_has_ended(tmp_path: Path) -> None
         one.say(Drain())
         while (refused := await one.http.post("/generate", json={"input_ids": [1]})).status_code != 503:
             await asyncio.sleep(0.01)
-        assert "the server is draining; ask another one" in refused.text
+        assert "the server is draining; use another one" in refused.text
         assert not one.supervisor.poll(0.1), "a request is alive"
         one.say(Shutdown())
         assert "shutting down; the request was cut off" in (await generating).text

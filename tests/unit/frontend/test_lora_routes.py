@@ -177,7 +177,7 @@ def test_the_official_client_asks_for_loras_as_models(adapted: RealServer) -> No
         assert "engine_lora_adapter_evictions_total" in metrics
         bad = httpx.post(f"{adapted.url}/v1/load_lora_adapter", json=load | {"lora_name": "w", "lora_path": "/nowhere"})
         assert bad.status_code == 400
-        assert "no folder here" in bad.json()["error"]["message"]
+        assert "not a folder here" in bad.json()["error"]["message"]
         assert bad.json()["error"]["param"] == "lora_path"
         gone = httpx.post(f"{adapted.url}/v1/unload_lora_adapter", json={"lora_name": "y"})
         assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'y' removed successfully.")
@@ -205,7 +205,7 @@ def test_a_lora_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_pat
             error = answer.json()["error"]
             assert (answer.status_code, error["type"], error["param"]) == (503, "server_unavailable", param)
             assert "could not load the LoRA 'lost' from lora: " in error["message"]
-            assert "put them back there, or unload the LoRA" in error["message"]
+            assert "put them back, or unload the LoRA" in error["message"]
             assert str(tmp_path) not in error["message"]
     assert f"from {folder}" in adapted.log
     assert adapted.http.post("/generate", json=native | {"lora_path": "x"}).status_code == 200
@@ -218,5 +218,5 @@ def test_a_lora_that_cannot_be_served_keeps_a_server_from_starting(parent: Prelo
     from engine.core.errors import StartupError
 
     (tmp_path / "a").mkdir()
-    with pytest.raises(StartupError, match="no folder here"), running(parent, tmp_path / "a", lora="x=/nowhere"):
+    with pytest.raises(StartupError, match="not a folder here"), running(parent, tmp_path / "a", lora="x=/nowhere"):
         pass

@@ -150,7 +150,7 @@ RESPONSE_REFUSALS = [
     ({"input": [USER] * 5000}, "input", "input must have <= 4096 entries, got 5000 entries"),
     ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens must be <= "),
     ({"top_logprobs": 2}, "top_logprobs", "needs 'message.output_text.logprobs' in include"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "an answer of text alone"),
+    ({"include": ["message.output_text.logprobs"]}, "include", "an output of only text"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'multiply' twice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "tool_choice needs tools"),

@@ -97,16 +97,16 @@ def test_an_answer_keeps_to_its_schema_beside_tools(client: openai.OpenAI) -> No
 @pytest.mark.parametrize(
     ("change", "param", "part"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format", "cannot both say what the output must be"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "cannot both restrict the output"),
         (
             {"tool_choice": "auto", "extra_body": {"guided_grammar": 'start: "a"'}},
             "guided_grammar",
-            "must be told apart from the beginning of an output",
+            "must be distinguishable from the beginning of an output",
         ),
         (
             {"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools.1.function.parameters",
-            "tools.1.function.parameters.type must be 'object', because arguments are named, got 'array'",
+            "tools.1.function.parameters.type must be 'object', because arguments have names, got 'array'",
         ),
         (
             {

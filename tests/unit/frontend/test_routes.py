@@ -376,7 +376,7 @@ def test_a_refused_call_names_the_field(play, path: str, body: Any, fault: str, 
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post(path, json=body))
         await stage.scheduler.receive()
-        await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=False, message="no folder here", fault=fault))
+        await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=False, message="not a folder here", fault=fault))
         response = await answer
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 

@@ -72,7 +72,7 @@ def output(text: str = "", *, rid: str = "r", end: FinishReason | None = None) -
 def test_a_rid_is_free_once_its_request_is_being_ended_and_each_life_gets_its_own_replies(front: Front) -> None:
     """B05: the scheduler sees the abort before the new request, and answers both in that order."""
     first = front.open()
-    with pytest.raises(ApiError, match="which is; wait for its end"):
+    with pytest.raises(ApiError, match="which is live; wait for its end"):
         front.open()
     first.abort()
     second = front.open()
@@ -198,7 +198,7 @@ def test_an_abort_by_the_rid_of_an_answer_ends_all_its_choices(front: Front) -> 
     """B05: the rid that a client was given stands for each of them, until the last has ended; then it is free."""
     session = front.open_choices("r", 3)
     for rid in ("r", "r-1"):
-        with pytest.raises(ApiError, match="which is; wait for its end"):
+        with pytest.raises(ApiError, match="which is live; wait for its end"):
             front.open(rid)
     front.sessions.take(output("x", rid="r-0", end=FinishReason.LENGTH))
     front.sent.clear()

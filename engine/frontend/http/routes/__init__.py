@@ -1,1 +1,1 @@
-"""The HTTP routes: each reads its body, asks the engine, and answers. They decide nothing about requests."""
+"""The HTTP routes: each reads its body, calls the engine, and replies. They make no decision about requests."""

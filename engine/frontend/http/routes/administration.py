@@ -1,4 +1,6 @@
-"""Routes for operators: flush, weight update, LoRAs, abort, pause, sleep. Each is one message and its answer."""
+"""Routes for operators: flush, weight update, LoRAs, abort, pause, sleep. Each sends one message and returns its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,12 @@ from engine.process.settings import ServerSettings
 ADMIN = "administration"
 # The longest field of an operator's body is a path.
 MAX_BODY_BYTES = 65_536
-# Fields of the messages about LoRAs, as clients spell them.
+# Client-side names of the fields of LoRA messages.
 LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
 
 
 class Administration:
-    """The operators' routes: read a body, ask the scheduler, answer with its message."""
+    """The operators' routes: read a body, call the scheduler, reply with its message."""
 
     def __init__(self, settings: ServerSettings, client: EngineClient, state: ServerState) -> None:
         self._settings = settings
@@ -57,13 +59,13 @@ class Administration:
         self._bodies = BodyReader(min(MAX_BODY_BYTES, settings.max_body_bytes))
 
     async def flush_cache(self, request: Request) -> Response:
-        """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
+        """Drop the prefix cache. Refused, with the counts, while anything owns memory or is in flight."""
         timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S)
         await self._read(request, NoBody)
         return await self._ask(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
 
     async def load_lora_adapter(self, request: Request) -> Response:
-        """Load a LoRA adapter, which requests then ask for as a model."""
+        """Load a LoRA adapter, which requests can then select as a model."""
         body = await self._read(request, LoadLoraBody)
         check_lora_name(body.lora_name, self._settings.model_name)
         answer = await self._client.call(
@@ -74,7 +76,7 @@ class Administration:
         return _response(answer, **LORA_FIELDS)
 
     async def unload_lora_adapter(self, request: Request) -> Response:
-        """Unload a LoRA adapter; refused with the counts while requests use it."""
+        """Unload a LoRA adapter. Refused, with the counts, while requests use it."""
         body = await self._read(request, UnloadLoraBody)
         answer = await self._client.call(
             lambda call_id: UnloadLora(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
@@ -90,7 +92,7 @@ class Administration:
         return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
     async def wake(self, request: Request) -> Response:
-        """Take weights and KV memory again, and go on; refused after level 2 without an update of the weights."""
+        """Allocate weights and KV memory again, and resume. Refused after level 2 without a weight update."""
         await self._read_nothing(request)
         response = await self._ask(lambda call_id: Wake(call_id=call_id))
         self._state.sleep_level = 0
@@ -127,7 +129,7 @@ class Administration:
             return parse_body(model, data)
 
     async def _read_nothing(self, request: Request) -> None:
-        """Raise ApiError (400) for a field or a parameter, since the route has none."""
+        """Raise ApiError (400) for any field or parameter: the route has none."""
         require_no_parameters(request.query_params)
         await self._read(request, NoBody)
 
@@ -168,7 +170,7 @@ def new_trace_folder(parent: str) -> str:
 
 
 def _response(answer: CallAnswer, **fields: str) -> Response:
-    """Answer a call. ``fields`` maps the message's fields to the body's where the names differ.
+    """Return the reply to a call. ``fields`` maps the message's fields to the body's if the names differ.
 
     Raises ApiError for a refused call.
     """

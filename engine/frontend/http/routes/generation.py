@@ -1,7 +1,7 @@
-"""The generating routes: the native one and the ones of the OpenAI and Anthropic protocols.
+"""The generation routes: the native one and those of the OpenAI and Anthropic protocols.
 
-A body becomes an order, the order a session, the session an answer, whole or as a stream of server-sent events. Owns
-disconnects and the writing of streams; the session owns the answer's content, the protocols its shape.
+A body becomes an order, the order a session, the session a reply, whole or as a stream of server-sent events. Owns
+disconnects and the writing of streams; the session owns the reply's content, the protocols its shape.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ from engine.frontend.text.reasoning import END
 OPENAI = "openai"
 ERRORS = (404, 409, 421, 429, 500, 504)
 _GENERATES: Final = (
-    "embeddings need a model that was trained for them, and {0!r} is one that generates text: its folder has no "
-    "modules.json that names a pooling; serve an embedding model, or use /v1/completions here"
+    "embeddings need an embedding model, and {0!r} generates text: its folder has no modules.json with a pooling; "
+    "serve an embedding model, or use /v1/completions here"
 )
-_EMBEDS: Final = "{0!r} is a model that embeds and generates no text; use /v1/embeddings here, or serve another model"
-# Bytes of an answer to write before other tasks of the event loop get a turn.
+_EMBEDS: Final = "{0!r} is an embedding model, which generates no text; use /v1/embeddings here, or serve another model"
+# The bytes of a reply to write before other tasks of the event loop get a turn.
 BYTES_A_TURN: Final = 1 << 20
-# Turns of the event loop from a readable socket to the written event: the socket, the reply, the stream. A large answer
-# leaves so many to others after each of its own, or a token would wait for three of its parts.
+# The turns of the event loop from a readable socket to a written event: the socket, the reply, the stream. A large
+# reply yields this many turns after each of its own; otherwise a token would wait for three of its parts.
 TURNS_OF_A_TOKEN: Final = 3
-# The extension of a request's scope with the connection's PartWriter.
+# The extension in a request's scope that has the connection's PartWriter.
 PART_WRITER: Final = "lockstep.part_writer"
 
 
 class OrderRoute(NamedTuple):
     """A route whose bodies become orders. ``about`` has the arguments of its ``Description``.
 
-    ``shape`` builds the shape of its answers, from a factory of the parsers of a chat's choices. ``is_chat``: a
-    template renders its bodies.
+    ``shape`` builds the shape of its replies, given a factory of parsers for a chat's choices. ``is_chat``: a template
+    renders its bodies.
     """
 
     name: str
@@ -125,7 +125,7 @@ ROUTES: Final[Mapping[str, OrderRoute]] = {
     ),
     "/v1/responses": OrderRoute(
         "responses",
-        "Answer a conversation, in items. Nothing is stored: the client sends the whole conversation.",
+        "Answer a conversation, as items. Nothing is stored: the client sends the whole conversation.",
         response_order,
         ResponseShape,
         {"body": ResponseBody, "answer": ResponseAnswer, "events": RESPONSE_EVENTS, "tag": OPENAI},
@@ -147,21 +147,21 @@ ROUTES: Final[Mapping[str, OrderRoute]] = {
     ),
     EMBEDDINGS: OrderRoute(
         "embeddings",
-        "Give the vector of each text. Only models that were trained for it do: their folders say so.",
+        "Return the vector of each text. Only for embedding models.",
         embedding_order,
         lambda order, served, _: EmbeddingShape(order, served),
         {"body": EmbeddingBody, "answer": EmbeddingAnswer, "tag": OPENAI},
     ),
     PREFILL: OrderRoute(
         "prefill",
-        "Compute a prompt and send its KV to a decode engine; answered when all is sent.",
+        "Compute a prompt and send its KV to a decode engine; replies when all of it is sent.",
         prefill_order,
         lambda *_: PrefillShape(),
         {"body": PrefillBody, "answer": PrefillAnswer, "errors": (409, 500, 504), "tag": "prefill"},
     ),
 }
 CLIENT_PATHS: Final = tuple(path for path in ROUTES if path != PREFILL)
-# The paths whose answers are text.
+# The paths whose replies are text.
 GENERATING: Final = tuple(path for path in CLIENT_PATHS if path != EMBEDDINGS)
 
 
@@ -180,7 +180,7 @@ def order_works(served: ServedModel) -> dict[str, BodyWork]:
 
 
 class GenerationRoutes:
-    """Takes orders and answers them. ``long_bodies`` must know ``order_works``."""
+    """Reads orders and replies to them. ``long_bodies`` must know ``order_works``."""
 
     def __init__(
         self,
@@ -211,7 +211,9 @@ class GenerationRoutes:
         return answer
 
     async def _take_order(self, path: str, request: Request) -> Order:
-        """Read and check a request's order. A worker reads a long body, so that no stream waits. Raises ApiError."""
+        """Read and check a request's order. A worker process reads a long body, so that no stream waits. Raises
+        ApiError.
+        """
         limits, name = self._served.limits, self._served.model_name
         if path != PREFILL:
             require_text(limits)
@@ -228,9 +230,9 @@ class GenerationRoutes:
         return order
 
     async def _respond(self, path: str, request: Request, order: Order) -> Response:
-        """Send an order's requests to the engine and return their answers. Raises ApiError if one is refused or fails.
+        """Send an order's requests to the engine and return their reply. Raises ApiError if one is refused or fails.
 
-        Raises ClientDisconnect when the client left before all requests were sent, once the sent ones have ended.
+        Raises ClientDisconnect if the client left before all requests were sent, once the sent ones have ended.
         """
         served, record = self._served, current_record()
         session = Session(
@@ -260,7 +262,7 @@ class GenerationRoutes:
         return _sent_in_parts(await _shaped(session))
 
     def _decoder_of(self, order: Order) -> Decoder:
-        """Choose the decoder of an order's texts, which keeps the markers that the parsers look for."""
+        """Choose the decoder of an order's texts, which keeps the markers that the parsers need."""
         tokenizer, parsing = self._served.tokenizer, order.parsing
         if order.shows_special:
             return WholeDecoder(tokenizer)
@@ -288,7 +290,7 @@ async def _abort_on_disconnect(request: Request, session: Session) -> None:
 
 
 async def _shaped(session: Session) -> bytes:
-    """Build the body of a collected answer; other tasks run while a large one is built."""
+    """Build the body of a collected reply; other tasks run while a large one is built."""
     shaping = session.body()
     while True:
         try:
@@ -320,7 +322,7 @@ async def _first_part(session: Session) -> bytes:
 
 
 async def _news_of(session: Session) -> None:
-    """Wait until there is something to take; what is there already waits for a turn of the event loop."""
+    """Wait until there is something to take; if there already is, wait for one turn of the event loop."""
     if session.has_more:
         await asyncio.sleep(0)
         return
@@ -330,22 +332,22 @@ async def _news_of(session: Session) -> None:
 
 
 class PartWriter(Protocol):
-    """Writes parts of a started body without a coroutine."""
+    """Writes parts of a body that has begun, without a coroutine."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the client reads; if not, parts would pile up."""
+        """True while the client reads; otherwise parts would pile up."""
 
     def write_part(self, data: bytes) -> None:
-        """Write the next part; one for a client that is gone is lost."""
+        """Write the next part; it is lost if the client is gone."""
 
 
 class EventStream(StreamingResponse):
     """A stream that a client's disconnect does not cancel. ``first`` is its first part.
 
-    On a disconnect ``watch`` aborts the request, and the stream ends with it; a cancelled stream would forget the
-    request before the scheduler does. While the connection has room, a callback writes all outputs of a turn at once;
-    the stream's task wakes only to wait for room and to end.
+    On a disconnect ``watch`` aborts the request, and the stream ends with it; a cancelled stream would drop the request
+    before the scheduler does. While the connection has room, a callback writes all outputs of a turn at once; the
+    stream's task wakes only to wait for room and to end.
     """
 
     media_type = "text/event-stream"
@@ -361,12 +363,12 @@ class EventStream(StreamingResponse):
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events. A client that is gone is no error."""
+        """Send the events. Not an error if the client is gone."""
         self._writer = scope.get("extensions", {}).get(PART_WRITER)
         await self.stream_response(send)
 
     async def _parts(self, first: bytes) -> AsyncIterator[bytes]:
-        """Yield the parts that the task sends: the first, those that found no room, the last."""
+        """Yield the parts that the task sends: the first, those without room, and the last."""
         try:
             yield first
             while not self._session.is_told:
@@ -386,7 +388,7 @@ class EventStream(StreamingResponse):
             self._waiting = None
 
     def _ask_for_turn(self) -> None:
-        """Schedule ``_go_on`` for the next turn of the loop: outputs that come until then share its write."""
+        """Schedule ``_go_on`` for the next turn of the loop: outputs that arrive before it share its write."""
         if not self._is_due and self._waiting is not None:
             self._is_due = True
             self._loop.call_soon(self._go_on)
@@ -397,7 +399,7 @@ class EventStream(StreamingResponse):
             return
         try:
             part = self._session.part()
-        except Exception as exc:  # noqa: BLE001 - ends the stream's task, as if raised inside of it
+        except Exception as exc:  # noqa: BLE001 - ends the stream's task, as if it were raised there
             self._waiting.set_exception(exc)
             return
         if self._session.is_told or (part and (self._writer is None or not self._writer.has_room)):

@@ -1,4 +1,4 @@
-"""Read-only routes: health, models, server. They answer without a running scheduler loop too."""
+"""Read-only routes: health, models, server. They reply even if the scheduler's loop does not run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from engine.process.settings import ServerSettings
 
 INFORMATION = "information"
 OPENAI = "openai"
-# The loop answers between two steps. A frozen or very busy loop must not keep an operator waiting.
+# The loop answers between two steps, but a frozen or very busy loop must not keep an operator waiting.
 STATS_TIMEOUT_S = 1.0
 MAX_STATS_TIMEOUT_S = 60.0
-INFO_QUERY = (("timeout", MAX_STATS_TIMEOUT_S, "seconds to wait for the scheduler's counters; 0: do not ask for them"),)
+INFO_QUERY = (("timeout", MAX_STATS_TIMEOUT_S, "seconds to wait for the scheduler's counters; 0: do not request them"),)
 # Hidden in /server_info: keys, and the free text of a harness.
 HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options", "stage_probe"})
 
@@ -40,8 +40,8 @@ HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options", "stage_prob
 class ServerState:
     """The mutable state of a server. ``pids`` are the engine's processes by name, known once all are ready.
 
-    ``loras`` are the paths of the loaded LoRAs by name, from the scheduler's answers. ``created_s`` is the start in
-    seconds since the epoch. ``weights`` is the path of the last update, if there was one. ``sleep_level`` is 0 while
+    ``loras`` are the paths of the loaded LoRAs by name, from the scheduler's answers. ``created_s`` is the time of the
+    start, in seconds since the epoch. ``weights`` is the path of the last update, if any. ``sleep_level`` is 0 while
     the engine is awake.
     """
 
@@ -71,9 +71,9 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer in time.
+    """The reply of ``/server_info``. ``stats`` is null if the scheduler did not answer in time.
 
-    ``weights`` is the model of the start, or the path of the last update.
+    ``weights`` is the configured model, or the path of the last update.
     """
 
     version: str
@@ -95,12 +95,12 @@ def add_health(app: FastAPI, client: EngineClient, state: ServerState, descripti
         if client.sessions.closed is not None:
             raise client.sessions.closed
         if not state.serving:
-            raise ApiError.unavailable("the server is starting; ask again until it is ready")
+            raise ApiError.unavailable("the server is starting; try again until it is ready")
         return PlainTextResponse("asleep" if state.sleep_level else "ok")
 
 
 def add_models(router: APIRouter, served: ServedModel, state: ServerState, description: Description) -> None:
-    """Add the routes of the OpenAI protocol that say which models are served."""
+    """Add the OpenAI protocol's routes that list the served models."""
 
     def card(lora: str | None = None) -> ModelCard:
         return ModelCard(
@@ -176,7 +176,7 @@ def _add_server(
         """Describe the server: settings without secrets, processes, counters."""
         asked_s = read_timeout(request.query_params, MAX_STATS_TIMEOUT_S)
         timeout_s = STATS_TIMEOUT_S if asked_s is None else asked_s
-        open_calls = client.open_calls  # Read before this route's own call for the stats.
+        open_calls = client.open_calls  # Read before this route makes its own call for the stats.
         return json_answer(
             ServerInfo(
                 version=__version__,
@@ -196,10 +196,10 @@ def _add_counters(
 ) -> None:
     @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
     async def get_load() -> Response:
-        """Report the load to a router: SGLang's fields, in a list of one. 503 when the scheduler is silent."""
+        """Report the load to a router: SGLang's fields, in a list with one entry. 503 if the scheduler is silent."""
         stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
-            raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
+            raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; try again")
         return json_answer([Load.of(stats, role=settings.role, version=__version__)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))

@@ -1,7 +1,7 @@
-"""Routes from text to token ids and back, in the shapes that other engines gave them. They need no running loop.
+"""Routes from text to token ids and back, in the formats of other engines. They need no running scheduler loop.
 
-Returns the same ids for a text or a conversation as for a prompt. A short body is worked on at once, a long one in a
-process of its own, its answer included.
+A text or a conversation gives the same ids as in a prompt. A short body is processed at once, a long one in a separate
+process, which also builds the reply.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class TokenizeBody(RuledBody, NullableBody):
     prompt: str | None = None
     messages: list[ChatMessageBody] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(
-        default=[], max_length=MAX_TOOLS, description="only for messages: functions that the model is told of"
+        default=[], max_length=MAX_TOOLS, description="only for messages: functions that the model may call"
     )
     add_special_tokens: bool | None = Field(
-        None, description="the tokenizer's own around the text; left out: as generation does, for a prompt only"
+        None, description="add the tokenizer's special tokens; left out: as in generation, only around a prompt"
     )
-    add_generation_prompt: bool = Field(default=True, description="only for messages: end where the answer begins")
+    add_generation_prompt: bool = Field(default=True, description="only for messages: end where the reply begins")
     continue_final_message: Literal[False] = Field(default=False, description="not honoured: only false")
     chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
-    return_token_strs: bool = Field(default=False, description="the vocabulary's own spelling of each token too")
+    return_token_strs: bool = Field(default=False, description="also return the vocabulary's spelling of each token")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (self.prompt is None) == (self.messages is None):
@@ -85,7 +85,7 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_works(served: ServedModel) -> dict[str, BodyWork]:
-    """Map each kind of question to the function that answers a body in JSON."""
+    """Map each kind of work to the function that turns a body into a JSON reply."""
     return {
         TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
         DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
@@ -132,7 +132,7 @@ def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct]
 
 
 def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
-    """Return the ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
+    """Return the ids of a text or a conversation. Raises ApiError, also if the model has no chat template."""
     body = parse_body(TokenizeBody, data)
     requested_lora(body.model, served)
     text, param = body.prompt, "prompt"
@@ -151,7 +151,7 @@ def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
 
 
 def _detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
-    """Return the text of ids. Raises ApiError (400) for the first id that is no token of the model."""
+    """Return the text of ids. Raises ApiError (400) for the first id that is not a token of the model."""
     body = parse_body(DetokenizeBody, data)
     requested_lora(body.model, served)
     check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")

@@ -1,1 +1,1 @@
-"""The OpenAI protocol: completions, chat completions and models, in the shapes that the field's clients expect."""
+"""The OpenAI protocol: completions, chat completions and models, in the form that clients expect."""

@@ -1,6 +1,6 @@
-"""Bodies of answers and events of streams in the OpenAI protocol, with its names of fields.
+"""Bodies of replies and events of streams in the OpenAI protocol, with its field names.
 
-Shapes only. An unset field is left out; a field that is None becomes null.
+Only types. An unset field is left out; a field that is None becomes null.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an answer that SGLang adds to the protocol, as ``sglext`` (SGLang pull request 17648)."""
+    """The part of a reply that SGLang adds to the protocol, as ``sglext`` (SGLang pull request 17648)."""
 
     cached_tokens_details: CachedTokensDetails
 
@@ -44,7 +44,7 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Logprobs of a completion's tokens. Offsets are characters of this choice's text.
 
-    With ``echo`` those of the prompt are in front; its first token has none.
+    With ``echo`` the prompt's logprobs come first; its first token has none.
     """
 
     tokens: list[str]
@@ -86,7 +86,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the likeliest tokens. ``bytes`` are its UTF-8 bytes, possibly part of a character."""
+    """One of the most likely tokens. ``bytes`` are its UTF-8 bytes, possibly part of a character."""
 
     token: str
     logprob: float
@@ -94,7 +94,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of the answer, and the likeliest tokens at its position."""
+    """One token of the output, and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -108,7 +108,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """The called function. ``arguments`` is JSON unless the answer was truncated, which ``finish_reason`` tells."""
+    """The called function. ``arguments`` is JSON unless the output was truncated, see ``finish_reason``."""
 
     name: str
     arguments: str
@@ -137,7 +137,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's message. ``content`` is null when it has none beside reasoning and calls."""
+    """The assistant's message. ``content`` is null if the message has only reasoning or calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None

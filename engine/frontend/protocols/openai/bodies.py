@@ -1,8 +1,8 @@
-"""Bodies of the OpenAI protocol's requests: every field is honoured, or refused with 400.
+"""Request bodies of the OpenAI protocol: every field is honoured, or refused with 400.
 
 Owns the rules of single fields and between fields. A field of the protocol that this engine cannot honour is accepted
-with the values that change nothing, because many clients send them. A chat template gets the arguments of a call as an
-object if they are one: most templates write them as JSON themselves.
+with values that have no effect, because many clients send them. A chat template gets the arguments of a call as an
+object if they are one, because most templates write JSON themselves.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ MAX_USER_CHARS = 256
 MAX_TOOL_CALLS = 1024
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
-# The protocol's own default of a completion; a chat may fill the context.
+# The protocol's default for completions; a chat may fill the context.
 DEFAULT_COMPLETION_TOKENS = 16
-# Arguments of the rendering itself, which are no variables of a template.
+# Arguments of the rendering itself, which are not template variables.
 TEMPLATE_ARGUMENTS = {
     "add_generation_prompt",
     "chat_template",
@@ -85,29 +85,29 @@ class StreamOptions(NullableBody):
 
 
 class PromptCacheOptions(NullableBody):
-    """``prompt_cache_options``, accepted for other servers' clients: here the cache finds all equal prefixes."""
+    """``prompt_cache_options``, accepted for clients of other servers: here the cache finds all equal prefixes."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = Field(None, max_length=MAX_USER_CHARS)
 
 
 class OpenAiBody(RequestFields, SamplingFields, NullableBody):
-    """The fields that both protocols share, the field's usual extra ones among them."""
+    """The fields that both protocols share, including common extensions."""
 
     foreign = FOREIGN_FIELDS
     model: str | None = Field(None, description="the served model's name; left out: the served model")
     stream_options: StreamOptions | None = Field(None, description="only with stream=true")
-    n: int = Field(1, ge=1, le=MAX_N, description="choices for each prompt; a given seed counts up with them")
+    n: int = Field(1, ge=1, le=MAX_N, description="choices for each prompt; each uses the next seed after a given one")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     min_tokens: int = Field(0, ge=0, le=MAX_INT32)
-    user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
-    safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="named as user is")
+    user: str | None = Field(None, max_length=MAX_USER_CHARS, description="shown in the debug log with the reply's id")
+    safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="shown like user")
     prompt_cache_key: str | None = Field(
-        None, max_length=MAX_USER_CHARS, description="changes nothing: equal prefixes are found without a key"
+        None, max_length=MAX_USER_CHARS, description="no effect: equal prefixes are found without a key"
     )
-    prompt_cache_options: PromptCacheOptions | None = Field(None, description="changes nothing, as its key")
+    prompt_cache_options: PromptCacheOptions | None = Field(None, description="no effect, like the key")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
-        None, description="changes nothing: what was used last is kept as long as there is room"
+        None, description="no effect: the cache evicts the least recently used prefixes"
     )
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
         None
@@ -119,36 +119,37 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     structured_outputs: StructuredOutputs | None = Field(None, description="the newer spelling of the guided fields")
     store: Literal[False] = Field(default=False, description="nothing is stored: only false")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] | None = Field(
-        None, max_length=MAX_METADATA, description="goes with what is stored, so it changes nothing"
+        None, max_length=MAX_METADATA, description="no effect: metadata of stored replies, and nothing is stored"
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
-    skip_special_tokens: bool = Field(default=True, description="false: special tokens of the output have their text")
+    skip_special_tokens: bool = Field(default=True, description="false: the text shows special tokens of the output")
     add_special_tokens: bool | None = Field(
-        None, description="around the prompt; left out: around a completion's, and not around a chat's"
+        None, description="add special tokens around the prompt; left out: only for completions, not for chats"
     )
     include_stop_str_in_output: bool = Field(default=False, description="a text ends with its stop string")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_INT32, description="the last tokens of each prompt, at most so many; -1: what fits"
+        None,
+        ge=-1,
+        le=MAX_INT32,
+        description="keep only this many tokens at the end of each prompt; -1: as many as fit",
     )
-    return_cached_tokens_details: bool = Field(
-        default=False, description="the cached tokens of the prompts by where they were hit"
-    )
-    return_token_ids: bool = Field(default=False, description="the ids of the prompt's tokens and of the output's")
-    request_id: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="another name of rid")
+    return_cached_tokens_details: bool = Field(default=False, description="return the cached prompt tokens by tier")
+    return_token_ids: bool = Field(default=False, description="return the token ids of prompt and output")
+    request_id: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="alias of rid")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
+        description="return the logprob of each prompt token, and of this many most likely tokens; not in a stream",
     )
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
         yield from super().broken_rules()
         most, top = self.max_new_tokens, self.prompt_logprobs
         if self.truncate_prompt_tokens == 0:
-            yield "truncate_prompt_tokens", "must be >= 1, or -1 for what fits, got 0; raise it"
+            yield "truncate_prompt_tokens", "must be >= 1, or -1 for as many as fit, got 0; raise it"
         if self.rid is not None and self.request_id not in (None, self.rid):
-            yield "request_id", f"and rid are one, got {self.request_id!r} and {self.rid!r}; send one of them"
+            yield "request_id", f"and rid are aliases, got {self.request_id!r} and {self.rid!r}; send one of them"
         if self.stream_options is not None and not self.stream:
             yield "stream_options", "needs stream=true, got it without; remove it or set stream"
         if top is not None and self.stream:
@@ -162,7 +163,7 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
-        """The grammar of each field that restricts the output."""
+        """Return the grammar of each field that restricts the output."""
         return {
             "response_format": None if self.response_format is None else self.response_format.grammar,
             "guided_json": None if self.guided_json is None else schema_grammar(self.guided_json),
@@ -173,27 +174,29 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def grammar(self) -> tuple[str, Grammar] | None:
-        """The grammar of the output, with the field that asks for it."""
+        """Return the grammar of the output, with the field that requests it."""
         return grammar_among(self._grammars)
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The limit on output tokens, from either field; None without one."""
+        """Return the limit on output tokens, from either field; None without one."""
         return self.max_tokens
 
     @property
     def top_of_prompt(self) -> int | None:
-        """The number of most likely tokens to return at each place of the prompt; None: no prompt logprobs at all."""
+        """Return the number of most likely tokens at each position of the prompt; None for no prompt logprobs."""
         return self.prompt_logprobs
 
     @property
     def shown_of_prompt(self) -> int:
-        """The number of logprobs that an answer shows for each prompt token, over all choices; in a stream over one."""
+        """Return the number of logprobs that a reply shows for each prompt token, over all choices; in a stream over
+        one.
+        """
         return 1 + (self.top_of_prompt or 0)
 
     @property
     def default_new_tokens(self) -> int | None:
-        """The default limit on output tokens; None: the remaining context."""
+        """Return the default limit on output tokens; None for the remaining context."""
         return None
 
     @property
@@ -237,8 +240,8 @@ class CompletionBody(OpenAiBody):
         le=MAX_TOP_LOGPROBS,
         description="number of most likely tokens to return, beside the chosen one",
     )
-    best_of: int | None = Field(None, ge=1, le=MAX_N, description="not honoured: only 1, or as many as n")
-    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only")
+    best_of: int | None = Field(None, ge=1, le=MAX_N, description="not honoured: only 1, or n")
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: only compute and cache the prompt")
     echo: bool = Field(default=False, description="begin each text, and its logprobs, with the prompt")
     suffix: Literal[""] | None = Field(None, description="not honoured: only null, or an empty text")
 
@@ -255,24 +258,24 @@ class CompletionBody(OpenAiBody):
                 "send several requests",
             )
         if self.echo and self.truncate_prompt_tokens is not None:
-            yield "echo", "shows a whole prompt, got truncate_prompt_tokens too; leave out one of them"
+            yield "echo", "needs the whole prompt, got truncate_prompt_tokens too; leave out one of them"
         if not self.prompts:
             yield "prompt", "must hold at least 1 prompt, got an empty list; send a text or token ids"
         if self.best_of not in (None, 1, self.n):
             yield (
                 "best_of",
-                f"must be 1 or n={self.n}: no choice is computed that is not returned, got {self.best_of}; use n",
+                f"must be 1 or n={self.n}, because every computed choice is returned, got {self.best_of}; use n",
             )
 
     @property
     def top_of_prompt(self) -> int | None:
-        """The larger of ``prompt_logprobs`` and, for an echoed prompt, ``logprobs``."""
+        """Return the larger of ``prompt_logprobs`` and, for an echoed prompt, ``logprobs``."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in wanted if number is not None), default=None)
 
     @property
     def shown_of_prompt(self) -> int:
-        """Count the logprobs of the prompt and of its echo over all choices; a stream's choices count one by one."""
+        """Count the logprobs of the prompt and of its echo over all choices; in a stream each choice counts alone."""
         shown = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return sum(1 + top for top in shown if top is not None) * (1 if self.stream else self.n)
 
@@ -282,14 +285,12 @@ class CompletionBody(OpenAiBody):
 
 
 class FunctionBody(NullableBody):
-    """A function that the model may call. ``parameters`` is the JSON schema of its arguments; left out: it has none."""
+    """A function that the model may call. ``parameters`` is the JSON schema of its arguments; left out, it has none."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
-    strict: bool = Field(
-        default=False, description="every call of it keeps to its schema; where calls are required, all do"
-    )
+    strict: bool = Field(default=False, description="every call of it follows its schema; required calls always do")
 
 
 class ToolBody(NullableBody):
@@ -334,7 +335,7 @@ class CalledFunctionBody(NullableBody):
 
 
 class ToolCallBody(NullableBody):
-    """A call in an assistant's message. ``index``, which pieces of a stream have, changes nothing."""
+    """A call in an assistant's message. ``index``, from pieces of a stream, has no effect."""
 
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
     type: Literal["function"] = "function"
@@ -343,13 +344,13 @@ class ToolCallBody(NullableBody):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """Return the call for a chat template. Arguments that are no object stay text: an answer may be truncated."""
+        """Return the call for a chat template. Arguments that are not an object, such as truncated ones, stay text."""
         function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None) -> Iterator[tuple[str, str]]:
-    """Yield the rules broken by two tools of one name, and by a choice that no tool can satisfy."""
+    """Yield the rules broken by two tools with the same name, and by a choice that no tool can satisfy."""
     names = [tool.function.name for tool in tools]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -365,7 +366,7 @@ def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None)
 
 
 def _arguments(written: str) -> JsonValue:
-    """Parse the arguments: missing ones become an empty object, and text that is no object stays text."""
+    """Parse the arguments: missing ones become an empty object, and text that is not an object stays text."""
     if not written.strip():
         return {}
     try:
@@ -386,28 +387,28 @@ class _HasText(Protocol):
 
 
 def text_of(content: str | Sequence[_HasText]) -> str:
-    """Return the text of a content; each part has lines of its own."""
+    """Return the text of a message's content; each part starts a new line."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class ChatMessageBody(RuledBody, NullableBody):
-    """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
+    """One message. The fields of a reply's message are accepted, so that it can be sent back unchanged.
 
-    ``developer`` is the protocol's newer word for ``system``. Templates that use them get a speaker's name and the
-    reasoning of earlier answers, a field with two spellings.
+    ``developer`` is the protocol's newer name for ``system``. Templates that use them get a speaker's name and the
+    reasoning of earlier replies, a field with two spellings.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)] | None = Field(
-        None, description="only an assistant's may be null"
+        None, description="may be null only for an assistant"
     )
     name: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARS)
     refusal: None = None
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOL_CALLS), Field(fail_fast=True)] | None = Field(
-        None, description="an assistant's calls"
+        None, description="calls of an assistant"
     )
     tool_call_id: str | None = Field(
-        None, min_length=1, max_length=MAX_CALL_ID_CHARS, description="of the call that a tool's message answers"
+        None, min_length=1, max_length=MAX_CALL_ID_CHARS, description="id of the call that a tool's message answers"
     )
     reasoning_content: str | None = Field(None, description="an assistant's reasoning")
     reasoning: str | None = Field(None, description="another spelling of reasoning_content")
@@ -423,11 +424,11 @@ class ChatMessageBody(RuledBody, NullableBody):
         owners = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
         for field, owner in (owners | {"reasoning": "assistant"}).items():
             if getattr(self, field) and self.role != owner:
-                yield field, f"must be left out with role {self.role!r}: only {owner!r} has it"
+                yield field, f"must be left out with role {self.role!r}: it is only for {owner!r}"
 
     @property
     def text(self) -> str:
-        """The content as text; None becomes the empty text, because templates require one."""
+        """Return the content as text; None becomes the empty text, because templates require a text."""
         return text_of(self.content or "")
 
     @property
@@ -451,9 +452,9 @@ class ChatBody(OpenAiBody):
         default={}, description="variables of the model's chat template, such as enable_thinking"
     )
     add_generation_prompt: bool | None = Field(
-        None, description="false: the prompt ends with the last message; left out: it does if that is continued"
+        None, description="false: the prompt ends with the last message; left out: false if that message is continued"
     )
-    continue_final_message: bool = Field(default=False, description="the answer goes on with the last message")
+    continue_final_message: bool = Field(default=False, description="the output continues the last message")
     documents: Annotated[list[dict[str, JsonValue]], Field(max_length=MAX_MESSAGES)] = Field(
         default=[], description="for a chat template that shows documents"
     )
@@ -461,28 +462,28 @@ class ChatBody(OpenAiBody):
         default=[], max_length=MAX_TOOLS, description="functions that the model may call"
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="left out: auto with tools; none: the model does not see the tools"
+        None, description="left out: 'auto' if there are tools; 'none': the model does not see the tools"
     )
     parallel_tool_calls: bool = Field(default=True, description="false: calls after the first are left out")
     functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(
-        None, description="not honoured: only empty; the protocol has tools instead"
+        None, description="not honoured: only empty; use tools"
     )
-    function_call: Literal["none", "auto"] | None = Field(None, description="without functions both mean nothing")
-    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=1, description="text alone")
+    function_call: Literal["none", "auto"] | None = Field(None, description="no effect without functions")
+    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=1, description="text only")
     audio: None = Field(None, description="not honoured: only null")
     prediction: None = Field(None, description="not honoured: only null")
     web_search_options: None = Field(None, description="not honoured: only null")
     moderation: None = Field(None, description="not honoured: only null")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="a hint: the variable reasoning_effort of the model's chat template"
+        None, description="a hint: sets the variable reasoning_effort of the model's chat template"
     )
     verbosity: Literal["low", "medium", "high"] | None = Field(
-        None, description="a hint: the variable verbosity of the model's chat template"
+        None, description="a hint: sets the variable verbosity of the model's chat template"
     )
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The requested limit on output tokens; None without one."""
+        """Return the requested limit on output tokens; None without one."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -497,7 +498,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def required_tools(self) -> list[ToolBody]:
-        """The tools of which the model must call one; none when the model decides."""
+        """Return the tools of which the model must call one; empty if the model decides."""
         if self.tool_choice == "required":
             return self.tools
         if isinstance(self.tool_choice, NamedToolBody):
@@ -506,7 +507,7 @@ class ChatBody(OpenAiBody):
 
     @property
     def template_variables(self) -> dict[str, JsonValue]:
-        """The template's variables beside the messages; explicit ones override the protocol's hints."""
+        """Return the template's variables beside the messages; explicit ones override the protocol's hints."""
         hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return {name: value for name, value in hints.items() if value is not None} | self.chat_template_kwargs
 

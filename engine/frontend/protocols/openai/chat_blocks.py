@@ -1,7 +1,7 @@
 """One choice of a chat as a sequence of blocks: reasoning, text and tool calls.
 
-Shared by all chat protocols: whole answers and streams are built from the same changes, so that they cannot differ.
-Owns the indices and ids of calls, and why the choice ended.
+Shared by all chat protocols: whole replies and streams are built from the same changes, so that they cannot differ.
+Owns the indices and ids of calls, and the finish reason of the choice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.text.tools.families import CallParser
 
-# Characters searched for calls before the event loop turns: 10 ms if the text is nothing but calls.
+# The characters to search for calls in one turn of the event loop: 10 ms if the text is nothing but calls.
 CHARS_A_TURN: Final = 4096
-# The protocol's reason for an answer that waits for its calls to be answered.
+# The protocol's finish reason for an output with calls.
 TOOL_CALLS = "tool_calls"
 
 
@@ -34,7 +34,7 @@ class BlockKind(Enum):
 
 @dataclass
 class Block:
-    """A block. ``index`` is its place in the choice; ``name``, ``call_id`` and ``call_index`` are set for calls.
+    """A block. ``index`` is its position in the choice; ``name``, ``call_id`` and ``call_index`` are set for calls.
 
     ``logprobs`` are encoded list items of its tokens' logprobs, if they are shown.
     """
@@ -75,10 +75,10 @@ def _ignore(whole: bool) -> None:
 
 
 class SpokenChoice:
-    """``parser`` finds the parts of the choice; None: it is plain text.
+    """A choice as blocks. ``parser`` finds its parts; None for plain text.
 
     ``new_id`` makes ids of calls; ``count`` gets, for each call, whether it is complete. ``named``: the client named
-    the function to be called. ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
+    the function to call. ``end_of_reasoning`` is the token that ends reasoning; None if it is not a single token.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SpokenChoice:
         end_of_reasoning: int | None = None,
     ) -> None:
         self.blocks: list[Block] = []
-        # Why the choice has ended; None while it goes on.
+        # The finish reason; None while the choice continues.
         self.end: FinishReason | None = None
         self.is_plain = parser is None
         self._parser = parser
@@ -106,7 +106,7 @@ class SpokenChoice:
         self._tokens_of_reasoning = 0
 
     def changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
-        """Yield the changes that a piece makes. With ``says``, a piece without text yields a change too."""
+        """Yield the changes of a piece. With ``says``, a piece without text yields a change too."""
         self._count_tokens(piece.output_ids)
         parts, blocks = self._parts(piece), self.blocks
         for part in [Content("")] if says and not parts else parts:
@@ -126,12 +126,12 @@ class SpokenChoice:
             self._note_cut_call()
             self.end = piece.meta_info.finish_reason
             if self._has_cut_call and _is_the_models_end(piece):
-                self.end = FinishReason.LENGTH  # An answer with arguments that are no JSON did not end well.
+                self.end = FinishReason.LENGTH  # An output with arguments that are not JSON was truncated.
             if self.blocks:
                 yield Ended(self.blocks[-1])
 
     def take(self, answer: GenerateAnswer, *, says: bool = False) -> Shaping[None]:
-        """Take in a whole answer, in parts short enough for one turn of the event loop."""
+        """Take a whole output, in parts short enough for one turn of the event loop."""
         text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
         last = max(0, len(text) - 1) // CHARS_A_TURN * CHARS_A_TURN
         for start in range(0, last + 1, CHARS_A_TURN):
@@ -162,13 +162,13 @@ class SpokenChoice:
         """Reasoning tokens so far; None if they cannot be distinguished."""
         if self._end_of_reasoning is None:
             return None
-        # Reasoning comes before all else.
+        # Reasoning comes first.
         if not self.blocks or self.blocks[0].kind is not BlockKind.REASONING:
             return 0
         return self._tokens_of_reasoning
 
     def is_cut(self, block: Block) -> bool:
-        """Return whether the answer was truncated in this block."""
+        """Return whether the output was truncated in this block."""
         return self.end not in (None, FinishReason.STOP) and block is self.blocks[-1]
 
     def _parts(self, piece: GenerateAnswer) -> list[Part]:
@@ -202,5 +202,5 @@ def _is_the_models_end(piece: GenerateAnswer) -> bool:
 
 _KINDS = {Reasoning: BlockKind.REASONING, Content: BlockKind.TEXT, CallArguments: BlockKind.CALL}
 
-# Makes the splitter of a choice.
+# A function that makes the splitter of a choice.
 NewChoice = Callable[[], SpokenChoice]

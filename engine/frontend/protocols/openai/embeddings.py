@@ -1,6 +1,6 @@
-"""``/v1/embeddings``: its body, its order, and its answer with the vectors.
+"""``/v1/embeddings``: its body, its order, and its reply with the vectors.
 
-Each input is a request whose prompt is computed and whose last stage returns a vector in place of a token.
+Each input is a request, for which the last stage returns a vector instead of a token.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.frontend.schema.native import GenerateAnswer, NullableBody, RequestF
 from engine.frontend.sessions.requests import Order, ServedModel, check_fits, check_vocabulary, rids_of, tokenize
 from engine.frontend.sessions.sessions import Shape, Shaping
 
-# The protocol's own bound.
+# The protocol's own limit.
 MAX_INPUTS: Final = 2048
-# Numbers in an answer, which stays in memory until it is sent: 40 MB as text.
+# The maximum numbers in a reply, which stays in memory until it is sent: 40 MB as text.
 MAX_VALUES: Final = 1 << 22
 
 
@@ -36,9 +36,9 @@ class EmbeddingBody(RequestFields, RuledBody, NullableBody):
     foreign = FOREIGN_FIELDS
     model: str | None = Field(None, description="the served model's name; left out: the served model")
     input: str | TokenIds | Annotated[Prompts, Field(max_length=MAX_INPUTS)]
-    encoding_format: Literal["float", "base64"] = Field("float", description="base64: of fp32, little-endian")
+    encoding_format: Literal["float", "base64"] = Field("float", description="base64: little-endian fp32")
     dimensions: int | None = Field(None, description="only the size of the model's vectors")
-    stream: Literal[False] = Field(default=False, description="vectors do not come in parts: only false")
+    stream: Literal[False] = Field(default=False, description="vectors are not streamed: only false")
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="changes nothing")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
@@ -123,7 +123,7 @@ class EmbeddingShape(Shape):
         for index, answer in enumerate(answers):
             if index:
                 yield
-            assert isinstance(answer.vector, bytes), "the last stage of a model that embeds gives vectors"
+            assert isinstance(answer.vector, bytes), "the last stage of an embedding model returns vectors"
             data.append(msgspec.Raw(msgspec.json.encode(Embedding(index=index, embedding=self._shown(answer.vector)))))
         tokens = sum(answer.meta_info.prompt_tokens for answer in answers)
         usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)

@@ -1,7 +1,7 @@
 """Turns a body of the OpenAI protocol into an order: one request for each choice.
 
-Owns prompts, ids of choices, the room left for output, and the grammars of tools, reasoning and structured output:
-which of them may be combined. Sends and compiles nothing.
+Owns prompts, ids of choices, the room left for output, and the rules for combining the grammars of tools, reasoning and
+structured output. Sends and compiles nothing.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
 
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
-    """Return the order of a chat completion. Raises ApiError, also when the model has no chat template."""
+    """Return the order of a chat completion. Raises ApiError, also if the model has no chat template."""
     return order_of_chat(parse_body(ChatBody, data), served, "chatcmpl")
 
 
 def order_of_chat(body: ChatBody, served: ServedModel, prefix: str) -> Order:
     """Return the order of a chat of any protocol; ``prefix`` begins a generated id. Raises ApiError.
 
-    Fields that the protocol repeats in its answer go in ``Order.shown_request``.
+    Fields that the protocol repeats in its reply go into ``Order.shown_request``.
     """
     lora = requested_lora(body.model, served)
     text, prompt = chat_prompt(body, served)
@@ -84,7 +84,7 @@ def chat_prompt(body: ChatBody, served: ServedModel) -> tuple[str, tuple[int, ..
         documents=body.documents,
         tools=[tool.for_template for tool in body.offered_tools],
     )
-    # The template says where special tokens stand; the tokenizer must not add its own.
+    # The template places the special tokens; the tokenizer must not add its own.
     return text, tokenize(served, text, param="messages", special=bool(body.add_special_tokens))
 
 
@@ -93,7 +93,7 @@ def require_model(model: str | None, served: str) -> None:
     if model is not None and model != served:
         raise ApiError(
             ErrorType.NOT_FOUND,
-            f"model must be {served!r}, the one served here, got {model!r}; see /v1/models",
+            f"model must be {served!r}, the only one served here, got {model!r}; see /v1/models",
             param="model",
         )
 
@@ -163,7 +163,8 @@ def _messages(
         sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), served.sampling_defaults)
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
         for choice in range(body.n):
-            # One choice computes the logprobs of a shared prompt for all; in a stream the others cannot wait for it.
+            # One choice computes the logprobs of a shared prompt for all; in a stream the other choices cannot wait for
+            # it.
             asks = top_of_prompt is not None and (body.stream or not choice)
             messages.append(
                 Generate(
@@ -185,15 +186,15 @@ def _messages(
 
 
 def _check_shown_prompts(body: OpenAiBody, messages: Sequence[Generate]) -> None:
-    """Raise ApiError (400) for an answer that would repeat too much of its prompts."""
+    """Raise ApiError (400) for a reply that would repeat too much of its prompts."""
     param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
     shown_ids = sum(len(message.prompt_ids) for message in messages) if body.return_token_ids else 0
     if shown_ids > MAX_PROMPT_LOGPROBS:
         raise ApiError.at(
             "return_token_ids",
-            f"must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got {shown_ids}; "
-            "leave it out, or ask for fewer choices",
+            f"must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, counted for each choice, got "
+            f"{shown_ids}; leave it out, or request fewer choices",
         )
 
 
@@ -208,9 +209,10 @@ def _truncated(body: OpenAiBody, prompt_ids: tuple[int, ...], limits: Limits) ->
 
 
 def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> int:
-    """Return the most output tokens after a prompt: the requested number, else the protocol's default or the room left.
+    """Return the maximum output tokens after a prompt: the requested number, else the protocol's default or the room
+    left.
 
-    Raises ApiError (400) for a number that the context has no room for, rather than cutting the output silently.
+    Raises ApiError (400) for a number that exceeds the context, rather than truncating the output silently.
     """
     in_context = limits.context_length - prompt_tokens
     if in_context < 1 and body.max_new_tokens != 0:
@@ -218,8 +220,8 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
     for name, tokens in body.asked_tokens.items():
         if tokens > in_context:
             raise ApiError.too_long(
-                f"{name} must be <= {in_context}, what context_length={limits.context_length} leaves after a prompt of "
-                f"{prompt_tokens} tokens, got {tokens}: this model's maximum context length is "
+                f"{name} must be <= {in_context}, which context_length={limits.context_length} leaves after a "
+                f"prompt of {prompt_tokens} tokens, got {tokens}: this model's maximum context length is "
                 f"{limits.context_length} tokens; lower it or leave it out",
                 param=name,
             )
@@ -241,7 +243,7 @@ def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
 
 
 def _answer_id(body: OpenAiBody, prefix: str) -> str:
-    """Return the id of the answer: the client's own, or a new one."""
+    """Return the id of the reply: the client's own, or a new one."""
     rid = body.rid or body.request_id or f"{prefix}-{uuid.uuid4().hex}"
     user = body.safety_identifier or body.user
     if user is not None:
@@ -250,25 +252,25 @@ def _answer_id(body: OpenAiBody, prefix: str) -> str:
 
 
 def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
-    """Raise ApiError (400) for tools that the chat template cannot show, or whose calls no parser would find."""
+    """Raise ApiError (400) for tools that the chat template cannot show, or whose calls no parser can find."""
     if not tools:
         return
     if served.dialect.family is None:
         raise ApiError.at(
             "tools",
-            f"need a parser of the model's calls, and this server has none for it, got {len(tools)} tools; leave them "
+            f"need a parser for the model's calls, but this server has none, got {len(tools)} tools; leave them "
             f"out, or start the server with tool_call_parser set to {' or '.join(map(repr, FAMILIES))}",
         )
     if not served.template.knows_tools:
         raise ApiError.at(
             "tools",
-            f"need a chat template that shows them to the model, and this model's does not, got {len(tools)} tools; "
+            f"need a chat template that shows them to the model, but this model's does not, got {len(tools)} tools; "
             "leave them out, or describe them in a message",
         )
 
 
 def _with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, served: ServedModel) -> Order:
-    """Return the order of a chat, to be parsed from ``start`` on. Raises ApiError (400)."""
+    """Return the order of a chat whose output is parsed from ``start`` on. Raises ApiError (400)."""
     tools = body.offered_tools
     if start is None and not tools:
         return order
@@ -299,7 +301,7 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
         if field is not None:
             raise ApiError.at(
                 field,
-                "and a tool_choice that requires a call cannot both say what the output must be; leave one of them out",
+                "and a tool_choice that requires a call cannot both restrict the output; leave one of them out",
             )
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedToolBody)
         required = [tool.offered for tool in body.required_tools]
@@ -314,21 +316,23 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
     if grammar is None:
         raise ApiError.at(
             field,
-            "and tools must be told apart from the beginning of an output, which this model's calls, or a "
-            f"{answer.kind.value}, do not allow; leave one out",
+            "and tools must be distinguishable from the beginning of an output, but this model's calls, or a "
+            f"{answer.kind.value}, are not; leave one out",
         )
     return _with_grammar(order, grammar, field, ((field, answer), *_schemas(body, strict)))
 
 
 def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Grammar], ...]:
-    """Return the argument schemas of tools with their places in the body. Raises ApiError (400) for any but objects."""
+    """Return the argument schemas of tools with their places in the body. Raises ApiError (400) unless all are
+    objects.
+    """
     schemas = []
     for tool in tools:
         place = f"tools.{body.tools.index(tool)}.function.parameters"
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":
             raise ApiError.invalid(
-                f"{place}.type must be 'object', because arguments are named, got {kind!r}; describe an object",
+                f"{place}.type must be 'object', because arguments have names, got {kind!r}; describe an object",
                 param=place,
             )
         schemas.append((place, schema_grammar(tool.offered.schema)))
@@ -336,7 +340,7 @@ def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Gram
 
 
 def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) -> Order:
-    """Extend the grammar of the answer by the reasoning before it."""
+    """Extend the grammar of the output by the reasoning before it."""
     field, grammar = order.grammar_field, order.messages[0].sampling.grammar
     if field is None or grammar is None:
         return order
@@ -346,8 +350,8 @@ def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) ->
             return order  # The model can answer without reasoning.
         raise ApiError.at(
             field,
-            f"of a {grammar.kind.value} needs an answer without reasoning, and the prompt asks for reasoning; switch "
-            "it off by chat_template_kwargs, or write a JSON schema, a regex or choices",
+            f"of a {grammar.kind.value} needs an output without reasoning, but the prompt enables reasoning; switch "
+            "it off with chat_template_kwargs, or use a JSON schema, a regex or choices",
         )
     return _with_grammar(order, whole, field, ((field, grammar),))
 
@@ -364,7 +368,7 @@ _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
 
 class Translation:
-    """Translates bodies of another protocol to a chat, and field names in errors back.
+    """Translates bodies of another protocol to chats, and field names in errors back.
 
     ``names`` maps a chat's fields, as errors write them, to the protocol's.
     """
@@ -375,14 +379,16 @@ class Translation:
         self._pattern = re.compile(rf"{_QUOTED}|(?<!\w)(?:{fields})(?!\w)")
 
     def chat(self, fields: Mapping[str, Any]) -> ChatBody:
-        """Return the chat of these fields without those that are None. Raises ApiError in the protocol's words."""
+        """Return the chat with these fields, without those that are None. Raises ApiError with the protocol's field
+        names.
+        """
         try:
             return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as exc:
             raise invalid_body(exc, ChatBody).reworded(self.reword) from exc
 
     def order(self, make: Callable[[], Order]) -> Order:
-        """Return the order of a chat with the protocol's field names. Raises ApiError in the protocol's words."""
+        """Return the order that ``make`` makes, with the protocol's field names. Raises ApiError with these names."""
         try:
             order = make()
         except ApiError as exc:
@@ -394,5 +400,5 @@ class Translation:
         )
 
     def reword(self, text: str) -> str:
-        """Replace field names by the protocol's, except in quotations of the client's text."""
+        """Replace field names by the protocol's, except in quotations of the client."""
         return self._pattern.sub(lambda found: self._names.get(found[0], found[0]), text)

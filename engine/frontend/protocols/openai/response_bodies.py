@@ -1,6 +1,6 @@
-"""Bodies of ``/v1/responses``. A conversation is a list of items, which the client keeps: the server is stateless.
+"""Bodies of ``/v1/responses``. A conversation is a list of items, which the client stores: the server is stateless.
 
-Owns the rules of these fields and the translation of items to the messages of a chat.
+Owns the rules of these fields and the translation of items to chat messages.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from engine.frontend.schema.native import (
     StrictBody,
 )
 
-# The value in ``include`` that asks for the answer's logprobs.
+# The value in ``include`` that requests the output's logprobs.
 LOGPROBS = "message.output_text.logprobs"
-# The longest id of an item that an answer gives: an answer's id and a number.
+# The longest id of an item in a reply: the reply's id and a number.
 MAX_ITEM_ID_CHARS = 512
 _Nothing = Annotated[list[JsonValue], Field(max_length=0)]
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class _Given(StrictBody):
-    """A part of an earlier answer. Clients send it back with a null for every unset field."""
+    """A part of an earlier reply. Clients send it back with a null for every unset field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +52,7 @@ class InputText(_Given):
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: _Nothing | None = None
-    logprobs: list[JsonValue] | None = Field(None, description="of an answer; changes nothing")
+    logprobs: list[JsonValue] | None = Field(None, description="from a reply; no effect")
 
 
 class RefusalText(_Given):
@@ -72,23 +72,23 @@ Texts = Annotated[
 
 
 class _Item(_Given):
-    """An item, perhaps of an earlier answer: its id and status change nothing."""
+    """An item, perhaps from an earlier reply; its id and status have no effect."""
 
     id: str | None = Field(None, max_length=MAX_ITEM_ID_CHARS)
     status: _Status | None = None
 
 
 class MessageItem(_Item):
-    """A message, of the client or of an answer."""
+    """A message of the client or from a reply."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Texts
-    phase: str | None = Field(None, max_length=MAX_NAME_CHARS, description="of an answer; changes nothing")
+    phase: str | None = Field(None, max_length=MAX_NAME_CHARS, description="from a reply; no effect")
 
 
 class FunctionCallItem(_Item):
-    """A call that an answer made."""
+    """A call in a reply."""
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
@@ -110,7 +110,7 @@ class ReasoningText(_Given):
 
 
 class ReasoningItem(_Item):
-    """The reasoning of an answer, for templates that show it."""
+    """The reasoning of a reply, for templates that show it."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[ReasoningText], Field(fail_fast=True)] = Field(default=[], max_length=MAX_MESSAGES)
@@ -119,7 +119,7 @@ class ReasoningItem(_Item):
 
 
 def _typed(item: Any) -> Any:
-    """Give an item without a type the type of a message."""
+    """Make an item without a type a message."""
     return item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
 
 
@@ -130,13 +130,13 @@ Item = Annotated[
 
 
 class ResponseToolBody(NullableBody):
-    """A function that the model may call; tools that a server runs itself are not served."""
+    """A function that the model may call; server-side tools are not supported."""
 
     type: Literal["function"]
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
-    strict: bool = Field(default=False, description="every call of it keeps to its schema")
+    strict: bool = Field(default=False, description="every call of it follows its schema")
 
 
 class ResponseToolChoice(NullableBody):
@@ -151,7 +151,7 @@ class PlainFormat(NullableBody):
 
 
 class SchemaFormat(NullableBody):
-    """A schema that the answer keeps to; it is followed with ``strict`` and without."""
+    """A schema that the output follows, with or without ``strict``."""
 
     type: Literal["json_schema"]
     name: str = Field(min_length=1, max_length=64)
@@ -166,17 +166,17 @@ class TextOptions(NullableBody):
 
 
 class ReasoningOptions(NullableBody):
-    """``effort`` is a hint for the chat template. Reasoning is shown as it is, without a summary."""
+    """``effort`` is a hint for the chat template. Reasoning is returned in full, without a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto"] | None = Field(
-        default=None, description="auto: reasoning needs none, because all of it is shown"
+        default=None, description="'auto': no summary, because all reasoning is returned"
     )
-    generate_summary: Literal["auto"] | None = Field(default=None, description="another name of summary")
+    generate_summary: Literal["auto"] | None = Field(default=None, description="alias of summary")
 
 
 class ResponseStreamOptions(NullableBody):
-    include_obfuscation: bool = Field(default=False, description="changes nothing: events are not padded")
+    include_obfuscation: bool = Field(default=False, description="no effect: events are not padded")
 
 
 class ResponseBody(RequestFields, SamplingFields, NullableBody):
@@ -193,30 +193,33 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     reasoning: ReasoningOptions = ReasoningOptions()
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
-    store: Literal[False] = Field(default=False, description="nothing is stored: only false, also where it is left out")
-    previous_response_id: None = Field(None, description="nothing is stored: send the items of earlier answers")
+    store: Literal[False] = Field(default=False, description="nothing is stored: only false, also if left out")
+    previous_response_id: None = Field(None, description="nothing is stored: send the items of earlier replies")
     conversation: None = Field(None, description="nothing is stored: send the items of the conversation")
     background: Literal[False] = Field(default=False, description="nothing is stored: only false")
     prompt: None = Field(None, description="nothing is stored: only null")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default=[],
         max_length=2,
-        description="logprobs of the answer's tokens; reasoning is shown in clear, with its word and without",
+        description="logprobs of the output tokens; reasoning is always returned in clear",
     )
-    truncation: Literal["disabled"] = Field("disabled", description="nothing is cut out of the input")
+    truncation: Literal["disabled"] = Field("disabled", description="the input is never truncated")
     top_logprobs: int = Field(
-        0, ge=0, le=MAX_TOP_LOGPROBS, description="the most likely tokens in each place; needs logprobs in include"
+        0,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="number of most likely tokens at each position; needs logprobs in include",
     )
-    max_tool_calls: int | None = Field(None, ge=1, description="of tools that a server runs: changes nothing")
+    max_tool_calls: int | None = Field(None, ge=1, description="limit on server-side tools: no effect")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] = Field(
-        default={}, max_length=MAX_METADATA, description="shown in the answer"
+        default={}, max_length=MAX_METADATA, description="returned in the reply"
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
-    user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
-    safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="named as user is")
-    prompt_cache_key: str | None = Field(None, max_length=MAX_USER_CHARS, description="changes nothing")
-    prompt_cache_options: PromptCacheOptions | None = Field(None, description="changes nothing")
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description="changes nothing")
+    user: str | None = Field(None, max_length=MAX_USER_CHARS, description="shown in the debug log with the reply's id")
+    safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="shown like user")
+    prompt_cache_key: str | None = Field(None, max_length=MAX_USER_CHARS, description="no effect")
+    prompt_cache_options: PromptCacheOptions | None = Field(None, description="no effect")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description="no effect")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:
         yield from super().broken_rules()
@@ -225,7 +228,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def chat_fields(self) -> dict[str, Any]:
-        """The equivalent fields of a chat."""
+        """Return the equivalent fields of a chat."""
         same = RequestFields.model_fields.keys() | SamplingFields.model_fields.keys()
         same |= {"model", "parallel_tool_calls", "user", "safety_identifier", "chat_template_kwargs"}
         choice = self.tool_choice
@@ -250,7 +253,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The fields that the answer repeats."""
+        """Return the fields that the reply repeats."""
         tools = self.model_dump(include={"tools", "tool_choice", "text"}, by_alias=True)
         same = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p", "user")
         shown = {name: getattr(self, name) for name in (*same, "top_logprobs")}
@@ -264,7 +267,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
         return {"type": "json_schema", "json_schema": asked.model_dump(exclude={"type"}, by_alias=True)}
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages of the chat. An answer is one message: its reasoning, its text and its calls."""
+        """Yield the messages of the chat. A reply is one message: its reasoning, its text and its calls."""
         if self.instructions is not None:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
@@ -301,5 +304,5 @@ def _message_of(item: Item) -> dict[str, Any]:
     """Translate an item of the client to a message."""
     if isinstance(item, FunctionCallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
-    assert isinstance(item, MessageItem), "the others are parts of answers"
+    assert isinstance(item, MessageItem), "the others are parts of replies"
     return {"role": item.role, "content": text_of(item.content)}

@@ -1,6 +1,6 @@
 """``/v1/responses``: the order of a body, and the response, its items, and the events of its stream.
 
-The answers have the protocol's names. An unset field is left out; a field that is None is null.
+The types have the protocol's names. An unset field is left out; a field that is None is null.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """Reasoning as the model wrote it; there is no summary."""
+    """The reasoning as the model wrote it, without a summary."""
 
     id: str
     status: ItemStatus
@@ -63,7 +63,7 @@ class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
 
 
 class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    """A call. ``arguments`` is JSON unless the answer was truncated, which the status tells."""
+    """A call. ``arguments`` is JSON unless the output was truncated, see ``status``."""
 
     id: str
     status: ItemStatus
@@ -82,7 +82,7 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens of reasoning with its markers; 0 if they cannot be told from the rest."""
+    """Output tokens of reasoning, including markers; 0 if they cannot be distinguished."""
 
     reasoning_tokens: int
 
@@ -96,7 +96,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response ended early: ``max_output_tokens`` or the engine's finish reason."""
+    """The reason why a response ended early: ``max_output_tokens`` or the engine's finish reason."""
 
     reason: str
 
@@ -159,7 +159,7 @@ class ResponseIncomplete(_OfResponse, frozen=True, kw_only=True, tag="response.i
 
 
 class _OfItem(_Event, frozen=True, kw_only=True):
-    """``output_index`` is the item's place in the response."""
+    """``output_index`` is the item's position in the response."""
 
     output_index: int
 
@@ -215,7 +215,7 @@ class ArgumentsDone(_OfItem, frozen=True, kw_only=True, tag="response.function_c
 
 
 class ResponseError(_Event, frozen=True, kw_only=True, tag="error"):
-    """The last event of a stream that broke."""
+    """The last event of a broken stream."""
 
     code: str
     message: str
@@ -246,7 +246,7 @@ _AS_CHAT = Translation(
         "function.name": "name",
     }
 )
-# A stream repeats these fields three times.
+# Bounded, because a stream repeats these fields three times.
 MAX_SHOWN_BYTES = 1 << 20
 _REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 _STATUSES: dict[FinishReason, Literal["completed", "cancelled"]] = {
@@ -256,7 +256,7 @@ _STATUSES: dict[FinishReason, Literal["completed", "cancelled"]] = {
 
 
 def response_order(data: bytes, served: ServedModel) -> Order:
-    """Return the order of a response. Raises ApiError, also when the model has no chat template."""
+    """Return the order of a response. Raises ApiError, also if the model has no chat template."""
     body = parse_body(ResponseBody, data)
     chat = _AS_CHAT.chat(body.chat_fields)
     left_out = body.shown.keys() - body.model_fields_set
@@ -271,7 +271,7 @@ def response_order(data: bytes, served: ServedModel) -> Order:
     order = _AS_CHAT.order(lambda: order_of_chat(chat, served, "resp"))
     if order.logprobs and order.parsing is not None:
         raise ApiError.invalid(
-            f"{LOGPROBS} needs an answer of text alone, and this one may have reasoning or calls; leave it out, or "
+            f"{LOGPROBS} needs an output of only text, but this one may have reasoning or calls; leave it out, or "
             "send /v1/chat/completions, which has the logprobs of all tokens",
             param="include",
         )
@@ -279,7 +279,7 @@ def response_order(data: bytes, served: ServedModel) -> Order:
 
 
 class ResponseShape(BlockShape):
-    """Shapes a response: each block of the answer is one of its items."""
+    """Shapes a response: each block of the output is one of its items."""
 
     def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
         super().__init__(new_choice(), TokenTexts(served.tokenizer) if order.logprobs else None)

@@ -1,4 +1,4 @@
-"""Shapes the engine's answers as the OpenAI protocol has them, whole and as events of a stream.
+"""Shapes the engine's outputs for the OpenAI protocol, whole or as events of a stream.
 
 Owns ids, indices, the format of logprobs, and token counts; one object for each HTTP request. Sends nothing.
 """
@@ -52,12 +52,12 @@ _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
 
 
 class Counts:
-    """Token counts of all choices; ``n`` neighbouring choices share a prompt."""
+    """Token counts of all choices; ``n`` consecutive choices share a prompt."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._last: dict[int, MetaInfo] = {}
-        # By choice, where they are known.
+        # By choice, if known.
         self._reasoning: dict[int, int] = {}
 
     def note(self, index: int, meta: MetaInfo, choice: SpokenChoice | None = None) -> None:
@@ -86,12 +86,12 @@ class Counts:
         return Extension(cached_tokens_details=tiers)
 
     def _prompts(self) -> list[MetaInfo]:
-        """Return the counts of the first choice of each prompt."""
+        """Return the data of the first choice of each prompt."""
         return [meta for index, meta in self._last.items() if index % self._n == 0]
 
 
 class _Shape(Shape):
-    """The common part of completion and chat answers."""
+    """The common base of completions and chats."""
 
     event: ClassVar[type[msgspec.Struct]]
     end = DONE
@@ -125,7 +125,7 @@ class _Shape(Shape):
         return self.event(**self._head, choices=[choice], usage=usage)
 
     def _extension(self) -> Extension | msgspec.UnsetType:
-        """Return the cached tokens by tier for an answer that is sent whole, if requested."""
+        """Return the cached tokens by tier for a whole reply, if requested."""
         return self._counts.extension() if self._shows_tiers else msgspec.UNSET
 
     def _ids(self, piece: GenerateAnswer) -> tuple[int, ...] | msgspec.UnsetType:
@@ -134,7 +134,7 @@ class _Shape(Shape):
 
 
 class CompletionShape(_Shape):
-    """Shapes answers of ``/v1/completions``. With echo, each choice begins with its prompt."""
+    """Shapes replies of ``/v1/completions``. With echo, each choice begins with its prompt."""
 
     event = CompletionAnswer
 
@@ -157,7 +157,7 @@ class CompletionShape(_Shape):
         of_prompt: _OfPrompt | None = None
         for index, answer in enumerate(answers):
             if of_prompt is None or index % self._n == 0:
-                # Neighbouring choices share a prompt, whose logprobs came with the first of them.
+                # Consecutive choices share a prompt, whose logprobs came with the first one.
                 of_prompt = yield from self._of_prompt(index, answer)
             choices.append((yield from self._choice(index, answer, of_prompt)))
             if len(answers) > 1:
@@ -200,7 +200,7 @@ class CompletionShape(_Shape):
 
 
 class ChatShape(_Shape):
-    """Shapes answers of ``/v1/chat/completions``. ``new_choice`` makes the parser of a choice."""
+    """Shapes replies of ``/v1/chat/completions``. ``new_choice`` makes the parser of a choice."""
 
     event = ChatChunk
 
@@ -240,9 +240,9 @@ class ChatShape(_Shape):
         if index not in self._begun:
             self._begun.add(index)
             self._counts.note(index, piece.meta_info)
-            # An answer that may have other parts need not have content.
+            # An output that may have other parts need not have content.
             yield self._delta(index, ChatDelta(role="assistant", content="" if spoken.is_plain else msgspec.UNSET))
-        if spoken.is_plain:  # The common case, kept short.
+        if spoken.is_plain:  # The common case, kept fast.
             deltas = [ChatDelta(content=piece.text)] if piece.text else []
         else:
             deltas = [delta for change in spoken.changes(piece) if (delta := _delta_of(change)) is not None]
@@ -318,9 +318,9 @@ def _delta_of(change: Change) -> ChatDelta | None:
 
 
 class BlockShape(Shape):
-    """Base of the shapes that show an answer of one choice as its blocks.
+    """Base of the shapes that show an output of one choice as blocks.
 
-    ``texts`` spell the logprobs of an answer that is plain text; None shows none.
+    ``texts`` spells the logprobs of an output that is plain text; None shows no logprobs.
     """
 
     def __init__(self, spoken: SpokenChoice, texts: TokenTexts | None = None) -> None:
@@ -354,7 +354,7 @@ class BlockShape(Shape):
 
     @abstractmethod
     def _answer(self) -> msgspec.Struct:
-        """Return the answer so far."""
+        """Return the reply so far."""
 
     @abstractmethod
     def _first_events(self) -> Iterator[msgspec.Struct]: ...
@@ -386,7 +386,7 @@ def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]
 
 
 class _Offsets:
-    """Text offsets of the tokens of one choice; the first is at ``begin``."""
+    """Text offsets of the tokens of one choice, from ``begin`` on."""
 
     def __init__(self, decoder: Decoder, *, begin: int = 0) -> None:
         self._detokenizer = Detokenizer(decoder)
@@ -407,9 +407,9 @@ def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
     return entries if isinstance(entries, tuple) else ()
 
 
-# An offset takes three calls of the tokenizer, as long as this many values.
+# An offset takes three calls of the tokenizer, as long as encoding this many values.
 _VALUES_OF_AN_OFFSET: Final = 16
-# The insides of four lists: tokens, logprobs, most likely tokens, offsets.
+# The contents of four lists: tokens, logprobs, most likely tokens, offsets.
 _Columns = tuple[bytes, bytes, bytes, bytes]
 
 
@@ -440,14 +440,14 @@ class EchoOffsets(_Offsets):
     def _text_of(self, token_id: int) -> str:
         text = super()._text_of(token_id)
         if not text:
-            # A special token has text only if the client wrote it out.
+            # A special token has text only if the client wrote it.
             spelled = self._texts.text_of(token_id)
             text = spelled if self._echo.startswith(spelled, self._chars) else ""
         return text[: len(self._echo) - self._chars]
 
 
 def echoed(piece: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> Shaping[_Columns]:
-    """Return the logprobs of an echoed prompt or a part of it, with the ``most`` likeliest tokens."""
+    """Return the logprobs of an echoed prompt or a part of it, with the ``most`` most likely tokens."""
     entries = _prompt_entries(piece)
     return (yield from _columns(entries, offsets.before, texts, lambda one: {t: v for v, t, _ in one.top[:most]}))
 

@@ -1,1 +1,1 @@
-"""Calls of tools in what models write: one parser for each family of models, and which one a model needs."""
+"""Tool calls in the text of models: a parser for each family of models, and the choice among them."""

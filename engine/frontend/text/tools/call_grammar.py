@@ -1,4 +1,4 @@
-"""Grammars in Lark for a model's output: reasoning, an answer, calls that follow their schemas.
+"""Lark grammars for a model's output: reasoning, content, and calls that follow their schemas.
 
 Owns how texts, special tokens and schemas are spelled in them, and how each family's format is written as a grammar, so
 that its parser finds a call for sure. Values that can only be strings are written without quotes, unless their schemas
@@ -21,10 +21,10 @@ from engine.grammar.followable import followable
 from engine.grammar.source import MAX_GRAMMAR_CHARS
 
 HEADER = "%llguidance {}"
-# A slash ends a regex in Lark, unless it is escaped already.
+# An escaped character, or a slash, which ends a regex in Lark.
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 ANY_TEXT = r"TEXT: /(.|\n)*/"
-# As models were trained to write JSON, without room for endless whitespace.
+# The JSON spacing of the models' training, without room for endless whitespace.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -50,7 +50,7 @@ class LarkRules:
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
     def ending(self, piece: str) -> str | None:
-        """Write a piece that is a special token, which ends any text; None if it is plain text."""
+        """Write a piece that is a special token, which ends any text; None for plain text."""
         return self._piece(piece) if piece in self._special_ids else None
 
     def add_reasoning(self, start: ReasoningStart | None) -> str:
@@ -82,7 +82,7 @@ class LarkRules:
 
 
 def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mapping[str, int]) -> Grammar | None:
-    """Extend a grammar of the answer to the whole output; None for a kind that cannot be embedded."""
+    """Extend a grammar of the content to the whole output; None for a kind that cannot be embedded."""
     rules = LarkRules(special_ids)
     body = rule_body(grammar)
     if body is None:
@@ -108,7 +108,7 @@ def rule_body(grammar: Grammar) -> str | None:
 
 def spaced(schema: Any) -> Any:
     """Return a schema that the library can follow, with JSON spaced as models write it."""
-    # One without a finite value stays as it is: the check of the whole grammar refuses it.
+    # A schema without a finite value stays unchanged: the check of the whole grammar refuses it.
     mended = followable(schema) or schema
     return {"x-guidance": SPACING, **mended} if isinstance(mended, dict) else mended
 
@@ -120,10 +120,10 @@ LONGEST_BOUND = 10_000
 
 
 class ArgumentForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family writes arguments, in pieces of which some are markers.
+    """The format in which a family writes arguments, as pieces, some of which are markers.
 
-    An argument is ``before``, its name, ``between``, its value and ``after``; ``separator`` stands between two.
-    ``raw``: a text has no quotes.
+    An argument is ``before``, its name, ``between``, its value and ``after``; ``separator`` is between two. With
+    ``raw`` strings have no quotes.
     """
 
     before: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any
     required = required if isinstance(required, list) else []
     definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
     count, separator = len(properties), rules.text(*form.separator)
-    # Two rules for each position: no argument was written before it, or one was.
+    # Two rules for each position: one if no argument precedes it, and one otherwise.
     for number, (key, described) in enumerate(properties.items()):
         if rules.is_too_long:
             break
@@ -199,11 +199,11 @@ ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family writes calls, in pieces of which some are markers.
+    """The format in which a family writes calls, as pieces, some of which are markers.
 
-    ``opening`` and ``closing`` stand around all calls, ``separator`` between two of them. A call is ``before``, its
-    name, ``between``, its arguments and ``after``; ``quoted`` says that the name is a JSON string. Without
-    ``arguments`` they are an object in JSON.
+    ``opening`` and ``closing`` are around all calls, ``separator`` between two of them. A call is ``before``, its name,
+    ``between``, its arguments and ``after``; with ``quoted`` the name is a JSON string. If ``arguments`` is None they
+    are a JSON object.
     """
 
     opening: tuple[str, ...] = ()
@@ -225,7 +225,7 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the arguments, always an object."""
+        """Return the schema of the arguments, always an object."""
         return NO_PARAMETERS if self.parameters is None else ANY_PARAMETERS | self.parameters
 
 
@@ -237,7 +237,7 @@ def required_calls(
     *,
     several: bool,
 ) -> Grammar:
-    """Return the grammar of an output of calls alone, one or ``several``, after its reasoning."""
+    """Return the grammar of an output of only calls, one or ``several``, after its reasoning."""
     rules = LarkRules(special_ids)
     rules.add(f"start: {rules.add_reasoning(reasoning)}calls")
     _add_calls(rules, form, tools, several=several)
@@ -251,10 +251,9 @@ def calls_or_answer(
     reasoning: ReasoningStart | None,
     special_ids: Mapping[str, int],
 ) -> Grammar | None:
-    """Return the grammar of an output that is either calls alone or an answer of ``grammar``.
+    """Return the grammar of an output that is either only calls or content of ``grammar``.
 
-    None where the two cannot be distinguished: for a grammar that cannot be embedded, and for calls that begin like
-    JSON.
+    None if the two cannot be distinguished: for a grammar that cannot be embedded, and for calls that begin like JSON.
     """
     body = rule_body(answer)
     if body is None or (form.opening or form.before)[0].startswith("{"):

@@ -1,8 +1,8 @@
-"""Reads calls that are JSON objects, JSON values and Python literals, for the parsers of all families.
+"""Reads calls written as JSON objects, JSON values and Python literals, for the parsers of all families.
 
-Owns the parts of an answer as they come out, when an object is a call (its name is known and its arguments begin), and
-which closing brackets a value lacks. Values are passed on as they arrive, and a call ends only with arguments that are
-a JSON object.
+Owns the parts of an output, the point at which an object becomes a call (its name is known and its arguments begin),
+and the closing brackets that a value lacks. Values are passed on as they arrive, and a call ends only with arguments
+that are a JSON object.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, 
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.grammar.followable import FORMATS
 
-# The schemas of a tool's arguments by their names.
+# The schemas of a tool's arguments, by name.
 Properties = Mapping[str, Mapping[str, Any]]
 
 
 class CallParts:
-    """Collects the parts of an answer."""
+    """Collects the parts of an output."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -32,7 +32,7 @@ class CallParts:
         self._called = False
 
     def say(self, text: str) -> None:
-        """Add content. Trailing whitespace is held until more follows."""
+        """Add content. Trailing whitespace is held back until more follows."""
         text = self._space + text
         if self._called and not self._said:
             text = text.lstrip()
@@ -57,13 +57,13 @@ class CallParts:
         self.end()
 
     def end(self, missing: str = "") -> None:
-        """Add the ``missing`` closers and the end of the call, if the arguments are a JSON object then."""
+        """Add the ``missing`` closers, and the end of the call if the arguments are then a JSON object."""
         if is_object("".join(self._arguments) + missing):
             self.argue(missing)
             self._parts.append(CallEnded())
 
     def close(self) -> None:
-        """End the text: trailing whitespace is content if there was no call."""
+        """End the text; trailing whitespace is content if there was no call."""
         if not self._called:
             appended(self._parts, Content(self._space))
 
@@ -76,14 +76,14 @@ def is_object(written: str) -> bool:
 
 
 def refuse_constant(word: str) -> Any:
-    """Refuse NaN and the infinities, which Python reads and JSON does not have."""
-    raise ValueError(f"{word} is no JSON")
+    """Refuse NaN and the infinities, which Python accepts but JSON lacks."""
+    raise ValueError(f"{word} is not JSON")
 
 
 SPACE = re.compile(r"\s*")
-# Text between quotes up to the next escape, by the quote.
+# Text in quotes up to the next escape, by the kind of quote.
 _PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
-# Models write line feeds into strings where JSON wants them escaped.
+# Models write raw line feeds into strings, which JSON requires to be escaped.
 _CONTROLS = re.compile(r"[\x00-\x1f]")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -92,7 +92,7 @@ LITERAL = re.compile(r"[\w.+-]*")
 
 
 def read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """Read a string, which begins here, with its quotes. False when the text ended inside.
+    """Read a string at this position, with its quotes. False if the text ended inside.
 
     Control characters and backslashes that JSON does not allow in a string are escaped.
     """
@@ -111,7 +111,7 @@ def read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
 
 
 def _read_json_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """Read on after a backslash; one that escapes nothing stands for itself. False when the text ended inside."""
+    """Read what follows a backslash; one that escapes nothing is literal. False if the text ended inside."""
     character = yield from text.peek()
     if not character:
         return False
@@ -149,27 +149,27 @@ _CLOSER = {"{": "}", "[": "]"}
 
 
 class JsonValue:
-    """Reads an object or a list, which begins here, and passes it on with every bracket closed in its turn.
+    """Reads an object or a list at this position, and passes it on with all brackets closed in order.
 
-    ``stops`` end a call, and cut a value whose brackets do not close. Left out are brackets that close nothing, commas
-    before a closing bracket, and words right after a string or a bracket.
+    ``stops`` end a call, and cut a value whose brackets do not close. Omits brackets that close nothing, commas before
+    a closing bracket, and words right after a string or a bracket.
     """
 
     def __init__(self, text: IncomingText, emit: Emit, stops: Sequence[str]) -> None:
         self._text = text
         self._emit = emit
         self._stops = stops
-        # The closing brackets that are due, and how many of each kind.
+        # The expected closing brackets, and the number of each kind.
         self._due: list[str] = []
         self._count = {"}": 0, "]": 0}
-        # A comma, and the space after it, until it is known that something follows.
+        # A comma and the space after it, until something follows.
         self._held = ""
         self._wants_key = False
-        # A string or a bracket was just closed: no word can follow.
+        # True right after a string or a bracket was closed, when no word can follow.
         self._closed = False
 
     def read(self) -> Reading[str]:
-        """Read the value; returns the closers that it lacks, none for one that is whole."""
+        """Read the value and return the closers that it lacks, none for a complete one."""
         text = self._text
         while True:
             yield from text.run(_BETWEEN_BRACKETS, self._pass)
@@ -203,7 +203,9 @@ class JsonValue:
         return "".join(reversed(self._due))
 
     def _is_cut(self, character: str) -> Reading[bool]:
-        """Whether the call ends here: at a marker, a damaged one too, or an object where only a key can stand."""
+        """Return whether the call ends here: at a marker, even a damaged one, or at an object where only a key is
+        possible.
+        """
         if (yield from self._text.sees(self._stops)) is not None:
             return True
         if character == "<":
@@ -231,7 +233,7 @@ class JsonValue:
         self._wants_key = self._closed = False
 
     def _close(self, bracket: str) -> bool:
-        """Close up to the opening bracket's partner; True when that was the value's."""
+        """Close brackets up to the partner of this one; True if that closes the value."""
         if not self._count[bracket]:
             return False
         self._held, self._wants_key = "", False
@@ -255,9 +257,9 @@ def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
 
 
 def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[bool]:
-    """Read the object of a call that has begun, and end the call; False when the object was cut.
+    """Read the object of a call that has begun, and end the call; False if the object was cut.
 
-    Closing brackets that the model has forgotten are added, unless the text was cut before they could come.
+    Closing brackets that the model forgot are added, unless the text was cut.
     """
     missing = yield from JsonValue(text, parts.argue, stops).read()
     if not missing or text.has_stopped or (yield from text.peek()):
@@ -278,13 +280,13 @@ def read_other_arguments(text: IncomingText) -> Reading[str]:
 NO_ARGUMENTS: Final = "{}"
 NAME: Final = "name"
 ARGUMENTS: Final = ("arguments", "parameters")
-# The keys of a call that nothing announces. An object with any other one is an answer in JSON.
+# The keys of a call without a marker. An object with any other key is content in JSON.
 KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, *ARGUMENTS, "type", "id"))
 _COMMAS = re.compile(r"[\s,]*")
 
 
 class CallObject:
-    """Reads an object that may be a call. With ``tools`` it must name one of them and have no keys but a call's."""
+    """Reads an object that may be a call. With ``tools`` it must name one of them and have only the keys of a call."""
 
     def __init__(
         self, text: IncomingText, parts: CallParts, stops: Sequence[str], tools: Collection[str] | None
@@ -298,7 +300,7 @@ class CallObject:
         self._begun = False
 
     def read(self) -> Reading[bool]:
-        """Return True for a call, even a truncated one; False if it is not a call, and nothing was emitted."""
+        """Return True for a call, even a truncated one; False, with nothing emitted, if it is not a call."""
         text = self._text
         text.take(1)
         while True:
@@ -390,7 +392,7 @@ class CallObject:
 
 
 def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the schemas of a tool's arguments by name, as far as ``properties`` lists them."""
+    """Return the schemas of a tool's arguments by name, if ``properties`` lists them."""
     found = (parameters or {}).get("properties")
     if not isinstance(found, dict):
         return {}
@@ -423,7 +425,7 @@ DEPTH_LIMIT: Final = 64
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
-# How many hexadecimal digits follow.
+# The number of hexadecimal digits that follow.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _CLOSERS = frozenset(_CLOSING.values())
@@ -453,7 +455,7 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
         yield from text.run(SPACE)
         character = yield from text.peek()
         if character in _CLOSERS or (not character and text.has_stopped):
-            # Another bracket closes what this one is in.
+            # Another bracket closes the value around this one.
             text.take(int(character == closing))
             emit("}" if is_dict else "]")
             return True
@@ -478,7 +480,7 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
 
 
 def _sees_call(text: IncomingText) -> Reading[bool]:
-    """Return whether a call begins in place of an item, because the brackets before it are missing."""
+    """Return whether a call begins instead of an item, because the brackets before it are missing."""
     text.mark()
     name = yield from text.word(LITERAL)
     sees = bool(name) and (yield from text.peek()) == "("
@@ -518,7 +520,7 @@ def _read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
 
 
 def _read_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """Read an escape; a backslash before any other character stands for itself."""
+    """Read an escape; a backslash before any other character is literal."""
     character = yield from text.peek()
     if not character:
         return False
@@ -539,7 +541,7 @@ def _read_code(text: IncomingText, emit: Emit, kind: str) -> Reading[bool]:
         digits += text.take(1)
     code = int(digits, 16)
     if kind == "u":
-        emit(f"\\u{digits}")  # Perhaps half of a pair, which only JSON can write.
+        emit(f"\\u{digits}")  # Possibly half of a surrogate pair, which only JSON can express.
     elif code > _LAST_CODE or code in _SURROGATES:
         return False
     else:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-# Up to this many characters of a tag may be wrong, missing or too many.
+# The maximum number of wrong, missing or extra characters in a tag.
 MOST_DAMAGE: Final = 2
-# A tag that is cut shorter than this could be any tag.
+# A tag that is truncated to less than this could be any tag.
 SHORTEST_CUT_TAG: Final = 5
 
 
 def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
-    """Return whether a tag is this closing tag, whole or damaged. ``markers`` are other tags, which look similar."""
+    """Return whether a tag is this closing tag, intact or damaged. ``markers`` are other tags, which look similar."""
     if tag == closer:
         return True
     seen = "".join(tag.split())
     if len(seen) < SHORTEST_CUT_TAG or any(seen.startswith(marker) for marker in markers if marker != closer):
         return False
-    # Cut short, or with the slash of an empty element, a digit or another tag's name after it.
+    # Truncated, or followed by the slash of an empty element, a digit or another tag's name.
     if closer.startswith(seen) or seen.startswith(closer[:-1]):
         return True
     return abs(len(seen) - len(closer)) <= MOST_DAMAGE and _distance(seen, closer) <= MOST_DAMAGE

@@ -1,7 +1,7 @@
-"""Arguments between tags, which become one JSON object, with closing tags that models forget or damage.
+"""Reads arguments between tags into one JSON object, even if models forget or damage closing tags.
 
-Owns where a value without quotes ends: at its closing tag when a part of the call follows, at a damaged one likewise,
-and without one where the next argument or the end of the call is certain. Knows no family's format.
+Decides where a value without quotes ends: at its closing tag, intact or damaged, if a part of the call follows, and
+otherwise where the next argument or the end of the call is certain. Knows no family's format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEFORE_TAG = re.compile(r"[^<]*")
 
 
 class WrittenArguments:
-    """The arguments of one call, written one after the other into a JSON object."""
+    """The arguments of one call, written one by one into a JSON object."""
 
     def __init__(self, parts: CallParts) -> None:
         self._parts = parts
@@ -52,7 +52,7 @@ class WrittenArguments:
 
 
 def may_follow(key: str, arguments: WrittenArguments, properties: Properties, at_line_start: bool) -> bool:
-    """Return whether an opening tag inside a value begins the next argument: an argument of the tool not given yet.
+    """Return whether an opening tag inside a value begins the next argument: one of the tool's that was not given yet.
 
     If the tool's arguments are unknown, the tag must be at the start of a line.
     """
@@ -62,7 +62,7 @@ def may_follow(key: str, arguments: WrittenArguments, properties: Properties, at
 
 
 def json_of(written: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON of a whole value: a string for text that is no JSON, or that fits the schema only as one."""
+    """Return the JSON of a complete value: a string if the text is not JSON or fits the schema only as a string."""
     stripped = written.strip()
     stripped = PYTHON_WORDS.get(stripped, stripped)
     try:
@@ -73,7 +73,7 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
 
 
 def _fits(value: Any, written: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether a value fits its schema; true as well for a wrong type where a string would be wrong too."""
+    """Return whether a value fits its schema; also true for a wrong type if a string would be wrong too."""
     choices = choices_of(schema)
     if written in choices:
         return any(type(one) is type(value) and one == value for one in choices)
@@ -82,12 +82,12 @@ def _fits(value: Any, written: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _names_of(value: Any) -> tuple[str, ...]:
-    """Return the names that schemas have for the type of a value."""
+    """Return the names of the type of a value in schemas."""
     return ("null",) if value is None else _TYPES.get(type(value), ("object",))
 
 
 def _types_of(schema: Any, depth: int = 0) -> frozenset[str]:
-    """Return the types that a schema or one of its alternatives names; none if it may be any."""
+    """Return the types that a schema or one of its alternatives names; none if any is allowed."""
     if not isinstance(schema, dict) or depth > _MOST_NESTED:
         return _ANY
     types = schema.get("type")
@@ -106,9 +106,9 @@ def _types_of(schema: Any, depth: int = 0) -> frozenset[str]:
 class TaggedValues:
     """Reads the values of one call.
 
-    ``close`` closes a value when one of ``followers`` comes next, a closing tag of ``closers``, or the end.
-    ``forgotten`` reads on from a tag and tells whether it ends a value that has no closing tag. With ``lines`` a value
-    stands in lines of its own: a line feed before and one after it are no part of it.
+    ``close`` closes a value if one of ``followers``, a closing tag of ``closers``, or the end comes next. ``forgotten``
+    reads on from a tag and returns whether it ends a value without a closing tag. With ``lines`` a value is on its own
+    lines: one line feed before it and one after it are not part of it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TaggedValues:
         self._lines = lines
 
     def read(self, schema: Mapping[str, Any], arguments: WrittenArguments, key: str) -> Reading[bool]:
-        """Read the value of ``key``, and add both to the arguments. False when it was cut."""
+        """Read the value of ``key``, and add both to the arguments. False if it was cut."""
         arguments.key(key)
         if is_text(schema):
             arguments.add('"')
@@ -144,7 +144,7 @@ class TaggedValues:
         return whole
 
     def skip(self) -> Reading[bool]:
-        """Read a value that has no name, and drop it."""
+        """Read a value without a name, and drop it."""
         return (yield from self._until_closed(lambda _: None, ""))
 
     def _until_closed(self, emit: Emit, key: str) -> Reading[bool]:
@@ -162,17 +162,17 @@ class TaggedValues:
             ends = yield from self._forgotten(tag, value.at_line_start)
             text.rewind()
             if ends:
-                # The line feeds around the missing tag.
+                # The line feeds around the missing tag belong to it.
                 value.end(1 + self._lines)
                 return True
             value.add(text.take(1))
 
     def _is_closed(self, key: str) -> Reading[bool]:
-        """Read the closing tag that stands here, if it closes the value; another one is a part of the value."""
+        """Read the closing tag at this position if it closes the value; any other tag is a part of the value."""
         text = self._text
         text.mark()
         tag = yield from text.tag()
-        # Models close a value with its name at times.
+        # Models sometimes close a value with its name.
         if is_closer(tag, self._close, (*self._followers, *self._closers)) or (key and tag == f"</{key}>"):
             text.take(len(tag))
             yield from text.run(SPACE)
@@ -188,7 +188,7 @@ class TaggedValues:
 
 
 class _Value:
-    """Passes a value on, but no line feeds before it is known whether they belong to it."""
+    """Passes a value on, but holds back line feeds until it is known whether they belong to it."""
 
     def __init__(self, emit: Emit, *, lines: bool) -> None:
         self._emit = emit
@@ -212,7 +212,7 @@ class _Value:
             self._emit(text[:at])
 
     def end(self, lines: int) -> None:
-        """End the value, of whose last line feeds ``lines`` belong to the tag after it."""
+        """End the value; ``lines`` of its last line feeds belong to the following tag."""
         kept = self._held[: max(0, len(self._held) - lines)]
         if kept:
             self._emit(kept)

@@ -1,4 +1,4 @@
-"""Parsers of tool calls, one class in one file for each family of models, and the family of a chat template."""
+"""The parsers of tool calls, one file for each family of models, and the choice of a family for a chat template."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def family_of_template(template: str) -> type[CallParser] | None:
     if CALL in template:
         return DeepSeekParser
     if OPEN in template:
-        # Formats that share a marker and put something else than JSON after it.
+        # Formats with the same marker, which is not followed by JSON.
         if FUNCTION in template:
             return Qwen3CoderParser
         return Glm45Parser if KEY in template else HermesParser

@@ -1,4 +1,4 @@
-"""The base of the parsers of tool calls: one class for each family of models.
+"""The base class of the parsers of tool calls; each family of models has a subclass.
 
 A class has the family's name, markers, grammar form, call ids and reader. Text that only looks like a call is emitted
 as content.
@@ -17,17 +17,17 @@ from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.call_parser import SPACE, CallObject, CallParts, Properties
 from engine.frontend.text.tools.closing_tags import is_closer
 
-# Around each call of Hermes, Qwen3-Coder and GLM.
+# The tags around each call of Hermes, Qwen3-Coder and GLM.
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
-# The separators between calls, and a brace too many, which models often write.
+# The separators between calls, and a surplus brace, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")
 
 
 class CallParser(PartReader):
-    """Finds the calls in one answer's text.
+    """Finds the calls in one output's text.
 
-    ``tools`` are the names of the tools that the model was given, ``properties`` the argument schemas of each.
+    ``tools`` are the names of the model's tools, ``properties`` the argument schemas of each.
     """
 
     name: ClassVar[str]
@@ -55,7 +55,7 @@ class CallParser(PartReader):
 
     @staticmethod
     def new_id() -> str:
-        """Make an id for a call to which the model gave none."""
+        """Make an id for a call without one."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def flush(self, *, stopped: bool = False) -> list[Part]:
@@ -66,9 +66,9 @@ class CallParser(PartReader):
         return self._advance()
 
     def _read_objects(self, *, bare: bool = False) -> Reading[None]:
-        """Read calls that are objects: one, several, or a list. Give the marked text back if there is none.
+        """Read calls that are objects: one, several, or a list. Emit the marked text as content if there is none.
 
-        ``bare``: no marker announced them.
+        ``bare``: no marker precedes them.
         """
         text = self._text
         yield from text.run(SPACE)

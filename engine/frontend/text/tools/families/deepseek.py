@@ -12,7 +12,7 @@ from engine.frontend.text.tools.families.base import CallParser
 
 
 def _marker(*words: str) -> str:
-    """A marker of DeepSeek: a wide bar at both ends, a low block between words."""
+    """Return a marker of DeepSeek: a wide bar at both ends, a low block between words."""
     return "<\uff5c" + "\u2581".join(words) + "\uff5c>"
 
 
@@ -41,8 +41,8 @@ _REST = re.compile(r"[\s`}]*")
 class DeepSeekParser(CallParser):
     """DeepSeek V3.1: the name, a separator, JSON. V3 and R1: a type, the separator, the name, JSON in a fenced block.
 
-    Each call stands between two markers, all calls between two more. What stands before the separator is the name,
-    unless the arguments do not come right after it.
+    Each call is between two markers, and all calls are between two more. The text before the separator is the name,
+    unless the arguments do not follow it directly.
     """
 
     name = "deepseek"
@@ -71,7 +71,7 @@ class DeepSeekParser(CallParser):
             yield from self._skip_closer(END_CALLS)
 
     def _read_call(self) -> Reading[bool]:
-        """Read one call; True if the opening of another was read after it."""
+        """Read one call; True if the opening of another call was read after it."""
         text = self._text
         name = yield from self._read_name()
         separated = (yield from text.marker((SEPARATOR,))) is not None

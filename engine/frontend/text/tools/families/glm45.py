@@ -16,7 +16,7 @@ KEY: Final = "<arg_key>"
 END_KEY: Final = "</arg_key>"
 VALUE: Final = "<arg_value>"
 END_VALUE: Final = "</arg_value>"
-# Neither crosses a tag: a stray one would be read as a part of a key.
+# Neither pattern crosses a tag, because a stray tag would be read as a part of a key.
 _BARE_NAME = re.compile(r"[^<>\s{}]*")
 _KEY = re.compile(r"[^<]*")
 
@@ -24,7 +24,7 @@ _KEY = re.compile(r"[^<]*")
 class Glm45Parser(CallParser):
     """GLM-4.5 and later: ``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>``.
 
-    The tags stand in lines or in one line. A call without arguments is a name alone.
+    The tags are on separate lines or on one. A call without arguments is only a name.
     """
 
     name = "glm45"
@@ -55,7 +55,7 @@ class Glm45Parser(CallParser):
             yield from self._read_arguments(name)
 
     def _is_call(self, name: str) -> Reading[bool]:
-        """Return whether a name is followed by its call; a call of a tool may end here without its closing tag."""
+        """Return whether a call follows a name; a call of a known tool may end here without its closing tag."""
         tag = yield from self._text.tag()
         if tag in (KEY, CLOSE) or (name in self._tools and (tag == OPEN or is_closer(tag, CLOSE, self.markers))):
             return True

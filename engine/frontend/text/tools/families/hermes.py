@@ -10,7 +10,7 @@ from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 class HermesParser(CallParser):
     """Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once for each call.
 
-    The objects end where their braces close, so that a string may name the markers.
+    The objects end where their braces close, so a string may contain the markers.
     """
 
     name = "hermes"

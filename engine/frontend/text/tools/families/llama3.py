@@ -12,10 +12,9 @@ PYTHON_TAG: Final = "<|python_tag|>"
 
 
 class Llama3Parser(CallParser):
-    """Llama 3: ``{"name": ..., "parameters": {...}}`` as it is or after ``<|python_tag|>``, several with ``;`` between.
+    """Llama 3: ``{"name": ..., "parameters": {...}}`` bare or after ``<|python_tag|>``, several separated by ``;``.
 
-    An object that nothing announces is a call if it names a tool and has no keys but a call's: models answer in JSON
-    too.
+    A bare object is a call if it names a tool and has only the keys of a call, because models also answer in JSON.
     """
 
     name = "llama3"

@@ -1,4 +1,4 @@
-"""The calls of Llama 4, which are Python's."""
+"""The calls of Llama 4, in Python syntax."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _COMMAS = re.compile(r"[\s,]*")
 
 
 class Llama4Parser(CallParser):
-    """Llama 4: ``[name(key=value), ...]``, calls as Python writes them, as they are or between two markers.
+    """Llama 4: ``[name(key=value), ...]``, calls in Python syntax, bare or between two markers.
 
-    A list that nothing announces is one of calls if it begins with the name of a tool. After the marker JSON, which the
-    models of this family write too, is read as Llama 3 writes it.
+    A bare list consists of calls if it begins with the name of a tool. JSON after the marker, which these models also
+    write, is read as for Llama 3.
     """
 
     name = "llama4"
     markers = (START, END)
-    # Between the markers, though these models may leave them out: a bracket alone is no sign of calls.
+    # With the markers, although these models may omit them: a bracket alone does not indicate calls.
     form = CallForm(
         opening=(START, "["),
         before=(),
@@ -61,7 +61,7 @@ class Llama4Parser(CallParser):
             yield from self._read_list(bare=bare)
 
     def _read_list(self, *, bare: bool) -> Reading[None]:
-        """Read calls up to the end of their list. Give the marked text back if there is none."""
+        """Read calls up to the end of their list. Emit the marked text as content if there is none."""
         text, found = self._text, False
         while True:
             yield from text.run(SPACE)
@@ -123,7 +123,9 @@ class Llama4Parser(CallParser):
         self._parts.begin(name)
 
     def _lacks_closer(self) -> Reading[bool]:
-        """Return whether a call ends here without its bracket: with the list or the text, or before the next call."""
+        """Return whether a call ends here without its bracket: at the end of the list or the text, or before the
+        next call.
+        """
         text = self._text
         character = yield from text.peek()
         if not character:

@@ -23,7 +23,7 @@ _PLAIN_NAME = re.compile(r"[^\s\[\]{}]*")
 class MistralParser(CallParser):
     """Mistral: ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` for each call.
 
-    Newer models give each call an id between name and arguments; some leave ``[ARGS]`` out.
+    Newer models write an id between name and arguments; some omit ``[ARGS]``.
     """
 
     name = "mistral"

@@ -20,9 +20,10 @@ _TAG_NAME = re.compile(r"[^<>\n]*")
 
 
 class Qwen3CoderParser(CallParser):
-    """Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``, in lines.
+    """Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``, on separate
+    lines.
 
-    Models leave the outer tag out at times: a function that is one of the tools is a call without it.
+    Models sometimes omit the outer tag: a function that is a known tool is a call without it.
     """
 
     name = "qwen3_coder"
@@ -52,7 +53,7 @@ class Qwen3CoderParser(CallParser):
     def _read_function(self, *, bare: bool) -> Reading[None]:
         text = self._text
         name = yield from self._read_name()
-        # Without its bracket the tag is a call's all the same where it names a tool.
+        # Even without its bracket the tag belongs to a call if it names a tool.
         closed = (yield from text.peek()) == ">"
         if not name or ((bare or not closed) and name not in self._tools):
             self._give_back()
@@ -80,7 +81,7 @@ class Qwen3CoderParser(CallParser):
             arguments.end()
 
     def _values_of(self, arguments: WrittenArguments, properties: Properties) -> TaggedValues:
-        """Make the reader of the call's values."""
+        """Return the reader of the call's values."""
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
             if tag.startswith(PARAMETER):
