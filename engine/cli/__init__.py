@@ -1,4 +1,4 @@
-"""The ``engine`` command: one module a command, which calls the layer that does the work."""
+"""The ``engine`` command: one module for each command, which calls the layer that does the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app = typer.Typer(
     cls=WordedGroup,
     help="Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed.",
     no_args_is_help=True,
-    # Plain text: boxes would cut long flags in a narrow terminal.
+    # Plain text, because boxes would cut long flags in a narrow terminal.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
@@ -63,7 +63,7 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; a full disk is one line on stderr and exit status 1."""
+    """Run the command line. A full disk gives one line on stderr and exit status 1."""
     print_every_character()
     try:
         app()

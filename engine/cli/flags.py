@@ -1,8 +1,7 @@
-"""Flags of the settings: one for each field, and one for the file that may set them too.
+"""The flags of the settings: one for each field, and one for the configuration file.
 
-``--help`` shows the common ones, ``--help-all`` all, in groups that are named here, each with its type or choices and
-its range. A flag that is not given is not passed on: defaults belong to the settings. Errors are sentences, with exit
-status 2.
+``--help`` shows the common flags, ``--help-all`` all, in the groups below, each with its type or choices and its range.
+Only given flags are passed on, because the settings own the defaults. Errors are sentences, with exit status 2.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from lockstep.broken_rules import nearest
 from lockstep.errors import UnwritableFileError
 
 EXIT_USAGE = 2
-CONFIG_HELP = "file that sets fields, by its ending toml, yaml or json"
-# Flags that may be repeated, for fields with values separated by commas.
+CONFIG_HELP = "file that sets fields: .toml, .yaml or .json"
+# Flags that may be repeated, for fields with comma-separated values.
 REPEATED = ("lora", "prefill_engines")
 
 SettingsCommand = Callable[[TracedSettings], None]
 
 
 def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
-    """Make a command with one flag for each field of the settings, which it gets as one object."""
+    """Make a command with one flag for each field of the settings, which it receives as one object."""
 
     def run(path: str | None, config: Path | None, **flags: Any) -> None:
         if path is not None:
@@ -78,7 +77,7 @@ def refuse_bad_configuration() -> Iterator[None]:
 
 
 def warn_of_unread_variables() -> None:
-    """Warn of environment variables that look like settings and are none."""
+    """Warn about environment variables that look like settings but are not."""
     sys.stderr.write("".join(f"warning: {sentence}\n" for sentence in unread_variables(os.environ)))
 
 
@@ -88,7 +87,8 @@ def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     option = "--" + name.replace("_", "-")
-    # The settings check types and ranges, with one wording for flags and environment; here only booleans are parsed.
+    # The settings check types and ranges, with the same errors for flags and environment; only booleans are parsed
+    # here.
     kind: Any = bool | None if field.annotation is bool else str | None
     if name in REPEATED:
         kind = list[str] | None
@@ -164,9 +164,9 @@ _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretSt
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    # The library of these contexts, formatters and errors depends on the version of typer.
+    # Untyped, because the classes of contexts, formatters and errors depend on the version of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept flags of other engines. Suggest no flag that means something else than the unknown one."""
+        """Accept flags of other engines. Never suggest a flag that means something other than the unknown one."""
         ctx.meta[HELP_ALL] = HELP_ALL in args
         try:
             ours = ["--help"] if HELP_ALL in args else translated(args)
@@ -189,7 +189,7 @@ class GroupedCommand(typer.core.TyperCommand):
             raise
 
     def _require_values(self, ctx: Any, args: list[str]) -> None:
-        """Raise typer.BadParameter for a flag without a value: the next flag would become its value."""
+        """Raise typer.BadParameter for a flag without a value, because the next flag would become its value."""
         flags = {flag: one for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)}
         for flag, value in itertools.pairwise([*args, ""]):
             needs = flag in flags and flag.startswith("--") and not getattr(flags[flag], "is_flag", False)
@@ -238,7 +238,7 @@ def range_of(field: FieldInfo) -> str:
 
 
 def _without_none(annotation: Any) -> Any:
-    """Return the type of a given value; every flag has one type."""
+    """Return the type of a field's value when it is set."""
     if get_origin(annotation) not in (Union, UnionType):
         return annotation
     (kind,) = (part for part in get_args(annotation) if part is not NoneType)

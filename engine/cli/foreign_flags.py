@@ -1,7 +1,7 @@
-"""Flags of vLLM and SGLang that mean the same as one of ours, or that change nothing here.
+"""Flags of vLLM and SGLang that mean the same as one of ours, or have no effect here.
 
-Translates them before the command line is parsed. A flag with another meaning stays, and is refused with its sentence
-in ``engine.core.config.ELSEWHERE``.
+Translates them before the command line is parsed. Flags with another meaning stay, and are refused with their remedy in
+``engine.core.config.ELSEWHERE``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 
 from engine.core.config import ELSEWHERE
 
-# Their flag to ours, with equal values.
+# Their flags, with ours of the same meaning and values.
 SAME: Final = {
     "block-size": "page-size",
     "generation-config": "sampling-defaults",
@@ -31,7 +31,7 @@ SAME: Final = {
     "scheduling-policy": "schedule-policy",
     "speculative-draft-model-path": "speculative-draft-model",
 }
-# Switches, which have no value. An empty translation states what is always so here.
+# Switches, which have no value. An empty translation is for a switch that is always on here.
 SWITCHES: Final = {
     "disable-cuda-graph": ("--cuda-graphs", "off"),
     "disable-custom-all-reduce": (),
@@ -56,7 +56,7 @@ SWITCHES: Final = {
     "no-enable-prefix-caching": ("--no-radix-cache",),
     "skip-server-warmup": (),
 }
-# The one value that each may have here.
+# The values that each flag may have here.
 NEUTRAL: Final = {
     "chat-template-content-format": ("auto",),
     "data-parallel-size": ("1",),
@@ -76,7 +76,7 @@ NEUTRAL: Final = {
     "tp-size": ("1",),
 }
 _ABBREVIATED: Final = {"dp": "dp_size", "tp": "tp_size"}
-# Their names of our values, by our flag.
+# Their names for our values, by their flag.
 VALUES: Final = {
     "generation-config": {"auto": "model", "vllm": "openai"},
     "dtype": {"half": "float16", "float": "float32"},
@@ -92,12 +92,12 @@ VALUES: Final = {
         "qwen25": "hermes",
     },
 }
-# As argparse takes them: -tp.
+# Long flags with one dash, which argparse accepts: -tp.
 _LONG_WITH_ONE_DASH: Final = re.compile(r"-[a-zA-Z_]{2,}")
 
 
 def translated(args: Sequence[str]) -> list[str]:
-    """Return the arguments with flags of others translated or left out.
+    """Return the arguments with foreign flags translated or left out.
 
     Raises typer.BadParameter for a value that is not available here.
     """

@@ -17,27 +17,30 @@ RULES = Rules()
 
 
 class Policy(StrEnum):
-    """How an engine is chosen."""
+    """The rule by which an engine is chosen."""
 
     PREFIX = "prefix"
     ROUND_ROBIN = "round-robin"
 
 
 def route(
-    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="the engines: http://HOST:PORT of each")],
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="URLs of the engines, as http://HOST:PORT")],
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free one")] = DEFAULT_PORT,
-    policy: Annotated[Policy, typer.Option(help="how an engine is chosen")] = Policy.PREFIX,
+    policy: Annotated[Policy, typer.Option(help="rule by which an engine is chosen")] = Policy.PREFIX,
     balance_percent: Annotated[
-        int, typer.Option(min=100, help="load up to which an engine is chosen for a prefix, in percent of the mean")
+        int,
+        typer.Option(min=100, help="maximum load, in percent of the mean, at which an engine is chosen for a prefix"),
     ] = RULES.balance_percent,
     balance_slack: Annotated[
-        int, typer.Option(min=0, help="the same bound in requests above the mean; the larger one counts")
+        int, typer.Option(min=0, help="the same limit in requests above the mean; the larger limit applies")
     ] = RULES.balance_slack,
     patience_s: Annotated[
-        float, typer.Option(min=0.1, help="seconds that each engine has for its part of a call to all engines")
+        float, typer.Option(min=0.1, help="seconds that each engine has to answer its part of a call to all engines")
     ] = 10.0,
-    update_patience_s: Annotated[float, typer.Option(min=0.1, help="the same, for the change itself")] = 600.0,
+    update_patience_s: Annotated[
+        float, typer.Option(min=0.1, help="seconds that each engine has for a weight update")
+    ] = 600.0,
     period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two checks of each engine")] = 1.0,
 ) -> None:
     """Route requests to engines by their cached prefixes. Keys and limits come from the environment, as for serve."""

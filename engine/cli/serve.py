@@ -23,7 +23,7 @@ def serve(traced: TracedSettings) -> None:
 
     try:
         status = supervise(traced.settings)
-    except KeyboardInterrupt:  # Before the supervisor listens to signals there is nothing to take down.
+    except KeyboardInterrupt:  # Before the supervisor handles signals there is nothing to shut down.
         status = EXIT_INTERRUPTED
     raise typer.Exit(status)
 
@@ -31,7 +31,7 @@ def serve(traced: TracedSettings) -> None:
 def show_configuration(traced: TracedSettings) -> None:
     """Print the settings of `engine serve` and their origins. Starts nothing."""
     values = traced.settings.model_dump(mode="json")
-    # The reader types a name next: it is never cut.
+    # Names are never cut, because the reader will type them.
     table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), box=None)
     for title in ("value", "from"):
         table.add_column(title, overflow="fold")
@@ -39,8 +39,8 @@ def show_configuration(traced: TracedSettings) -> None:
     for name, origin in traced.origins.items():
         value = values[name]
         shown = "unset" if value is None or value == "" else str(value)
-        # Highlight what was set among the defaults.
+        # Dim the defaults, so that set values stand out.
         table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
-    # One line a field for other programs; a terminal folds long ones.
+    # One line for each field in a pipe; a terminal folds long ones.
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS)
     console.print(table)

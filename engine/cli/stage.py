@@ -29,12 +29,13 @@ def stage(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="address for the previous stage; unset: any free port of the interface that reaches the server",
+            help="address to which the previous stage connects; unset: any free port of the interface that reaches the "
+            "server",
         ),
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="address that the previous stage gets instead, behind a NAT or relay"),
+        typer.Option(metavar="HOST:PORT", help="address to give to the previous stage instead, behind a NAT or relay"),
     ] = None,
     model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
     node: Annotated[
@@ -42,7 +43,7 @@ def stage(
         typer.Option(help="this machine's name in errors, including those that clients see; unset: its host name"),
     ] = "",
     timeout_s: Annotated[
-        float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")
+        float, typer.Option(min=0, help="maximum seconds to wait for a server that does not listen yet")
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Run one stage of a server on this machine. The server was started with `engine serve --placement join`."""

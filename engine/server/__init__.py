@@ -1,1 +1,1 @@
-"""Processes of a server: started, placed and supervised; and the scheduler's own."""
+"""The processes of a server: launch, placement, supervision, and the scheduler's process."""

@@ -1,4 +1,4 @@
-"""A load generator for any server of the OpenAI protocol: plans, runs, measures and compares.
+"""A load generator for any OpenAI-compatible server: plans, runs, measures and compares.
 
-Never imports the engine that it measures: it knows a server by HTTP alone.
+Never imports the engine that it measures: it talks to a server only over HTTP.
 """

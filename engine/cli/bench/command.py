@@ -34,38 +34,51 @@ bench_app = typer.Typer(
 def bench(
     context: typer.Context,
     url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
-    model: Annotated[str, typer.Option(help="its name there; unset: the first that the server lists")] = "",
-    chat: Annotated[bool, typer.Option(help="ask /v1/chat/completions, not /v1/completions")] = False,
+    model: Annotated[str, typer.Option(help="model name; unset: the first one that the server lists")] = "",
+    chat: Annotated[bool, typer.Option(help="use /v1/chat/completions instead of /v1/completions")] = False,
     arrivals: Annotated[
         Arrivals | None, typer.Option(help="when requests arrive; unset: poisson with --rate, else closed")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="requests, or conversations, a second, for poisson and constant arrivals")
+        float | None, typer.Option(help="requests, or conversations, per second, for poisson and constant arrivals")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help=f"clients of closed arrivals; unset: {DEFAULT_CLIENTS}")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help=f"concurrent clients, for closed arrivals; unset: {DEFAULT_CLIENTS}")
+    ] = None,
     requests: Annotated[int, typer.Option(help="measured requests")] = 100,
-    warmup: Annotated[int, typer.Option(help="requests before those, not measured")] = 4,
-    prefix_words: Annotated[int, typer.Option(help="words that all synthetic prompts begin with")] = 0,
-    input_words: Annotated[int, typer.Option(help="further words of each synthetic prompt")] = 128,
-    output_tokens: Annotated[int, typer.Option(help="tokens of output of each synthetic request")] = 128,
-    turns: Annotated[int, typer.Option(help="requests of a conversation, each with all before it")] = 1,
-    think_s: Annotated[float, typer.Option(help="seconds from an answer to the next turn")] = 0.0,
-    long_percent: Annotated[float, typer.Option(help="share of first prompts with --long-words")] = 0.0,
-    long_words: Annotated[int, typer.Option(help="words of these, instead of --input-words")] = 0,
-    slo_first_ms: Annotated[float | None, typer.Option(help="bound of a request's first token to count")] = None,
-    slo_gap_ms: Annotated[float | None, typer.Option(help="bound of each gap between its tokens")] = None,
+    warmup: Annotated[int, typer.Option(help="unmeasured requests before the measured ones")] = 4,
+    prefix_words: Annotated[int, typer.Option(help="words of the common prefix of all synthetic prompts")] = 0,
+    input_words: Annotated[int, typer.Option(help="words of each synthetic prompt after the prefix")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="output tokens of each synthetic request")] = 128,
+    turns: Annotated[
+        int, typer.Option(help="requests in a conversation, each with the whole conversation before it")
+    ] = 1,
+    think_s: Annotated[float, typer.Option(help="seconds between a reply and the next turn")] = 0.0,
+    long_percent: Annotated[float, typer.Option(help="percentage of first prompts that have --long-words")] = 0.0,
+    long_words: Annotated[int, typer.Option(help="words of the long prompts, instead of --input-words")] = 0,
+    slo_first_ms: Annotated[
+        float | None, typer.Option(help="limit in milliseconds for a request's first token to count as good")
+    ] = None,
+    slo_gap_ms: Annotated[
+        float | None, typer.Option(help="limit in milliseconds for each gap between its tokens")
+    ] = None,
     goodput: Annotated[
-        bool, typer.Option("--goodput", help="from --rate on, find the highest at which 99 % keep the bounds")
+        bool,
+        typer.Option(
+            "--goodput", help="find the highest rate, from --rate on, at which 99 % of requests keep the limits"
+        ),
     ] = False,
-    ignore_eos: Annotated[bool, typer.Option(help="send ignore_eos, so that all answers are full length")] = True,
+    ignore_eos: Annotated[bool, typer.Option(help="send ignore_eos, so that all replies have full length")] = True,
     temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
-    seed: Annotated[int, typer.Option(help="of prompts and of poisson arrivals")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of prompts and of poisson arrivals")] = 0,
     recording: Annotated[
         str | None, typer.Option(help='file with lines like {"prompt": "..", "max_tokens": 9, "at_s": 0.5}')
     ] = None,
-    request_timeout_s: Annotated[float, typer.Option(help="longest silence of the server, in seconds")] = 600.0,
+    request_timeout_s: Annotated[float, typer.Option(help="maximum seconds without data from the server")] = 600.0,
     api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
-    json: Annotated[Path | None, typer.Option(help="also write plan, versions, numbers and records there")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="file to which plan, versions, numbers and records are also written")
+    ] = None,
 ) -> None:
     """Load-test an OpenAI-compatible server, and show what clients see."""
     if context.invoked_subcommand is not None:
@@ -119,7 +132,7 @@ def compare(
 
 def _run(plan: BenchPlan, api_key: str | None) -> BenchResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # On stderr, so that a pipe gets the tables alone.
+    # On stderr, so that a pipe gets only the tables.
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("requests", total=plan.requests)
         try:

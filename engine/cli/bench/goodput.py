@@ -17,15 +17,15 @@ from engine.cli.bench.results import BenchResult, Distribution, Summary, kept_sh
 from engine.core.errors import ConfigError
 
 KEPT_SHARE: Final = 0.99
-# The search ends when the lowest rate that failed is this much above the highest that passed.
+# The search ends when the lowest rate that failed is at most this much above the highest that passed.
 PRECISION: Final = 1.1
 MOST_PROBES: Final = 16
-# Below a rate that failed the requests of a plan take ever longer to arrive.
+# Bounded, because at ever lower rates a plan takes ever longer.
 MOST_HALVINGS: Final = 4
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark at one rate. Requests that ended in an error keep no bound."""
+    """A benchmark at one rate. Requests that ended in an error do not keep the bounds."""
 
     rate_per_s: float
     kept_share: float
@@ -37,7 +37,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search, as its JSON file has it. ``goodput_per_s`` is 0 where no rate passed."""
+    """The result of a search, as its JSON file has it. ``goodput_per_s`` is 0 if no rate passed."""
 
     plan: BenchPlan
     model: str
@@ -50,15 +50,15 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
 def find_goodput(
     plan: BenchPlan, run: Callable[[BenchPlan], BenchResult], *, most_halvings: int = MOST_HALVINGS
 ) -> GoodputResult:
-    """Search from the plan's rate. Each benchmark has prompts of its own, so that none hits another's cache.
+    """Search from the plan's rate. Each benchmark has different prompts, so that none hits the cache of another.
 
     Without a rate that passes, the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan
     without a rate or without bounds.
     """
     if plan.rate_per_s is None:
-        raise ConfigError("goodput needs arrivals with a rate to begin with, got none; set --rate")
+        raise ConfigError("goodput needs a rate to start from, got none; set --rate")
     if plan.slo_first_ms is None and plan.slo_gap_ms is None:
-        raise ConfigError("goodput needs a bound to keep, got none; set --slo-first-ms, --slo-gap-ms or both")
+        raise ConfigError("goodput needs a bound, got none; set --slo-first-ms, --slo-gap-ms or both")
     probes: list[Probe] = []
     results: list[BenchResult] = []
     while (rate := next_rate(probes, plan.rate_per_s, most_halvings)) is not None:
@@ -77,7 +77,7 @@ def find_goodput(
 
 
 def next_rate(probes: Sequence[Probe], first: float, most_halvings: int = MOST_HALVINGS) -> float | None:
-    """Return the rate to try after these; None when the goodput is known, or the search has lasted long enough."""
+    """Return the next rate to try; None if the goodput is known or the search has reached its limit."""
     if not probes:
         return first
     failed = [probe.rate_per_s for probe in probes if not probe.has_passed]

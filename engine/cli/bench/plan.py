@@ -1,7 +1,7 @@
 """The plan of a benchmark: the server, the requests, their arrivals. Checked before anything is sent.
 
-Owns the absolute arrival schedule, which depends on the plan alone, never on how fast answers come; and the prompts,
-synthetic ones from a seed or those of a recording: equal plans give equal requests.
+Owns the absolute arrival schedule, which depends only on the plan, never on the speed of replies; and the prompts,
+synthetic from a seed or from a recording: equal plans give equal requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_REQUESTS = 1_000_000
 
 
 class Arrivals(StrEnum):
-    """Arrivals of requests: at random or even intervals, as recorded, or whenever one of N clients is free."""
+    """The arrivals of requests: at random or even intervals, as recorded, or whenever one of N clients is free."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -32,10 +32,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark. Raises ConfigError for a value that breaks a rule.
 
     ``rate_per_s`` belongs to poisson and constant arrivals, ``clients`` to closed ones; word counts to synthetic
-    prompts, of which ``long_percent`` have ``long_words`` instead of ``input_words``. A conversation has ``turns``
-    requests: each one after the first has the whole conversation before its words, and is due ``think_s`` after the
-    answer; what arrives are conversations. With a ``recording`` the requests come from that file. The bounds ``slo_``
-    hold for the first token and for each gap of a request.
+    prompts, of which ``long_percent`` have ``long_words`` instead of ``input_words``. A conversation, the unit of
+    arrivals, has ``turns`` requests: each one after the first has the whole conversation before its words, and is due
+    ``think_s`` after the reply. With a ``recording`` the requests come from that file. The bounds ``slo_`` are for the
+    first token and for each gap of a request.
     """
 
     url: str
@@ -107,11 +107,11 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrival_times(plan: BenchPlan, count: int) -> list[float]:
-    """Return when each of ``count`` requests or conversations is due, in seconds from the start.
+    """Return the time at which each of ``count`` requests or conversations is due, in seconds from the start.
 
-    For arrivals with a rate alone.
+    Only for arrivals with a rate.
     """
-    assert plan.rate_per_s is not None, "only arrivals with a rate have a schedule of their own"
+    assert plan.rate_per_s is not None, "only arrivals with a rate have a schedule"
     if plan.arrivals is Arrivals.CONSTANT:
         return [number / plan.rate_per_s for number in range(count)]
     generator = random.Random(plan.seed)  # noqa: S311 - a schedule, no secret
@@ -134,7 +134,7 @@ WARMUP_SEED_OFFSET = 1_000_003
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request, and one line of a recording as JSON. ``prompt`` is a text or token ids.
 
-    ``at_s`` is when it is due, in seconds from the start; None: when a client is free, or its turn has come.
+    ``at_s`` is the time at which it is due, in seconds from the start; None: when a client is free, or at its turn.
     """
 
     prompt: str | list[int]
@@ -143,7 +143,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def requests_of(plan: BenchPlan) -> tuple[list[BenchRequest], list[BenchRequest]]:
-    """Return the warm-up's requests and the measured ones. Raises ConfigError for an unusable recording."""
+    """Return the warm-up requests and the measured ones. Raises ConfigError for an unusable recording."""
     warmup = _synthetic(plan, plan.warmup, plan.seed + WARMUP_SEED_OFFSET)
     measured = _recorded(plan, plan.recording) if plan.recording else _synthetic(plan, plan.requests, plan.seed)
     if plan.rate_per_s is not None:
@@ -161,7 +161,7 @@ def conversations_of(plan: BenchPlan, requests: Sequence[BenchRequest]) -> list[
 def _synthetic(plan: BenchPlan, count: int, seed: int) -> list[BenchRequest]:
     """Make prompts that share their first ``prefix_words`` words and nothing after them.
 
-    A later turn has only its own words: the prefix is in the first one's.
+    A later turn has only its own words; the first turn has the prefix.
     """
     prefix = random.Random(plan.seed).choices(WORDS, k=plan.prefix_words)  # noqa: S311 - a workload, no secret
     generator = random.Random(seed)  # noqa: S311
@@ -185,9 +185,9 @@ def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:
     decoder = msgspec.json.Decoder(BenchRequest)
     found = [_decoded(decoder, path, number, line) for number, line in enumerate(lines, start=1)]
     if not found:
-        raise ConfigError(f"recording must hold a request a line, but {recording} is empty; record some")
+        raise ConfigError(f"recording must hold one request per line, but {recording} is empty; record some")
     if plan.chat and any(isinstance(request.prompt, list) for request in found):
-        raise ConfigError(f"chat needs prompts of text, but {recording} has token ids; leave --chat out")
+        raise ConfigError(f"chat needs text prompts, but {recording} has token ids; leave --chat out")
     if plan.arrivals is Arrivals.RECORDED:
         if any(request.at_s is None for request in found[: plan.requests]):
             why = f"recorded arrivals need at_s in every line of {recording}"

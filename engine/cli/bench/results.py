@@ -1,7 +1,7 @@
-"""Results: latencies at percentiles, throughput, and errors, which are counted and never timed; their file and tables.
+"""Results: latency percentiles, throughput, and errors, which are counted but never timed; their file and tables.
 
-TTFT: due to first text. ITL: between events with text. TPOT: first to last text over the tokens between. E2E: due to
-last text. Lateness: due to sent, which is the load generator's own fault.
+TTFT: from due to the first text. ITL: between events with text. TPOT: from the first to the last text, per token. E2E:
+from due to the last text. Lateness: from due to sent, which is the load generator's own fault.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lockstep.output_files import write_output
 class Record(msgspec.Struct, kw_only=True):
     """The outcome of a request; times are in seconds from the benchmark's start.
 
-    ``due_s`` is when it should have been sent; its latencies count from there. ``gaps_s`` lie between events with text.
-    ``turn`` is its place in its conversation, from 1. With ``error`` set nothing else is a measurement.
+    ``due_s`` is the time at which it should have been sent, from which latencies count. ``gaps_s`` are between events
+    with text. ``turn`` is its index in its conversation, from 1. With ``error`` set no other field is a measurement.
     """
 
     due_s: float
@@ -50,7 +50,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values_s: Sequence[float]) -> Distribution | None:
-        """Summarize values in seconds; None without any."""
+        """Summarize values in seconds; None if there are none."""
         if not values_s:
             return None
         values = sorted(value * 1000 for value in values_s)
@@ -67,7 +67,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a benchmark. Rates count successes, from the first due request to the last text.
 
-    ``later_ttft_ms`` is of second and later turns alone, None without them.
+    ``later_ttft_ms`` covers only second and later turns; None without them.
     """
 
     succeeded: int
@@ -126,9 +126,9 @@ def summarize(records: Sequence[Record]) -> Summary:
 
 
 def kept_share(records: Sequence[Record], first_ms: float | None, gap_ms: float | None) -> float:
-    """Return the share of requests that kept the bounds of first token and gaps; None is no bound.
+    """Return the share of requests that kept the bounds for first token and gaps; a bound of None always holds.
 
-    A request keeps them with its first token and each of its gaps. One that ended in an error does not.
+    A request keeps them if its first token and all of its gaps do. A request that ended in an error does not.
     """
     first_s, gap_s = (math.inf if bound is None else bound / 1000 for bound in (first_ms, gap_ms))
     kept = [
@@ -152,7 +152,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark's result, as its JSON file stores it.
 
-    ``began_at`` is in seconds since the epoch. ``versions`` has the client's and the server's.
+    ``began_at`` is in seconds since the epoch. ``versions`` are the client's and the server's.
     """
 
     plan: BenchPlan
@@ -197,7 +197,7 @@ def result_tables(result: BenchResult) -> list[Table]:
 
 
 def comparison_table(first: BenchResult, second: BenchResult, names: tuple[str, str]) -> Table:
-    """Make a table of two results and the change between them; the caption has the plans' differences."""
+    """Make a table of two results and the change between them; the caption lists the plans' differences."""
     table = Table("", *names, "change", title="Benchmarks compared", caption=_differences(first, second))
     for column in table.columns[1:]:
         column.justify = "right"

@@ -1,7 +1,7 @@
-"""Runs a benchmark: the warm-up, every conversation at its time or as clients become free, the summary.
+"""Runs a benchmark: the warm-up, every conversation at its time or when a client is free, the summary.
 
-Owns the order, and a request's times as its client sees them: it notes the time of each event and tells all failures
-apart. An answer that did not end in order is an error, whatever came before.
+Owns the order, and a request's times as its client sees them: it notes the time of each event and distinguishes
+failures. A reply that did not end properly is an error, whatever came before.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RequestSender:
     async def converse(
         self, conversation: Sequence[BenchRequest], due_s: float | None = None, progress: Progress | None = None
     ) -> list[Record]:
-        """Send the turns of a conversation, each after the answer before it. No turn follows one that failed."""
+        """Send the turns of a conversation, each after the previous reply. No turn follows a failed one."""
         history: list[Exchange] = []
         records: list[Record] = []
         for turn, request in enumerate(conversation, start=1):
@@ -91,9 +91,9 @@ class RequestSender:
     async def send(
         self, request: BenchRequest, due_s: float | None = None, history: list[Exchange] | None = None
     ) -> Record:
-        """Send a request now and read its answer to the end. ``due_s``: when it should have been sent.
+        """Send a request now and read its reply to the end. ``due_s`` is the time at which it should have been sent.
 
-        It continues ``history``, to which a complete answer is added.
+        It continues ``history``, to which a complete reply is added.
         """
         history = [] if history is None else history
         sent_s = self.now_s()
@@ -172,9 +172,9 @@ class RequestSender:
 
 
 def _continued(history: Sequence[Exchange], prompt: str | list[int]) -> str | list[int]:
-    """Return a whole conversation as one text. An answer begins with the space that its tokens have, or with a new one.
+    """Return a whole conversation as one text, with a space before each reply unless it begins with one.
 
-    Token ids come from recordings, which have no later turns.
+    Token ids are from recordings, which have no later turns.
     """
     if isinstance(prompt, list):
         return prompt
@@ -193,7 +193,7 @@ VERSION_PATHS = ("/server_info", "/version")
 
 
 class BenchError(EngineError):
-    """The benchmark could not run: the server does not answer in the OpenAI protocol, or not at all."""
+    """The benchmark could not run: the server is not OpenAI-compatible, or does not answer."""
 
 
 async def run_bench(plan: BenchPlan, api_key: str | None = None, progress: Progress | None = None) -> BenchResult:
@@ -233,7 +233,7 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=plan.url.rstrip("/").removesuffix("/v1"),
         timeout=httpx.Timeout(plan.request_timeout_s, connect=CONNECT_TIMEOUT_S),
-        # The schedule bounds the number of open requests, never the client's pool.
+        # No limit, because the schedule bounds the number of open requests.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
     )
@@ -242,7 +242,7 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
 async def _on_schedule(
     sender: RequestSender, conversations: Sequence[Sequence[BenchRequest]], progress: Progress | None
 ) -> list[Record]:
-    """Begin each conversation at its time, however many are open by then."""
+    """Begin each conversation at its time, no matter how many are open."""
     async with asyncio.TaskGroup() as tasks:
         begun = [
             tasks.create_task(sender.converse(one, one[0].at_s, progress)) async for one in _due(sender, conversations)
@@ -262,7 +262,7 @@ async def _due(
 async def _in_closed_loop(
     sender: RequestSender, conversations: Sequence[Sequence[BenchRequest]], clients: int, progress: Progress | None
 ) -> list[Record]:
-    """Run ``clients`` clients, each of which begins its next conversation after the last answer."""
+    """Run ``clients`` clients, each of which begins its next conversation after the last reply."""
     left = iter(conversations)
     records: list[Record] = []
 
@@ -281,7 +281,7 @@ async def _served_model(client: httpx.AsyncClient, url: str) -> str:
         response = (await client.get("/v1/models")).raise_for_status()
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as exc:
-        raise BenchError(f"url must be of a server of the OpenAI protocol, got {url}: {exc}; is it running?") from exc
+        raise BenchError(f"url must be an OpenAI-compatible server, got {url}: {exc}; is it running?") from exc
 
 
 async def _server_version(client: httpx.AsyncClient) -> str:

@@ -1,1 +1,1 @@
-"""A process in front of engines: places requests by what the engines have cached, and passes them on over HTTP."""
+"""A process in front of engines: places requests by the engines' cached prefixes, and forwards them over HTTP."""

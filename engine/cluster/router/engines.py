@@ -1,4 +1,4 @@
-"""The engines of a router: sends each request to the engine that the placement chooses, and counts it until its end.
+"""The engines of a router: sends each request to the engine that the placement chooses, and tracks it until its end.
 
 Owns the report on the engines for clients and operators: availability, its reasons, and counters.
 """
@@ -35,9 +35,9 @@ from engine.process.links.endpoint import parse_engine_url
 
 @dataclass(frozen=True, kw_only=True)
 class RouterPlan:
-    """The plan of a router: its engines, the rules of placement, and the period of its looks, in seconds.
+    """The plan of a router: its engines, the rules of placement, and the period of its health checks, in seconds.
 
-    An engine has ``answer_s`` to answer an operators' call, and ``change_s`` for the change itself.
+    An engine has ``answer_s`` seconds to answer an operator's call, and ``change_s`` for the change itself.
     """
 
     urls: tuple[str, ...]
@@ -58,7 +58,7 @@ class RoutedEngine:
     """One engine. ``why_not`` is the reason why it takes no requests, empty while it takes them."""
 
     proxy: EngineProxy
-    why_not: str = "was not met yet"
+    why_not: str = "has not answered yet"
     cache: FollowedCache | None = None
     # Called when a request finds the engine gone.
     look: Callable[[], None] = field(default=lambda: None)
@@ -75,14 +75,15 @@ class Counts:
 
 
 class RoutedEngines:
-    """The port of the front. ``engines`` are by name, in the order in which they were given."""
+    """The port of the front. ``engines`` are by name, in the order of the command line."""
 
     def __init__(self, placement: Placement, engines: Mapping[str, RoutedEngine]) -> None:
         self.placement = placement
         self.engines = engines
         self.counts = Counts()
         self.operators = Operators(tuple(engines))
-        # Sends the messages of the operators' machine. ``sent`` requests are at engines, ``held`` ones await an act.
+        # Sends the messages of the operators' machine. ``sent`` requests are at engines, ``held`` ones wait for an act
+        # to end.
         self.on_messages: Callable[[list[Message]], None] = lambda _: None
         self.sent = 0
         self.held = 0
@@ -95,7 +96,7 @@ class RoutedEngines:
         name = request.only if ticket is None else ticket.replica
         if name not in self.engines:
             known = ", ".join(self.engines)
-            words = f"{ENGINE_HEADER} must be one of {known}, got {name!r}; name one of those"
+            words = f"{ENGINE_HEADER} must be one of {known}, got {name!r}"
             raise ApiError(ErrorType.NOT_FOUND, words)
         if request.only and request.target.partition("?")[0] in OPERATOR_ROUTES:
             self.operators.operated_alone(name)
@@ -122,7 +123,7 @@ class RoutedEngines:
                 self.on_messages(self.operators.drained())
 
     async def loads(self, headers: Headers) -> list[Load]:
-        """Return the load of each engine that takes requests. Raises the refusal when all refuse."""
+        """Return the load of each engine that takes requests. Raises a refusal if all refuse."""
         loads: list[Load] = []
         refusal: ApiError | None = None
         for engine in self.engines.values():
@@ -136,7 +137,7 @@ class RoutedEngines:
         return loads
 
     def open_or_close(self) -> None:
-        """Pass or hold requests as the operators' act needs, and leave out engines that still owe a part of it."""
+        """Forward or hold requests as the operators' act needs, and leave out engines that have yet to catch up."""
         for name, engine in self.engines.items():
             why = self.operators.why_not(name)
             if why and not engine.why_not:
@@ -148,23 +149,25 @@ class RoutedEngines:
         (self._is_open.clear if self.operators.is_closed else self._is_open.set)()
 
     def gone(self, name: str, why: str) -> None:
-        """An engine does not answer, or refuses all requests."""
+        """Note that an engine does not answer, or refuses all requests."""
         self.on_messages(self.operators.lost(name, why))
         self.away(name, why)
 
     def met(self, name: str) -> str:
-        """Note that an engine answers. Returns why it takes no requests all the same: it owes an operators' act."""
+        """Note that an engine answers. Returns why it takes no requests nevertheless: it has yet to catch up with an
+        act.
+        """
         self.on_messages(self.operators.met(name))
         return self.operators.why_not(name)
 
     def away(self, name: str, why: str) -> None:
-        """Send an engine no more requests; those it has may finish."""
+        """Send an engine no more requests; its current ones may finish."""
         self.engines[name].why_not = why
         if self.placement.fleet.is_known(name):
             self.placement.lost(name)
 
     def lost(self, name: str, why: str) -> None:
-        """Note that a request found an engine gone: it gets no more requests until a look finds it back."""
+        """Note that a request found an engine gone: it gets no more requests until a check finds it back."""
         self.counts.lost[name] += 1
         self.gone(name, why)
         self.engines[name].look()
@@ -174,9 +177,7 @@ class RoutedEngines:
         path = request.target.partition("?")[0]
         if path in OPERATOR_ROUTES:
             if self.operators.is_acting:
-                raise ApiError.unavailable(
-                    f"{path} must wait for the call of all engines that is in progress; ask again"
-                )
+                raise ApiError.unavailable(f"{path} must wait for a call to all engines that is in progress; try again")
         elif request.method == "POST":
             self.held += 1
             try:
@@ -198,13 +199,15 @@ class RoutedEngines:
         if refused is Refused.FULL:
             return ApiError(ErrorType.BUSY, f"{refused.value}; try again")
         causes = [f"{name} {engine.why_not}" for name, engine in self.engines.items() if engine.why_not]
-        return ApiError.unavailable(f"{refused.value}: {'; '.join(causes) or 'all have refused this one'}; try again")
+        return ApiError.unavailable(
+            f"{refused.value}: {'; '.join(causes) or 'all have refused this request'}; try again"
+        )
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """``why_not`` is the reason why the engine takes no requests. ``cache`` is right, behind or guessed.
 
-    ``requests`` counts those in flight there, ``cached_pages`` the pages that the router knows.
+    ``requests`` counts the requests in flight there, ``cached_pages`` the cached pages that the router knows.
     """
 
     name: str
@@ -215,7 +218,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a router's ``GET /health``: 200 while an engine takes requests, else 503."""
+    """The reply of a router's ``GET /health``: 200 while an engine takes requests, else 503."""
 
     status: str
     engines: list[EngineHealth]
@@ -267,15 +270,15 @@ class _RouterCollector(Collector):
         up = {name: float(not engine.why_not) for name, engine in engines.items()}
         yield _gauge("engine_up", "1 while the engine takes requests.", up)
         flying = {name: float(fleet.in_flight(name)) for name in engines if fleet.is_known(name)}
-        yield _gauge("requests_in_flight", "Requests that this router has sent and not seen end.", flying)
+        yield _gauge("requests_in_flight", "Unfinished requests that this router has sent.", flying)
         right = {name: float(one.cache.is_right) for name, one in engines.items() if one.cache is not None}
-        yield _gauge("cache_mirror_right", "1 while it is known what the engine has cached.", right)
+        yield _gauge("cache_mirror_right", "1 while the router's mirror of the engine's cache is exact.", right)
         pages = {name: float(len(one.cache.mirror.pool)) for name, one in engines.items() if one.cache is not None}
-        yield _gauge("cache_mirror_pages", "Pages that the engine has cached, as it tells.", pages)
+        yield _gauge("cache_mirror_pages", "Pages that the engine has cached, by its KV events.", pages)
         for name, help_text, counted in (
-            ("requests", "Requests sent, second tries too.", counts.requests),
+            ("requests", "Requests sent, retries included.", counts.requests),
             ("engine_lost", "Requests that found the engine gone.", counts.lost),
-            ("kv_event_gaps", "How often KV events were missing.", counts.gaps),
+            ("kv_event_gaps", "Times that KV events were missing.", counts.gaps),
         ):
             family = CounterMetricFamily(f"{PREFIX}router_{name}", help_text, labels=("engine",))
             for engine in engines:
@@ -287,12 +290,18 @@ class _RouterCollector(Collector):
         for reason, count in counts.refused.items():
             refused.add_metric((reason.lower(),), count)
         yield refused
-        held = GaugeMetricFamily(f"{PREFIX}router_requests_held", "Requests that wait for an operator's call to end.")
+        held = GaugeMetricFamily(
+            f"{PREFIX}router_requests_held", "Requests that wait for the end of an operator's call."
+        )
         held.add_metric((), float(self._engines.held))
         yield held
         for name, help_text, count in (
             ("prompt_tokens", "Tokens of the prompts that were placed.", counts.prompt_tokens),
-            ("prompt_tokens_held", "Tokens that the chosen engine was to have cached.", counts.held_tokens),
+            (
+                "prompt_tokens_held",
+                "Prompt tokens that the chosen engine was expected to have cached.",
+                counts.held_tokens,
+            ),
         ):
             family = CounterMetricFamily(f"{PREFIX}router_{name}", help_text)
             family.add_metric((), count)

@@ -1,7 +1,7 @@
-"""The front of several engines: takes a request, finds its prompt, asks an engine and streams the answer.
+"""The front of several engines: takes a request, finds its prompt, forwards it to an engine and streams the reply.
 
-Owns the routes, the second try after a refusal or a loss before the answer began, and the last event of a stream that
-was cut. Chooses no engine and computes nothing.
+Owns the routes, the retry after a refusal or a loss before the reply began, and the last event of a stream that was
+cut. Neither chooses engines nor computes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.frontend.schema.operator_routes import OPERATOR_ROUTES
 from engine.frontend.sessions.sessions import written
 from engine.process.settings import ServerSettings
 
-# The clients' routes. One engine answers as well as any other.
+# The clients' routes, which any engine can answer.
 PASSED_ON: Final = frozenset(
     {
         *CLIENT_PATHS,
@@ -49,22 +49,22 @@ PASSED_ON: Final = frozenset(
 )
 # Answered for all engines together.
 OF_ALL: Final = frozenset({"/get_load"})
-# Routes that operate or describe one engine: a request says which one, where one can be named.
+# Routes that operate or describe one engine, which a request names if it can.
 OF_ONE_ENGINE: Final = frozenset({"/server_info", "/metrics", *OPERATOR_ROUTES})
 _METHODS: Final = ("GET", "POST", "OPTIONS")
 _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
-# A request may kill its engine; this bounds how many engines it can kill.
+# Bounds the engines that one bad request can kill.
 _MOST_LOST: Final = 2
-# Bounds an answer that is held until it is complete, and one event of a stream; no engine sends more.
+# The limit of a reply that is buffered until it is complete, and of one event of a stream; no engine sends more.
 MAX_ANSWER_BYTES: Final = 2**30
 MAX_EVENT_BYTES: Final = 2**28
-# Names the engine that answered, or in a request the engine that must answer.
+# The header with the engine that answered, or in a request the engine that must answer.
 ENGINE_HEADER: Final = "x-engine"
-# The number of an event of a response.
+# Matches the number of an event of a response.
 _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d{1,15})\b', re.MULTILINE)
 _REFUSALS: Final = frozenset({421, 429, 503})
-# Finds the prompt in the body of a request to a path.
+# A function that finds the prompt in the body of a request to a path.
 PromptReader = Callable[[str, bytes], Awaitable[Prompt]]
 Answers = Callable[[Request], Awaitable[Response]]
 NO_ROUTES: Final[Mapping[str, Answers]] = MappingProxyType({})
@@ -81,8 +81,8 @@ def front_app(
 ) -> ASGIApp:
     """Build the application. ``own`` routes come first; ``of_all`` serve operators who name no engine.
 
-    ``access`` holds the rules of a standalone server, whose clients may name an engine. Without it a server in front of
-    this one checks access, cancels abandoned requests, and assigns request ids.
+    ``access`` has the rules of a standalone server, whose clients may name an engine. Without it another server in
+    front checks access, cancels abandoned requests, and assigns request ids.
     """
     front = _Front(engines, settings, prompt_of, access, of_all)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
@@ -91,7 +91,7 @@ def front_app(
         routes=[*own, *alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
         exception_handlers=error_handlers(_refusal, "the front failed ({}); the log of its replica says how"),
     )
-    # As an engine on loopback does.
+    # As for an engine on loopback.
     return HostCheck(app, settings.hosts, everywhere=False)
 
 
@@ -136,7 +136,7 @@ class _Front:
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def of_one_engine(self, request: Request) -> Response:
-        """Pass a request on to the engine that it names. Raises ApiError where it names none."""
+        """Forward a request to the engine that it names. Raises ApiError if it names none."""
         if self._access is not None and ENGINE_HEADER in request.headers:
             if request.url.path in OPERATOR_ROUTES and request.method != "OPTIONS":
                 await self._access.admit_operator(request)
@@ -155,19 +155,19 @@ class _Front:
         )
 
     async def _answer(self, asked: PassedRequest) -> Response | ApiError:
-        """Ask engines until one accepts; when all refuse, return the last refusal."""
+        """Ask engines until one accepts; if all refuse, return the last refusal."""
         refusal: Response | None = None
         lost = 0
         while True:
             parts = self._engines.ask(asked)
             try:
                 head = await anext(parts)
-                assert isinstance(head, Head), f"an answer begins with its head, got {type(head).__name__}"
+                assert isinstance(head, Head), f"a reply begins with its head, got {type(head).__name__}"
                 if head.status == 200 and (head.header("content-type") or "").startswith(_EVENTS):
                     return StreamingResponse(_events(asked, parts, head), head.status, _headers(head))
                 body = await _whole(parts, head.replica)
             except ApiError as exc:
-                # No engine is left that could take it.
+                # No engine is left to take it.
                 return refusal if refusal is not None else exc
             except ReplicaLostError as exc:
                 await _close(parts)
@@ -188,7 +188,7 @@ class _Front:
 
 
 async def _whole(parts: AsyncIterator[Head | bytes], replica: str) -> bytes:
-    """Collect an answer that is no stream. Raises ReplicaLostError beyond ``MAX_ANSWER_BYTES``."""
+    """Collect a reply that is not a stream. Raises ReplicaLostError beyond ``MAX_ANSWER_BYTES``."""
     body = bytearray()
     async for part in parts:
         assert isinstance(part, bytes), "an answer has one head"
@@ -203,7 +203,7 @@ def _require_bounded(size: int, most: int, replica: str) -> None:
 
 
 async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
-    """Pass on whole events as they come, and an error as the last one when the engine is lost."""
+    """Forward whole events as they arrive, and an error as the last one if the engine is lost."""
     rest = told = b""
     try:
         async for part in parts:
@@ -214,12 +214,12 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
             if end >= len(_END_OF_EVENT):
                 told, rest = rest[:end], rest[end:]
                 yield told
-                # Parts that have come together are each written alone: the loop must see that the client has left.
+                # Events that arrive together are written one by one, so that the loop notices a client that has left.
                 await asyncio.sleep(0)
         if rest:
             yield rest
     except (ApiError, ReplicaLostError) as exc:
-        error = ApiError.unavailable(f"the stream was cut: {exc}; ask again")
+        error = ApiError.unavailable(f"the stream was cut: {exc}; try again")
         request_id = head.header(REQUEST_ID_HEADER) or dict(asked.headers).get(REQUEST_ID_HEADER)
         yield written([_last_event(asked, error.body_for(request_id), told)])
     finally:
@@ -227,7 +227,7 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
 
 
 def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.Struct:
-    """Word the error that ends a stream in the route's protocol; ``told`` are the events sent last."""
+    """Return the error event that ends a stream in the route's protocol; ``told`` are the events sent last."""
     path = asked.target.partition("?")[0]
     if path != "/v1/responses":
         return error_of_route(path, error)
@@ -251,12 +251,14 @@ async def _close(parts: AsyncIterator[Head | bytes]) -> None:
 
 
 def _headers(head: Head) -> dict[str, str]:
-    """Return an answer's headers without those that this server adds itself."""
+    """Return a reply's headers without the ones that this server adds itself."""
     return {name: value for name, value in head.headers if name not in ("content-length", REQUEST_ID_HEADER)}
 
 
 def _refusal(request: Request, error: ApiError, _: Mapping[str, str] | None = None) -> Response:
-    """Answer with an error of the front, under the request id that the engines know. Serve adds the id's header."""
+    """Reply with an error of the front, under the request id that the engines know. Serve adds the header with the
+    id.
+    """
     later = {"retry-after": RETRY_AFTER_S} if error.status == 503 else {}
     answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER), headers=later)
     if REQUEST_ID_HEADER in answer.headers:

@@ -1,7 +1,7 @@
-"""The operators' routes of a router: one call for all engines, done by all or by none.
+"""The operators' routes of a router: a call changes all engines or none.
 
-Drives the pure state machine of ``engine.core.routing.operators``: sends its calls to the engines over HTTP, feeds
-it the answers, and bounds each stage in time. Decides nothing.
+Drives the pure state machine of ``engine.core.routing.operators``: sends its calls to the engines over HTTP, feeds it
+the answers, and limits the time of each stage. Decides nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.frontend.schema.operator_routes import (
 )
 from engine.process.settings import ServerSettings
 
-# Routes that address all engines when a request names none.
+# Routes that address all engines if a request names none.
 VERBS: Final = {
     "/pause_generation": Verb.PAUSE,
     "/continue_generation": Verb.CONTINUE,
@@ -39,7 +39,8 @@ VERBS: Final = {
     "/wake": Verb.WAKE,
 }
 _TARGETS: Final = {verb: path for path, verb in VERBS.items()}
-# An engine may still carry out a call whose connection was lost; looks are repeated until it has none.
+# The pause between looks: an engine may still carry out a call whose connection was lost, so looks repeat until it has
+# none.
 _LOOK_AGAIN_S: Final = 0.05
 
 
@@ -60,7 +61,7 @@ class FleetOperators:
         engines.on_messages = self._send
 
     async def answer(self, request: Request) -> Response:
-        """Carry out an operator's call on all engines. It goes on when the operator leaves."""
+        """Carry out an operator's call on all engines. It continues if the operator disconnects."""
         await self._access.admit_operation(request)
         order, drain_s = await self._read(request)
         outcome = await asyncio.shield(self.act(order, drain_s))
@@ -110,7 +111,7 @@ class FleetOperators:
     def _send(self, messages: list[Message]) -> None:
         for message in messages:
             if isinstance(message, Outcome):
-                assert self._ended is not None, "an act that ends was begun"
+                assert self._ended is not None, "an outcome belongs to an act"
                 self._ended.set_result(message)
             else:
                 task = asyncio.create_task(self._ask(message))
@@ -123,7 +124,7 @@ class FleetOperators:
             self._send(self._machine.drained())
 
     def _time_stage(self) -> None:
-        """Bound the time of the stage that has begun, if the act goes on."""
+        """Limit the time of the stage that has begun, unless the act is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -135,7 +136,7 @@ class FleetOperators:
         words = f"did not answer within {limit_s:g} s"
         if machine.is_draining:
             limit_s = self._drain_s
-            words = f"has sent requests that had not ended within {limit_s:g} s; give a timeout, or pause with abort"
+            words = f"has sent requests that did not finish within {limit_s:g} s; give a timeout, or pause with abort"
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(limit_s, lambda: self._send(machine.late(stage, words)))
 

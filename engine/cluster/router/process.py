@@ -1,6 +1,6 @@
-"""The router's process: the front on its socket, and a watch over each engine, until a signal ends it.
+"""The router's process: the front on its socket and a watch over each engine, until a signal ends it.
 
-Computes nothing and keeps nothing on disk. It runs without a supervisor: it has no other process.
+Computes nothing and keeps nothing on disk. It has no child process, so it needs no supervisor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging
 from engine.process.settings import ServerSettings
 
-# The most pages remembered of an engine that publishes no KV events.
+# The most pages to remember for an engine that publishes no KV events.
 INDEX_PAGES: Final = 32_768
 EXIT_FAILED: Final = 1
 

@@ -1,6 +1,6 @@
-"""The reader of prompts: token ids by the engine's own code, so that their pages can be compared with its cache.
+"""The reader of prompts: tokenizes them with the engine's own code, so that their pages can be compared with its cache.
 
-Without the model it compares texts instead. Refuses nothing: an invalid body has no prompt, and the engine explains the
+Without the model it reads texts instead. Refuses nothing: an invalid body has no prompt, and the engine reports the
 error to the client.
 """
 
@@ -25,7 +25,7 @@ from engine.process.settings import ServerSettings
 
 
 class ReadsPrompts(Protocol):
-    """The source of prompts for a router."""
+    """Reads prompts for a router."""
 
     async def learn(self, settings: ServerSettings, limits: Limits) -> None: ...
 
@@ -33,7 +33,7 @@ class ReadsPrompts(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with the model of the first engine that was met; all engines must serve it."""
+    """Reads prompts with the model of the first engine that answered; all engines must serve it."""
 
     def __init__(self) -> None:
         self._orders: Mapping[str, Callable[[bytes], Order]] = {}
@@ -41,7 +41,7 @@ class PromptReader:
         self._loading = asyncio.Lock()
 
     async def learn(self, settings: ServerSettings, limits: Limits) -> None:
-        """Learn the model of an engine. Raises ConfigError for a second model, or without its tokenizer."""
+        """Learn the model of an engine. Raises ConfigError for a second model, or if it has no tokenizer."""
         async with self._loading:
             if self._served is None:
                 self._served = await asyncio.to_thread(served_model, settings, limits, {})
@@ -56,7 +56,7 @@ class PromptReader:
                 raise ConfigError(f"engines of one router must have the same {what}, got {value} beside {other}")
 
     async def prompt_of(self, path: str, body: bytes) -> Prompt:
-        """Read the prompt of a body, a long body in a thread."""
+        """Read the prompt of a body; a long body in a thread."""
         if path not in GENERATING or not self._orders:
             return NO_PROMPT
         if is_long(body, is_chat=ROUTES[path].is_chat):
@@ -68,7 +68,7 @@ class PromptReader:
             order = self._orders[path](body)
         except ApiError:
             return NO_PROMPT
-        assert self._served is not None, "there are orders of no model"
+        assert self._served is not None, "no model is known yet"
         first = order.messages[0]
         prompt = Prompt.of_ids(
             first.prompt_ids,
@@ -79,13 +79,13 @@ class PromptReader:
         return replace(prompt, tokens=sum(len(message.prompt_ids) for message in order.messages[:: order.n]))
 
 
-# A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
+# Bytes per token of most tokenizers and texts; it only weighs prompts against each other.
 BYTES_A_TOKEN: Final = 4
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
-    """Read a prompt as text: its chunks count bytes, its tokens are estimated. Empty where a body has none."""
+    """Read a prompt as text: its chunks count bytes, and its tokens are estimated. Empty if a body has none."""
     if path not in GENERATING:
         return NO_PROMPT
     try:
@@ -95,7 +95,7 @@ def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
     if not isinstance(fields, dict):
         return NO_PROMPT
     text = _prompt(fields)
-    # A LoRA's KV is its own, and so are another model's and that of another cache salt.
+    # Different LoRAs, models and cache salts share no KV.
     namespace = _text([fields.get(name) for name in ("model", "lora_path", "cache_salt")])
     return Prompt(
         chain=chunk_hashes(text, chunk_bytes, namespace),
@@ -107,7 +107,7 @@ def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
 def _prompt(fields: dict[str, Any]) -> bytes:
     said = fields.get("messages", fields.get("input"))
     if said is not None:
-        # Templates put the tools first. Each message is a text of its own, so that one more changes none before it.
+        # Templates put the tools first. Each message is a separate text, so that a new one changes none before it.
         parts = [fields.get("tools"), fields.get("system"), fields.get("instructions")]
         return b"".join(map(_text, [*parts, *(said if isinstance(said, list) else (said,))]))
     for name in ("text", "prompt", "input_ids"):

@@ -1,7 +1,7 @@
-"""The proxy of one engine: passes a request on unchanged and streams the answer back.
+"""The proxy of one engine: forwards a request unchanged and streams the reply back.
 
-Owns the messages between the front and an engine, the port of the front to all engines, and the list of headers that
-belong to one connection. Leaving an answer closes its connection, which ends the request in the engine.
+Owns the messages between the front and an engine, the front's port to all engines, and the list of headers that belong
+to one connection. Abandoning a reply closes its connection, which ends the request in the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PassedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The head of an engine's answer, with the name of its replica."""
+    """The head of an engine's reply, with the name of its replica."""
 
     status: int
     headers: Headers
@@ -53,7 +53,7 @@ class Head:
 
 
 class ReplicaLostError(Exception):
-    """A replica died with a request. ``replica`` is its name, '' where that is unknown."""
+    """A replica died with a request. ``replica`` is its name, '' if unknown."""
 
     def __init__(self, message: str, replica: str = "") -> None:
         super().__init__(message)
@@ -62,14 +62,15 @@ class ReplicaLostError(Exception):
 
 class Engines(Protocol):
     def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
-        """Send a request to the engine that the router chooses: the head of its answer, then its bytes as they come.
+        """Send a request to the engine that the router chooses; yield the head of its reply, then its bytes as they
+        arrive.
 
         Closing the iterator ends the request in the engine. Raises ApiError when no engine takes the request, and
-        ReplicaLostError when the one that had it is gone.
+        ReplicaLostError if the engine that had it is gone.
         """
 
     async def loads(self, headers: Headers) -> list[Load]:
-        """The load that each engine reports, for a client that may ask. Raises ApiError."""
+        """Return the load that each engine reports, for a client with access. Raises ApiError."""
 
 
 # Headers of one connection, never passed on; a Connection header names more of them.
@@ -87,14 +88,14 @@ _OF_A_CONNECTION: Final = frozenset(
         "upgrade",
     }
 )
-# httpx counts the body itself; an engine compresses nothing.
+# httpx counts the body itself, and an engine compresses nothing.
 _NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
 PATIENCE_S: Final = 5.0
 _STATUSES: Final = range(200, 600)
 
 
 class EngineProxy:
-    """Passes requests to the engine at ``base_url``; its answers carry the name ``replica``."""
+    """Forwards requests to the engine at ``base_url``; its replies carry the name ``replica``."""
 
     def __init__(
         self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
@@ -103,10 +104,10 @@ class EngineProxy:
         self._peer = Peer(base_url, settings, PATIENCE_S, transport)
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Head | bytes, None]:
-        """Pass a request on: yield the head of the engine's answer, then its bytes.
+        """Forward a request: yield the head of the engine's reply, then its bytes.
 
-        Raises ApiError for a request that cannot be sent, and ReplicaLostError when the engine is gone, before the head
-        or in the middle.
+        Raises ApiError for a request that cannot be sent, and ReplicaLostError if the engine is gone, before the head
+        or later.
         """
         dropped = _NOT_PASSED_ON | _named_by_connection(request.headers)
         headers = [(name, value) for name, value in request.headers if name not in dropped]
@@ -114,14 +115,14 @@ class EngineProxy:
         try:
             sent = client.build_request(request.method, request.target, headers=headers, content=request.body)
         except (httpx.InvalidURL, ValueError) as exc:
-            raise ApiError.invalid(f"the request's target and headers must be such as HTTP can carry: {exc}") from exc
+            raise ApiError.invalid(f"the request's target and headers must be valid HTTP: {exc}") from exc
         try:
             answer = await client.send(sent, stream=True)
             async with contextlib.aclosing(answer):
                 yield Head(status=_status_of(answer), headers=_passed_back(answer.headers), replica=self._replica)
                 async for part in answer.aiter_raw():
                     yield part
-        except Exception as exc:  # malformed bytes make an HTTP client raise almost anything
+        except Exception as exc:  # malformed bytes can make an HTTP client raise almost anything
             words = f"the engine of replica {self._replica} is gone ({type(exc).__name__})"
             raise ReplicaLostError(words, self._replica) from exc
 
@@ -138,11 +139,11 @@ class EngineProxy:
         return await self._peer.about()
 
     async def state(self) -> OperatedState:
-        """Return what operators can change: pause, weights, sleep. Raises PartnerError."""
+        """Return the state that operators change: pause, weights, sleep. Raises PartnerError."""
         return await self._peer.state()
 
     async def operate(self, target: str, body: object = None) -> PeerAnswer:
-        """Ask as an operator, with the router's own key. Raises PartnerError when the engine gives no whole answer."""
+        """Call as an operator, with the router's own key. Raises PartnerError without a complete reply."""
         return await self._peer.operate(target, body)
 
     async def load(self) -> Load | None:
@@ -155,12 +156,12 @@ class EngineProxy:
             raise
 
     async def load_for(self, headers: Headers) -> Load:
-        """Return the load to a client, who needs the engine's key. Raises ApiError."""
+        """Return the load for a client, who needs the engine's key. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
             return await self._peer.load_for(allowed)
         except PartnerError as exc:
-            raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
+            raise ApiError.unavailable(f"the engine of replica {self._replica} does not report its load") from exc
 
     async def close(self) -> None:
         await self._peer.close()
@@ -168,12 +169,12 @@ class EngineProxy:
 
 def _status_of(answer: httpx.Response) -> int:
     if answer.status_code not in _STATUSES:
-        raise httpx.RemoteProtocolError(f"an answer has a status from 200 to 599, got {answer.status_code}")
+        raise httpx.RemoteProtocolError(f"a reply must have a status from 200 to 599, got {answer.status_code}")
     return answer.status_code
 
 
 def _passed_back(headers: httpx.Headers) -> Headers:
-    # As the server writes them again: byte for byte.
+    # Decoded as the server encodes them, byte for byte.
     headers.encoding = "latin-1"
     items = headers.multi_items()
     dropped = _OF_A_CONNECTION | _named_by_connection(items)

@@ -1,7 +1,7 @@
 """The watch over one engine: whether it takes requests, its model, its load, and the contents of its cache.
 
-Owns the order of these questions: an engine gets requests once it has answered, and its mirror is used while it is
-right. Also owns the sockets for KV events; the mirror interprets the batches.
+An engine gets requests once it has answered, and its mirror is used while it is right. Also owns the sockets for KV
+events; the mirror interprets the batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.process.links.endpoint import parse_engine_url
 from engine.process.settings import ServerSettings
 
 ANSWER_S: Final = 5.0
-# All batches that an engine keeps, and their frames.
+# The size of all batches that an engine keeps, with their frames.
 MOST_ANSWER_BYTES: Final = 2 * MAX_KEPT_BYTES
-# One answer makes a mirror right, two after a restart of the engine. The engine goes on publishing meanwhile.
+# One answer makes a mirror right, two after a restart of the engine; more, because it publishes in between.
 MOST_QUESTIONS: Final = 4
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Subscription:
     """Keeps ``cache`` right. ``gaps`` counts the times that batches were missing.
 
-    Never raises because of what an engine sends: at worst its mirror is not used.
+    Nothing that an engine sends makes it raise: at worst the mirror is not used.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, cache: FollowedCache) -> None:
@@ -51,17 +51,17 @@ class Subscription:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until this is cancelled. If the endpoint cannot be listened to, `ask` still works."""
+        """Listen until cancelled. If the endpoint is unusable, `ask` still works."""
         with self._context:
             try:
                 await self._listen()
-            except Exception as exc:  # noqa: BLE001 - an engine may name anything as its endpoint
+            except Exception as exc:  # noqa: BLE001 - an engine may give any text as its endpoint
                 logger.warning("%s cannot be listened to: %s", shown(self._endpoint), shown(repr(exc)))
                 self.cache.doubt()
             await asyncio.get_running_loop().create_future()
 
     async def ask(self) -> None:
-        """Request the batches since the last one; for a right mirror too, so that a lost batch shows in time."""
+        """Request the batches since the last one, even for a right mirror, so that a lost batch is noticed in time."""
         async with self._asking:
             for _ in range(MOST_QUESTIONS):
                 first = self.cache.wanted
@@ -94,7 +94,7 @@ class Subscription:
                 monitor.close(linger=0)
 
     def _misses(self, parts: Sequence[bytes]) -> bool:
-        """Take a batch as it is published. Returns whether it shows that others are missing."""
+        """Take a published batch. Returns whether it shows that others are missing."""
         was_right = self.cache.is_right
         try:
             return not self.cache.live(batch_in(parts)) and was_right
@@ -104,7 +104,7 @@ class Subscription:
             return was_right
 
     async def _answer(self, first: int) -> list[Batch]:
-        """Fetch the batches from a number on. Each question has a socket of its own, so answers never mix."""
+        """Fetch the batches from a number on. Each request has its own socket, so answers never mix."""
         batches: list[Batch] = []
         size = 0
         with self._context.socket(zmq.DEALER) as asking:
@@ -122,7 +122,7 @@ class Subscription:
                     raise BadFrameError(f"more than {MAX_KEPT_BATCHES} batches or {MOST_ANSWER_BYTES} bytes")
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        """Doubt the mirror when the connection ends: later batches may come from a restarted engine."""
+        """Doubt the mirror when the connection ends: later batches may be from a restarted engine."""
         while True:
             parse_monitor_message(await monitor.recv_multipart())
             self.cache.doubt()
@@ -157,7 +157,7 @@ class EngineWatch:
                     await asyncio.wait_for(self._wanted.wait(), self._period_s)
                 except TimeoutError:
                     continue
-                # All requests of a dead engine report its end; one look answers them together.
+                # All requests of a dead engine report its end; one check answers them together.
                 await asyncio.sleep(self._period_s / 4)
         finally:
             await self._unsubscribe()
@@ -166,7 +166,7 @@ class EngineWatch:
         before = self._engine.why_not
         try:
             why = await self._looked()
-        except Exception as exc:  # no answer of an engine may end its watch, or disturb the others
+        except Exception as exc:  # no reply of an engine may end its watch or disturb the others
             logger.exception("%s could not be looked at", self._name)
             why = f"could not be looked at ({type(exc).__name__}); the router's log says why"
             self._engines.away(self._name, why)
@@ -174,7 +174,7 @@ class EngineWatch:
             logger.log(logging.WARNING if why else logging.INFO, "%s %s", self._name, why or "takes requests")
 
     async def _looked(self) -> str:
-        """Look once. Returns why the engine takes no requests, and '' when it does."""
+        """Check the engine once. Returns why it takes no requests, '' if it does."""
         why = await self._engine.proxy.why_not_serving() or await self._meet()
         if why:
             self._engines.gone(self._name, why)
@@ -188,7 +188,7 @@ class EngineWatch:
         return why
 
     async def _meet(self) -> str:
-        """Learn the load, and for a new or restarted engine its settings. Returns why it cannot be used, else ''."""
+        """Fetch the load, and for a new or restarted engine its settings. Returns why it cannot be used, else ''."""
         try:
             if self._engine.why_not:
                 about = await self._engine.proxy.about()
@@ -200,12 +200,12 @@ class EngineWatch:
         if load is not None:
             self._engines.placement.take_load(self._name, load)
         elif self._engine.why_not:
-            # A scheduler that is too busy to say its load takes requests all the same.
+            # A scheduler that is too busy to report its load still takes requests.
             self._engines.placement.report(self._name, ReplicaLoad())
         return ""
 
     async def _join(self, about: About) -> None:
-        """Take an engine in. Raises EngineError for one that cannot be used here."""
+        """Add an engine. Raises EngineError if it cannot be used here."""
         self._about = None
         placement = self._engines.placement
         if placement.fleet.is_known(self._name):
@@ -218,8 +218,8 @@ class EngineWatch:
             await self._reader.learn(settings, limits)
         except EngineError:
             raise
-        except Exception as exc:  # settings and a model's files can raise almost anything
-            raise PartnerError(f"is no engine of this version ({shown(repr(exc))})") from exc
+        except Exception as exc:  # bad settings or model files can raise almost anything
+            raise PartnerError(f"is not an engine of this version ({shown(repr(exc))})") from exc
         cache = self._engine.cache = self._subscribe(settings, limits)
         placement.join(self._name, settings.max_running_requests + settings.max_queued_requests, cache)
         self._about = about
@@ -229,7 +229,7 @@ class EngineWatch:
         endpoint, replay_endpoint = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         if not (endpoint and replay_endpoint and parse_engine_url(self._name, "an engine's URL").is_loopback):
             logger.warning(
-                "%s publishes no KV events that can be followed here, so its cache is guessed from its prompts; "
+                "%s publishes no KV events that this router can follow, so its cache is guessed from its prompts; "
                 "give it --kv-events, --kv-events-endpoint and --kv-events-replay-endpoint",
                 self._name,
             )
@@ -249,7 +249,7 @@ def _settings_of(about: About) -> ServerSettings:
     settings = ServerSettings.model_validate(about.settings)
     if settings.role == "prefill":
         raise ConfigError(
-            "an engine behind a router must answer clients, got one with role='prefill'; name it to the decode "
-            "engines, with --prefill-engines"
+            "an engine behind a router must answer clients, got one with role='prefill'; give it to the decode "
+            "engines with --prefill-engines"
         )
     return settings

@@ -26,7 +26,7 @@ def build(arguments: dict[str, str]) -> Application:
 
 
 def __getattr__(name: str) -> Application:
-    """Build ``app`` from the environment alone, on access, so that ``build`` does not build it too."""
+    """Build ``app`` from the environment on access, so that importing ``build`` does not build it too."""
     if name == "app":
         return build({})
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

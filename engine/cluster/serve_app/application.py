@@ -2,8 +2,8 @@
 of engines.
 
 Each engine replica is an actor that owns a server and passes requests to it over loopback. The server runs in its own
-processes, because an engine must fork before any thread exists, and because its supervisor drains it and ends it. Owns
-what Serve knows of both deployments: number, health and load.
+processes, because an engine must fork before any thread exists, and because its supervisor drains and ends it. Tells
+Serve the number, health and load of both deployments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from engine.server.launch.preload import PreloadedParent
 
 # This process's stderr as a path: Ray keeps it in the replica's log file, so the server's output goes there too.
 _LOG: Final = Path("/proc/self/fd/2")
-# Enough for the processes to end once the live requests have.
+# Time for the processes to end after the live requests.
 _GRACE_S: Final = 5.0
 
 
@@ -51,13 +51,13 @@ class OwnServer:
     def __init__(self, settings: ServerSettings) -> None:
         """Start the server and wait until it is ready. Raises StartupError with the cause."""
         self._parent = PreloadedParent.start()
-        # Once the parent has the order, it removes the folder even if this process is killed.
+        # Once the parent has the command, it removes the folder even if this process is killed.
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
         if settings.radix_cache:
             ends = {f"kv_events{end}": f"ipc://{self._folder}/kv{end}" for end in ("_endpoint", "_replay_endpoint")}
             settings = settings.model_copy(update={"kv_events": True, **ends})
         self._drain_s = settings.drain_timeout_s + _GRACE_S
-        # The endpoints of its KV events, live and replay, on this node; empty without a prefix cache.
+        # The live and the replay endpoint of its KV events, on this node; empty without a prefix cache.
         self.kv_endpoints = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         try:
             self._server = self._parent.serve(settings, self._folder, _LOG, remove_private_dir=True)
@@ -65,7 +65,8 @@ class OwnServer:
         except TimeoutError as exc:
             self._end()
             raise StartupError(
-                f"an engine must be ready within start_timeout_s={settings.start_timeout_s}, but was not; raise it"
+                f"an engine must be ready within start_timeout_s={settings.start_timeout_s} seconds, but was not; "
+                "raise it"
             ) from exc
         except BaseException:
             self._end()
@@ -81,7 +82,7 @@ class OwnServer:
             self._server.kill()
 
     def close(self) -> None:
-        """End the server, at once if it was not drained. Idempotent."""
+        """End the server, at once unless it was drained. Idempotent."""
         self._server.close()
         self._end()
 
@@ -91,7 +92,7 @@ class OwnServer:
 
 
 class EngineReplica:
-    """One engine replica. Serve calls the methods that have no caller here."""
+    """One engine replica. Serve calls its methods."""
 
     def __init__(self, settings_json: str) -> None:
         settings = ServerSettings.model_validate_json(settings_json)
@@ -109,7 +110,7 @@ class EngineReplica:
                 yield part
 
     async def load(self, headers: Headers) -> Load | ApiError:
-        """Return the engine's load for a client, or its refusal: Serve would wrap a raised error in its own."""
+        """Return the engine's load for a client, or its refusal, because Serve would wrap a raised error."""
         try:
             return await self._proxy.load_for(headers)
         except ApiError as exc:
@@ -152,12 +153,12 @@ class EngineReplica:
 
 ENGINES: Final = "engine"
 FRONTS: Final = "front"
-# A front only waits for engines, so it needs no bound of its own: the engines bound the requests.
+# A front only waits for engines, which bound the requests, so it needs no bound of its own.
 _FRONT_REQUESTS: Final = 65_536
-# On top of an engine's requests: short calls, and requests that the engine refuses itself.
+# Calls in addition to an engine's requests: short ones, and requests that the engine refuses.
 _OTHER_CALLS: Final = 256
 _PROBE_TIMEOUT_S: Final = 15.0
-# Enough for a replica to end once its live requests have.
+# Time for a replica to end after its live requests.
 _END_S: Final = 20.0
 _SEED: Final = 1
 
@@ -236,7 +237,7 @@ class RayEngines:
         return answer
 
     async def loads(self, headers: Headers) -> list[Load]:
-        """Ask every replica for its load, skipping those that do not answer. Raises ApiError when all refuse."""
+        """Ask every replica for its load, skipping those that do not answer. Raises ApiError if all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
         loads = [answer for answer in answers if isinstance(answer, Load)]
         refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
@@ -259,7 +260,7 @@ class _FrontReplica:
         return front_app(self._engines, self._settings, self._prompt_of)
 
     async def _prompt_of(self, path: str, body: bytes) -> Prompt:
-        """Read the prompt in a body: as token ids if the model's files are known here, else as text."""
+        """Read the prompt in a body: as token ids if the model's files are available here, else as text."""
         if self._learning is None:
             self._learning = asyncio.create_task(self._learn())
         prompt = await self._reader.prompt_of(path, body)
@@ -272,4 +273,4 @@ class _FrontReplica:
         except (ApiError, RayError):
             self._learning = None
         except EngineError as exc:
-            logger.warning("prompts are compared by their texts, because the model is not known here: %s", exc)
+            logger.warning("prompts are compared as text, because the model is not available here: %s", exc)

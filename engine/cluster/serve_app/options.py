@@ -46,9 +46,11 @@ class AppOptions(BaseModel):
     chunk_bytes: int = Field(256, ge=16, description="bytes of a prompt that a router compares as one chunk")
     index_chunks: int = Field(32_768, ge=1, description="chunks that a router remembers for each engine")
     balance_percent: int = Field(
-        125, ge=100, description="load up to which an engine is chosen for a prefix, in percent of the mean"
+        125, ge=100, description="maximum load, in percent of the mean, at which an engine is chosen for a prefix"
     )
-    balance_slack: int = Field(4, ge=0, description="the same bound in requests above the mean; the larger one counts")
+    balance_slack: int = Field(
+        4, ge=0, description="the same limit in requests above the mean; the larger limit applies"
+    )
 
     @field_validator("autoscaling_config", mode="before")
     @classmethod
@@ -58,7 +60,7 @@ class AppOptions(BaseModel):
         try:
             return json.loads(value)
         except ValueError as exc:
-            raise ValueError(f"it must be a JSON object as Serve's AutoscalingConfig has it ({exc})") from exc
+            raise ValueError(f"it must be a JSON object with the fields of Serve's AutoscalingConfig ({exc})") from exc
 
 
 def read_options(
@@ -67,13 +69,13 @@ def read_options(
     """Read the engine's settings and the application's options. Raises ConfigError, which names the argument."""
     for name, why in _NOT_OF_REPLICAS.items():
         if name in arguments:
-            raise ConfigError(f"{name} is not an engine's own under Serve, got {arguments[name]!r}: {why}")
+            raise ConfigError(f"{name} cannot be set for an engine under Serve, got {arguments[name]!r}: {why}")
     fields = AppOptions.model_fields
     known = {*fields, *ServerSettings.model_fields}
     for name in arguments.keys() - known:
         raise ConfigError(
             f"{name} is neither an option of the application nor a setting of an engine, got {arguments[name]!r}; "
-            f"options are {', '.join(fields)}, and settings those of `engine serve --help` with underscores"
+            f"the options are {', '.join(fields)}, and the settings those of `engine serve --help`, with underscores"
         )
     variables = _variables(environment)
     given = {name: value for name, value in arguments.items() if name in fields}
@@ -87,8 +89,8 @@ def read_options(
     settings = read_settings(engines, environment)
     if settings.role != "both":
         raise ConfigError(
-            f"role must be 'both' under Serve, got {settings.role!r}: replicas are alike; start prefill and decode "
-            "engines with `engine serve` and put `engine route` in front"
+            f"role must be 'both' under Serve, got {settings.role!r}: all replicas are alike; start prefill and "
+            "decode engines with `engine serve` and put `engine route` in front"
         )
     for sentence in unread_variables(environment):
         logger.warning("%s", sentence)

@@ -30,7 +30,7 @@ def refusal_of(refused: Refused) -> ApiError:
 class PrefixRequestRouter(RequestRouter):
     """Routes by prefix within a bound on imbalance."""
 
-    # Serve asks a replica for its queue before the first request, and its default of 0.1 s is short on a busy machine.
+    # Serve asks a replica for its queue before the first request; the default of 0.1 s is too short on a busy machine.
     queue_len_response_deadline_s = 1.0
     max_queue_len_response_deadline_s = 5.0
 
@@ -43,11 +43,13 @@ class PrefixRequestRouter(RequestRouter):
         balance_slack: int,
         seed: int,
     ) -> None:
-        """Take the options; called by Serve. ``capacity`` is the most requests that an engine takes at once."""
+        """Take the options; called by Serve. ``capacity`` is the maximum number of requests that an engine takes at
+        once.
+        """
         self._capacity = capacity
         rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack)
         self._placement = Placement(rules, index_chunks=index_chunks, seed=seed)
-        # By Serve's id of a request, which a retry keeps.
+        # Tickets by Serve's id of a request, which a retry keeps.
         self._tickets: dict[str, Ticket] = {}
         # Subscriptions to the KV events of this node's engines; engines on other nodes publish on their own loopback.
         self._node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
@@ -74,7 +76,7 @@ class PrefixRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose the replica for a request. When none can take it, its future gets the refusal."""
+        """Choose the replica for a request. If none can take it, its future gets the refusal."""
         if pending_request is None:
             return []
         # Serve waits between two attempts only if this is set.
@@ -87,7 +89,7 @@ class PrefixRequestRouter(RequestRouter):
         if isinstance(ticket, Refused):
             self._remove_pending_request_from_indices(pending_request)
             pending_request.future.set_exception(refusal_of(ticket))
-            # Serve checks the future once it has a candidate, and then goes on to the next request.
+            # Serve checks the future once it has a candidate, and then continues with the next request.
             return [candidate_replicas[:1]]
         chosen = [one for one in candidate_replicas if one.replica_id.unique_id == ticket.replica]
         if not chosen:
@@ -103,13 +105,13 @@ class PrefixRequestRouter(RequestRouter):
             self._end(internal_request_id, ticket)
 
     def _keep_choice(self, pending: PendingRequest, ticket: Ticket) -> None:
-        """Count a choice before Serve carries it out, so that the next choice takes it into account."""
+        """Count a choice before Serve carries it out, so that the next choice sees it."""
         request_id = pending.metadata.internal_request_id
         self._tickets[request_id] = ticket
         pending.future.add_done_callback(lambda future: self._end(request_id, ticket) if future.cancelled() else None)
 
     def _drop_choice(self, pending: PendingRequest) -> None:
-        """Take back an earlier choice, when its replica refused the request or the front tries another one."""
+        """Undo an earlier choice if its replica refused the request or the front tries another one."""
         request_id = pending.metadata.internal_request_id
         ticket = self._tickets.get(request_id)
         if ticket is not None:

@@ -1,1 +1,1 @@
-"""Processes of a server: settings, supervision, the pipes between them, and the gate of production."""
+"""Launches a server's processes and supervises them."""

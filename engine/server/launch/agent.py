@@ -1,8 +1,8 @@
-"""The agent of one stage on a machine of its own: joins a server, starts the stage's process, watches it, ends it.
+"""The agent of one stage on another machine: joins a server, then starts, watches and ends the stage's process.
 
-``python -m engine.server.launch.agent PID`` runs one for another process, with its order and the secret on stdin.
-Single-threaded and event-driven, because it forks. Ends with the server, and the stage ends with it.
-When the agent dies, or either side no longer hears the other, both sides end and leave nothing.
+``python -m engine.server.launch.agent PID`` runs an agent for another process, with its order and the secret on stdin.
+Single-threaded and event-driven, because it forks. Server, agent and stage end together: if the agent dies, or either
+side no longer hears the other, both sides end and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from lockstep.output_files import keep_private
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1
 RETRY_S: Final = 0.2
-# Bounds the server's silence until its settings, which carry the real bound, have come.
+# Bounds the server's silence until its settings, which have the real bound, arrive.
 FIRST_SILENCE_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def run_agent(order: StageOrder, secret: Secret) -> int:
 
 
 def _connected(order: StageOrder, secret: Secret, signals: SignalWatch) -> socket.socket | None:
-    """Wait until the server accepts a connection. Returns None when the user ended the agent meanwhile."""
+    """Wait until the server accepts a connection. Returns None if the user ends the agent meanwhile."""
     claim = Claim(Role.CONTROL, ANY_STAGE if order.stage is None else order.stage)
     address = LinkAddress(order.join, secret, claim, FIRST_SILENCE_S)
     deadline = time.monotonic() + order.timeout_s
@@ -99,7 +99,7 @@ def _connected(order: StageOrder, secret: Secret, signals: SignalWatch) -> socke
             if time.monotonic() >= deadline:
                 raise StartupError(
                     f"a server must listen on {order.join}, but: {exc.strerror or exc}; start `engine serve "
-                    "--placement join` there, and see that no firewall is between"
+                    "--placement join` there, and check that no firewall blocks the port"
                 ) from exc
             if not has_said:
                 _say(f"waiting for a server at {order.join} ({exc.strerror or exc})")
@@ -164,7 +164,7 @@ class Agent:
         return self.over
 
     def close(self) -> None:
-        """Leave nothing: no process, file or socket."""
+        """End the stage's process, and remove all files and sockets."""
         self._end_stage()
         if self._progress is not None:
             self._progress.close()
@@ -187,7 +187,7 @@ class Agent:
     def obey(self, message: ToAgent) -> None:
         match message:
             case Refused():
-                raise StartupError(f"the server at {self._order.join} does not take this stage: {message.why}")
+                raise StartupError(f"the server at {self._order.join} refused this stage: {message.why}")
             case Assigned():
                 self._prepare(message)
             case Begin():
@@ -240,7 +240,7 @@ class Agent:
         self._progress = StageProgress(self._folder.path, order.limits.pp_size)
         listens = [self._listener.fileno()] if self._stage else []
         if not self._stage:
-            self._listener.close()  # The first stage has no sender; its port is where the process group meets.
+            self._listener.close()  # No stage sends to the first one; its port is for the process group.
         main = functools.partial(self._run_stage, settings, order.limits, order.book)
         child = fork_child(f"{STAGE_PREFIX}{self._stage}", main, keep=listens)
         self._listener.close()
@@ -271,7 +271,7 @@ class Agent:
         run_stage_process(control, settings, limits, stage, self._folder.path, wires=wires, meeting=book[0])
 
     def _tend(self, now: float) -> float | None:
-        """Send a pulse if one is due, and end if the server is silent. Returns the seconds until the next is due."""
+        """Send a pulse if it is due, and end if the server is silent. Returns the seconds until the next call."""
         if (why := self._link.tend(now, self._pulse)) is not None:
             self._lose_server(why)
             return 0.0
@@ -322,7 +322,7 @@ class Agent:
         child.close()
 
     def _on_signal(self) -> None:
-        """End the stage, and so the server, on a user's signal. Only report a stopped stage: the server judges it."""
+        """End the stage, and so the server, on a user's signal. Only report a stopped stage: the server decides."""
         for number in self._signals.take():
             if number != signal.SIGCHLD:
                 name = signal.Signals(number).name
@@ -335,7 +335,7 @@ class Agent:
 
 
 def _gpu_of(settings: ServerSettings, stage: int) -> str:
-    """Identify this stage's GPU among the machine's GPUs; empty when the CPU computes."""
+    """Identify this stage's GPU on the machine; empty if the CPU computes."""
     import torch
 
     from engine.model.arithmetic import stage_devices

@@ -1,6 +1,6 @@
-"""Announces a server's start: a bar while the weights load, then the model, its limits and its URL.
+"""Announces a server's start: a progress bar while the weights load, then the model, its limits and its URL.
 
-Owns the text and its audience: an operator reads lines on the terminal, a harness gets a call.
+Owns the text: an operator reads lines on the terminal, a harness gets a call.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StartView:
         self._started_s = started_s
         self._phases = phases
         self._loads: dict[str, Loading] = {}
-        # For each process, the loading steps that it reported and when each began.
+        # For each process, the loading phases that it reported, with their start times.
         self._steps: dict[str, list[tuple[str, float]]] = {}
         self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
@@ -147,7 +147,7 @@ class StartView:
         sys.stdout.write(f"{JsonFormatter().format(record)}\n")
 
     def _loading_told(self) -> str:
-        """List the loading steps, each with the seconds of the process that took longest for it."""
+        """List the loading phases, each with the seconds of its slowest process."""
         longest: dict[str, float] = {}
         now = time.monotonic()
         for steps in self._steps.values():

@@ -59,10 +59,10 @@ class Child(WatchedProcess):
         except BadFrameError as exc:
             logger.warning("dropped an undecodable message of the %s process: %s", self.name, exc)
         except (EOFError, ConnectionError):
-            # Only the process itself holds the other end, so it is exiting and can be reaped in a moment.
+            # Only the process itself has the other end, so it is exiting and can be reaped in a moment.
             self.reap(wait=True)
         except OSError as exc:
-            # A frame longer than any message: the pipe is unreadable from here on, even the process's end.
+            # A frame longer than any message: nothing more can be read from the pipe, not even the process's end.
             self.end(f"its control pipe broke: {exc}")
             self.reap(wait=True)
         else:
@@ -74,7 +74,7 @@ class Child(WatchedProcess):
         if not self.alive:
             return
         try:
-            # WNOWAIT leaves an exit to be reaped, and the stop to be seen again.
+            # WNOWAIT leaves an exit to be reaped, and a stop to be reported again.
             stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             stopped = False  # It was reaped already.
@@ -106,7 +106,7 @@ def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives
     """Fork a process that runs ``main`` and exits. It keeps its control pipe and the file descriptors in ``keep``.
 
     With ``outlives_supervisor`` the kernel does not kill it with the supervisor: it still has a final message for
-    clients, and notices the supervisor's death by the end of its pipe.
+    clients, and the end of its pipe tells it about the supervisor's death.
     """
     ours, theirs = Pipe(duplex=True)
     supervisor_pid = os.getpid()
@@ -127,7 +127,7 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     signal.set_wakeup_fd(-1)
     leave_stops_to_the_supervisor()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # `kill -USR1 PID` makes a hanging process write its stacks to stderr, even from inside a system call.
+    # `kill -USR1 PID` makes a hanging process write its stacks to stderr, even inside a system call.
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     if not outlives_supervisor:
         die_with_parent(supervisor_pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The costly imports: the models' run once, in a process that then forks; the front end's run in its own process.
+"""The expensive imports: the models' run once, in a process that then forks; the front end's run in its own process.
 
 The only place of this layer that loads torch, for the stages that will be forked. Starts no thread: a fork copies only
-the calling thread, so a lock held by another thread would stay locked for ever in the child.
+the calling thread, so a lock held by another thread would stay locked forever in the child.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
-# Numeric libraries start their thread pools at import unless these say otherwise.
+# Numeric libraries start thread pools at import unless these variables forbid it.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# All but the first are imported lazily by the frameworks: for the first route parameter, the first large answer, the
-# tokenizer and the start of the server.
+# The frameworks import all but the first lazily: for the first route parameter, the first large reply, the tokenizer
+# and the start of the server.
 FRONTEND_MODULES = (
     "engine.frontend.http.process",
     "pydantic.v1",
@@ -40,7 +40,7 @@ TORCH_MODEL_MODULES = (
 
 
 def limit_imports() -> None:
-    """Keep later imports from starting threads and from printing advice about threads."""
+    """Keep later imports from starting threads or printing advice about threads."""
     for variable in THREAD_POOL_VARIABLES:
         os.environ.setdefault(variable, "1")
     # A library that probes CUDA at import would otherwise open the driver, and then no forked child could use it.
@@ -49,9 +49,9 @@ def limit_imports() -> None:
 
 
 def import_engine(*more: str) -> None:
-    """Import what any process of the engine needs, in a process that forks whole servers, and the modules ``more``.
+    """Import the modules that any process of the engine needs, and ``more``, in a process that forks whole servers.
 
-    Skips the modules that this process cannot find: the servers import them on their client's ``sys.path``.
+    Skips modules that this process cannot find: the servers import them with their client's ``sys.path``.
     """
     import_frontend()
     import_models()
@@ -59,12 +59,12 @@ def import_engine(*more: str) -> None:
 
 
 def import_frontend() -> None:
-    """Import what only the front end needs. Its process calls this while the stages load."""
+    """Import the modules that only the front end needs. Its process calls this while the stages load."""
     _import(FRONTEND_MODULES)
 
 
 def import_models(*, of_torch: bool = True) -> None:
-    """Import what the scheduler and the stages need.
+    """Import the modules of the scheduler and the stages.
 
     Without ``of_torch``, a process that turns out to need the torch models imports them itself.
     """
@@ -72,7 +72,7 @@ def import_models(*, of_torch: bool = True) -> None:
 
 
 def import_stage() -> None:
-    """Import what a machine needs that runs nothing but a stage."""
+    """Import the modules of a machine that only runs a stage."""
     _import((*MODEL_MODULES, *TORCH_MODEL_MODULES))
 
 
@@ -89,7 +89,7 @@ def _import(modules: Iterable[str]) -> None:
     Collections in forked children then leave these objects alone, so their memory stays shared.
     """
     limit_imports()
-    # Nearly every object that an import makes is kept, so collecting during imports would only cost time.
+    # Nearly every object that an import creates is kept, so collecting during imports only costs time.
     gc.disable()
     try:
         for module in modules:

@@ -1,6 +1,6 @@
-"""Opens the port where stages of other machines join this server, with its secret and its checkpoint's digest.
+"""Opens the port where stages on other machines join this server, with its secret and its checkpoint's digest.
 
-Owns the order of these steps: a user's mistakes are refused before anything costly starts.
+Owns the order of these steps: a user's mistakes are refused before anything expensive starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RayStages:
         self._folder = tempfile.mkdtemp(prefix="ray-")
 
     def start(self, gathering: Gathering) -> Child:
-        """Start the driver, which makes stages join at ``gathering``. It cleans up even when the supervisor dies."""
+        """Start the driver, which makes stages join at ``gathering``. It cleans up even if the supervisor dies."""
         order = RayOrder(
             settings=self._settings.model_dump_json(),
             stages=self._stages(gathering),
@@ -72,7 +72,7 @@ class Meeting(msgspec.Struct):
 
 
 class MeetingPlace:
-    """A bound port and a secret. Raises EngineError when the port is taken or the secret cannot be read."""
+    """A bound port and a secret. Raises EngineError if the port is in use or the secret cannot be read."""
 
     def __init__(self, settings: ServerSettings) -> None:
         if settings.placement == "ray":
@@ -105,5 +105,5 @@ class MeetingPlace:
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
-    """Replace a wildcard host, which no other machine can connect to, by this machine's name."""
+    """Replace a wildcard host, to which no other machine can connect, by this machine's name."""
     return Endpoint(platform.node(), endpoint.port) if endpoint.is_wildcard else endpoint

@@ -44,10 +44,10 @@ from engine.server.launch.preload import (
 from engine.server.launch.supervisor import supervise
 from lockstep.interruption import EXIT_INTERRUPTED
 
-# Enough for a supervisor to take its own processes down.
+# Time for a supervisor to end its own processes.
 SERVERS_GRACE_S = 3.0
 REAP_INTERVAL_S = 0.01
-# With each order come the lifeline and the news socket.
+# Each order comes with the lifeline and the news socket.
 SOCKETS_AN_ORDER = 2
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class ForkingParent:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
         self.servers: dict[int, socket.socket] = {}
-        # A server's processes share its supervisor's session, even the ones that outlive it.
+        # A server's processes share its supervisor's session, even those that outlive it.
         self._sessions: set[int] = {os.getsid(0)}
         self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
@@ -124,13 +124,13 @@ class ForkingParent:
         if isinstance(request, ServeRequest) and request.remove_private_dir:
             self._folders.append(request.private_dir)
         if _is_hung_up(self._orders):
-            # Nobody is left to use this server; the client's folder is removed all the same.
+            # Nobody is left to use this server, but the client's folder must still be removed.
             for fd in fds:
                 os.close(fd)
             self.over = True
             return
         if len(fds) != SOCKETS_AN_ORDER:
-            _refuse(fds, f"dropped an order that must come with {SOCKETS_AN_ORDER} sockets, got {len(fds)}")
+            _refuse(fds, f"dropped an order, which must come with {SOCKETS_AN_ORDER} sockets, got {len(fds)}")
             return
         lifeline_fd, news_fd = fds
         news = socket.socket(fileno=news_fd)
@@ -156,7 +156,7 @@ class ForkingParent:
                     _tell(news, Exited(status=os.waitstatus_to_exitcode(ended[1])))
                     news.close()
         if reaped:
-            # After any process's end: a killed supervisor may end before its own children.
+            # After the end of any process, because a killed supervisor may end before its own children.
             self._end_orphans()
 
     def _end_orphans(self) -> None:
@@ -168,7 +168,7 @@ class ForkingParent:
 
 
 def _is_hung_up(link: socket.socket) -> bool:
-    """Whether the other end is closed, even if bytes are left to read."""
+    """Return whether the other end is closed, even if bytes are left to read."""
     poller = select.poll()
     poller.register(link, 0)
     return bool(poller.poll(0))
@@ -185,11 +185,12 @@ def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: i
     """Turn the forked child into the supervisor of one server, or the agent of one stage; never returns."""
     status, has_log = EXIT_FAILED, False
     try:
-        # Until the supervisor handles signals itself, a request to end, or the parent's death, interrupts it.
+        # Until the supervisor handles signals itself, a stop signal, or the parent's death, interrupts it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The engine's processes close the lifeline, so only this process holds it and it closes when this one ends.
+        # The engine's processes close the lifeline, so only this process holds it, and it closes when this process
+        # ends.
         close_inherited_files([lifeline_fd, news.fileno()])
         die_with_parent(parent_pid, signal.SIGINT)
         os.setsid()
@@ -199,7 +200,7 @@ def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: i
     except KeyboardInterrupt:
         status = EXIT_INTERRUPTED
     except BaseException as exc:  # noqa: BLE001 - only the log can show this
-        # A client that left meanwhile has removed the log's folder.
+        # A client that has left has removed the log's folder.
         if has_log or not _is_hung_up(news):
             sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:

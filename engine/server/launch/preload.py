@@ -1,4 +1,4 @@
-"""The preloaded parent: a process that did the costly imports once and forks servers on request.
+"""The preloaded parent: a process that has run the expensive imports once and forks servers on request.
 
 This is the client's side, for harnesses and tools; importing it is cheap. The parent dies with its client, and its
 servers die with the parent. Never runs the client's main module again.
@@ -84,7 +84,7 @@ class ServerProcess:
         self._private_dir = private_dir
         self._told: dict[type[msgspec.Struct], News] = {}
         self._status: int | None = None
-        # The server may speak before its parent does.
+        # The server may send a message before its parent does.
         while not isinstance(said := self._next_news(None), Forked):
             if isinstance(said, Exited):
                 raise StartupError(f"the preloaded parent must send the pid of the server that it forked, got {said}")
@@ -92,7 +92,7 @@ class ServerProcess:
         self.pid = said.pid
 
     def fileno(self) -> int:
-        """Return the lifeline, which is at end of file once the supervisor is gone and carries no data before."""
+        """Return the lifeline, which carries no data and is at end of file once the supervisor is gone."""
         return self._lifeline.fileno()
 
     def wait_ready(self, timeout_s: float) -> Serving:
@@ -144,12 +144,12 @@ class ServerProcess:
         raise StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
 
     def _signal(self, number: signal.Signals) -> None:
-        # The pid may belong to another process once the supervisor is gone.
+        # Once the supervisor is gone, its pid may belong to another process.
         if self._status is None and self._alive():
             os.kill(self.pid, number)
 
     def _alive(self) -> bool:
-        """Whether the lifeline is open, and so whether the supervisor lives."""
+        """Return whether the lifeline is open, and so whether the supervisor lives."""
         self._lifeline.setblocking(False)
         try:
             return bool(self._lifeline.recv(1))
@@ -184,8 +184,8 @@ class PreloadedParent:
     def start(cls, *modules: str) -> Self:
         """Start the parent and return at once, while it still imports.
 
-        ``modules`` name what its servers import beside the engine, such as the caller's gate; the parent imports them
-        too.
+        ``modules`` are the modules that its servers import beside the engine, such as the caller's gate; the parent
+        imports them too.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -193,7 +193,7 @@ class PreloadedParent:
                 [sys.executable, "-m", PARENT_MODULE, str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # A terminal's Ctrl-C must reach the client alone, which then closes the parent in order.
+                # A terminal's Ctrl-C must reach only the client, which then closes the parent cleanly.
                 start_new_session=True,
             )
         return cls(process, ours)
@@ -207,9 +207,9 @@ class PreloadedParent:
     ) -> ServerProcess:
         """Fork a server. Returns once it is forked, before it is ready.
 
-        The caller owns ``private_dir``; with ``remove_private_dir`` the parent removes it when it ends, at the latest.
-        The server appends its stdout and stderr to ``log_path`` and imports from the caller's ``sys.path``. Raises
-        StartupError when the parent is gone.
+        The caller owns ``private_dir``; with ``remove_private_dir`` the parent removes it at its own end, at the
+        latest. The server appends its stdout and stderr to ``log_path`` and imports from the caller's ``sys.path``.
+        Raises StartupError when the parent is gone.
         """
         request = ServeRequest(
             settings=settings.model_dump_json(context=REVEAL_KEYS),

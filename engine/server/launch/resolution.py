@@ -1,6 +1,7 @@
 """Resolves settings, the model's facts and the limits before any process is forked.
 
-Refuses what cannot be served, also for too few file descriptors. Reads files and measures memory; starts nothing.
+Refuses configurations that cannot be served, and too few file descriptors. Reads files and measures memory; starts
+nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def openvino_is_likely(settings: ServerSettings) -> bool:
-    """Guess whether OpenVINO will compute, before the costly imports: the guess decides which of them run."""
+    """Guess whether OpenVINO will compute, which decides which of the expensive imports run."""
     if settings.backend != "auto":
         return settings.backend == "openvino"
     is_embedded = embedded_seed(settings.model, settings.seed) is not None
@@ -35,7 +36,7 @@ def openvino_is_likely(settings: ServerSettings) -> bool:
 def refuse_early(settings: ServerSettings) -> None:
     """Raise LockstepError for a missing model, limits beyond the embedded model's, or files that cannot be written.
 
-    Runs before the costly imports, so that a misspelled path is refused in a fraction of a second.
+    Runs before the expensive imports, so that a misspelled path is refused in a fraction of a second.
     """
     from engine.model.checkpoint import require_files
     from engine.model.lora_config import require_lora
@@ -46,7 +47,7 @@ def refuse_early(settings: ServerSettings) -> None:
     for field in ("gate", "stage_probe"):
         if not is_importable(getattr(settings, field).partition(":")[0]):
             raise ConfigError(
-                f"{field} must name a module that can be imported, got {getattr(settings, field)!r}; look at PYTHONPATH"
+                f"{field} must name a module that can be imported, got {getattr(settings, field)!r}; check PYTHONPATH"
             )
     if settings.otlp_traces_endpoint and not is_importable(TRACE_EXPORTER):
         raise ConfigError(
@@ -79,13 +80,15 @@ def _require_gpu(device: str) -> None:
     number = int(device.partition(":")[2] or 0)
     if gpus is not None and number >= gpus:
         raise ConfigError(
-            f"device must be a GPU that this process sees, which are {gpus}, from cuda:0 on, got {device!r}; name one, "
-            f"use --device cpu, or look at {VISIBLE_DEVICES}"
+            f"device must be a GPU that this process sees ({gpus}, from cuda:0 on), got {device!r}; name one, use "
+            f"--device cpu, or check {VISIBLE_DEVICES}"
         )
 
 
 def _visible_gpus() -> int | None:
-    """Bound the number of GPUs that torch will count; None when neither the device files nor the variable tell."""
+    """Return an upper bound on the GPUs that torch will count; None if neither the device files nor the variable give
+    one.
+    """
     counts = [len(list(DEVICE_FILES.glob("nvidia[0-9]*"))) or None]
     if (chosen := os.environ.get(VISIBLE_DEVICES)) is not None:
         # CUDA ignores every entry from the first invalid one on.
@@ -94,7 +97,7 @@ def _visible_gpus() -> int | None:
 
 
 def _has_gpu_driver() -> bool:
-    """Whether CUDA's driver library or AMD's kernel driver is present. Opens no device."""
+    """Return whether CUDA's driver library or AMD's kernel driver is present. Opens no device."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -114,7 +117,7 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     facts = read_all_facts(settings)
     settings = with_its_pages(settings)
     if settings.placement != "local":
-        # Other machines compute; each reports its backend and its capacity once it has joined.
+        # Other machines compute; each reports its backend and capacity once it has joined.
         return settings, facts, Limits.of(settings, facts)
     takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
@@ -124,7 +127,7 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     return settings, facts, limits
 
 
-# Measured: imports, sockets between processes and the listener take at most 20; the rest is for clients.
+# Imports, sockets between processes and the listener take at most 20, as measured; the rest is for clients.
 LEAST_FOR_A_PROCESS = 64
 # For each stage the scheduler has a socket and a listener; the supervisor has a pipe.
 FOR_A_STAGE = 2
@@ -136,7 +139,7 @@ def least_descriptors(pp_size: int) -> int:
 
 
 def require_descriptors(pp_size: int) -> None:
-    """Raise StartupError when this process, and so its children, may open too few files."""
+    """Raise StartupError if this process, and so its children, may open too few files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = least_descriptors(pp_size)
     if limit != resource.RLIM_INFINITY and limit < least:

@@ -1,7 +1,7 @@
 """The supervisor: starts the engine's processes, waits on all of them at once, and ends them together.
 
-Driven by control pipes and signals; never polls. The first death is the cause that all processes are told; later
-deaths are its consequences. Forks before any thread or device context exists and computes nothing itself.
+Driven by control pipes and signals; never polls. All processes are told the first death as the cause; later deaths are
+its consequences. Forks before any thread or device context exists and computes nothing itself.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ FRONTEND = "frontend"
 # A name instead of an import: the front end is a layer above this one.
 FRONTEND_MAIN = "engine.frontend.http.process:run_frontend"
 
-# A death is reported, written and cleaned up within 2 s: the sum of these and the time to notice it.
+# A death is reported, written and cleaned up within 2 s: the sum of these, and the time to notice it.
 DEATH_GRACE_S = 1.1
 KILL_WAIT_S = 0.5
 CAUSE_WAIT_S = 0.1
 REAP_INTERVAL_S = 0.01
-# Comes on top: ending a one-node cluster that was started for this server takes one or two seconds.
+# In addition to these: ending a one-node cluster that was started for this server takes one or two seconds.
 RAY_END_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ logger = logging.getLogger(__name__)
 def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
     """Run a server until it is told to stop (exit status 0) or fails (1, with the reason on stderr).
 
-    Returns 130 when SIGINT comes before it serves.
+    Returns 130 if SIGINT arrives before it serves.
 
-    Keeps the caller's ``private_dir``, with ``death.json`` in it when the server died. Calls ``announce`` once, when
-    the server is ready; without it, prints the announcement on stdout.
+    Keeps the caller's ``private_dir``, with ``death.json`` in it if the server died. Calls ``announce`` once, when the
+    server is ready; without it, prints the announcement on stdout.
     """
     started = time.monotonic()
     keep_private()
@@ -146,7 +146,7 @@ class _Supervisor:
         self._ended: list[WatchedProcess] = []
         self._stop_asked = False
         self._drain_asked = False
-        # An interrupt during the start, before the server did its job, changes the exit status.
+        # An interrupt during the start, before the server serves, changes the exit status.
         self._is_interrupted = self._has_served = False
 
     def run(self) -> int:
@@ -154,7 +154,7 @@ class _Supervisor:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
             try:
                 return self._serve()
-            except BaseException as exc:  # noqa: BLE001 - its processes and their clients must be told of any end
+            except BaseException as exc:  # noqa: BLE001 - processes and clients must be told about any end
                 return self._fail_by_defect(exc)
             finally:
                 if self._meeting is not None:
@@ -194,7 +194,7 @@ class _Supervisor:
         if not self._wait_for(lambda: self._leaving or rendezvous.is_prepared, limit_s):
             return self._fail_start(
                 StartupError(
-                    f"every stage must have joined within start_timeout_s={limit_s}, but this is missing: "
+                    f"every stage must join within start_timeout_s={limit_s}, but these are missing: "
                     f"{rendezvous.missing()}; {'; '.join(rendezvous.refusals) or 'no agent was refused'}; "
                     f"{'see the log of Ray above' if meeting.ray else 'start them with `engine stage --join`'}, or "
                     "raise --start-timeout-s"
@@ -230,14 +230,14 @@ class _Supervisor:
         if plans is not None:
             plans.close()
         self._adopt(fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True))
-        # Left open here, the socket would queue connections that nobody accepts after the front end's death.
+        # If the socket stayed open here, it would queue connections that nobody accepts after the front end's death.
         self._listener.close()
 
     def _run_stage(self, stage: int, control: Control) -> None:
         run_stage_process(control, self._settings, self._limits, stage, self._folder.path)
 
     def _run_frontend(self, control: Control) -> None:
-        import_frontend()  # overlaps with the loading of the stages; a preloaded parent has done it already
+        import_frontend()  # runs while the stages load; a preloaded parent has already done it
         run_frontend = load_attribute(FRONTEND_MAIN)
         run_frontend(control, self._settings, self._limits, self._listener, self._folder)
 
@@ -260,9 +260,9 @@ class _Supervisor:
         return True
 
     def _end_stopped(self, now: float) -> float | None:
-        """End a process that was stopped for too long. Returns when the next is due; None when none is stopped.
+        """End a process that was stopped for too long. Returns when the next one is due; None if none is stopped.
 
-        A stopped process looks hung to every process that waits for it.
+        To the processes that wait for it, a stopped process looks hung.
         """
         limit_s = self._settings.step_timeout_s
         if not limit_s:
@@ -273,14 +273,14 @@ class _Supervisor:
                 continue
             due = child.stopped_since + limit_s
             if due <= now:
-                child.end(f"it was stopped by a signal and did not go on within {limit_s} s (step_timeout_s)")
+                child.end(f"it was stopped by a signal and did not continue within {limit_s} s (step_timeout_s)")
                 self._bury_if_dead(child)
                 return now
             dues.append(due)
         return min(dues, default=None)
 
     def _tend(self, now: float) -> float | None:
-        """Run the timers of stages on other machines. Returns when the next is due; None without such stages."""
+        """Run the timers of stages on other machines. Returns when the next one is due; None without such stages."""
         if self._meeting is None:
             return None
         dues = [self._meeting.rendezvous.tend(now)]
@@ -358,20 +358,21 @@ class _Supervisor:
         return self._over or self._drain_asked
 
     def _drain(self) -> None:
-        """Wait, within a bound, until the live requests are done. A second signal or a death ends the wait."""
+        """Wait, within a bound, until the live requests have finished. A second signal or a death ends the wait."""
         frontend = next(child for child in self._children if child.name == FRONTEND)
         frontend.send(Drain())
         if not self._wait_for(lambda: self._over or frontend.drained, self._settings.drain_timeout_s):
             logger.warning(
-                "cut off requests that were live drain_timeout_s=%s after SIGTERM", self._settings.drain_timeout_s
+                "cut off requests that had not finished drain_timeout_s=%s seconds after SIGTERM",
+                self._settings.drain_timeout_s,
             )
 
     def _fail_late_start(self) -> int:
         late = ", ".join(child.who for child in self._children if not child.ready)
         return self._fail_start(
             StartupError(
-                f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were "
-                f"not: {late}; raise --start-timeout-s, or look in the log above for what they wait for"
+                f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these "
+                f"were not: {late}; raise --start-timeout-s, or see the log above for their state"
             )
         )
 
@@ -390,7 +391,7 @@ class _Supervisor:
         return EXIT_FAILED
 
     def _fail_by_defect(self, exc: BaseException) -> int:
-        """End the server after an exception in this process. Handles no event: the handler may be what raised."""
+        """End the server after an exception in this process. Handles no event: the handler may have raised it."""
         dying = Dying.of(exc)
         cause = dying.error if dying.expected else dying.traceback
         self._leave(_own_failure(cause))
@@ -429,7 +430,7 @@ class _Supervisor:
         if not self._wait_for(self._all_ended, grace_s):
             self._kill(self._engine())
             self._wait_for(self._all_ended, KILL_WAIT_S)
-        # Clients have their final messages by now. The driver may still have a cluster to end.
+        # Clients have their final messages by now, but the driver may still have a cluster to end.
         if not self._wait_for(lambda: not self._alive(), RAY_END_S):
             self._kill(self._alive())
             self._wait_for(lambda: not self._alive(), KILL_WAIT_S)

@@ -1,4 +1,4 @@
-"""Stages on other machines: the messages between the supervisor and the stages' agents, and how they meet.
+"""Stages on other machines: the messages between the supervisor and the stages' agents, and their rendezvous.
 
-An agent starts one stage on its machine and watches it, whether a person or a cluster started the agent.
+An agent, started by a person or a cluster, starts one stage on its machine and watches it.
 """

@@ -1,7 +1,7 @@
 """One end of the control connection between the supervisor and an agent: whole messages, never blocking.
 
-Owns the bytes on the wire, when the peer was last heard, and when the next pulse is due. Its owner decides what a lost
-connection means.
+Owns the bytes on the wire, and the times of the peer's last message and of the next pulse. The caller decides what a
+lost connection means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.core.frames import Frames, framed
 from engine.process.control import MAX_CONTROL_BYTES
 
 PULSES_A_TIMEOUT: Final = 4
-# Bounds the wait for the last messages to leave.
+# Bounds the wait until the last messages are sent.
 CLOSE_WAIT_S: Final = 0.3
 _READ_BYTES: Final = 1 << 16
 
@@ -28,7 +28,7 @@ class LinkOver(Exception):
 
 
 class ControlLink(Generic[Heard]):
-    """Sends structs and receives ``Heard``. ``fileno()`` is readable when the peer sent something or is gone.
+    """Sends structs and receives ``Heard``. ``fileno()`` is readable when the peer has sent something or is gone.
 
     After ``watch``, its ``timeout_s`` bounds the peer's silence. Times are on the monotonic clock.
     """
@@ -41,7 +41,7 @@ class ControlLink(Generic[Heard]):
         self._timeout_s: float | None = None
         self._heard = 0.0
         self._pulsed = 0.0
-        # Why sending has failed, once it has.
+        # Why sending failed, if it did.
         self.unsendable: str | None = None
         connection.setblocking(False)
 
@@ -59,7 +59,7 @@ class ControlLink(Generic[Heard]):
             self.unsendable = f"its connection broke: {exc.strerror or exc}"
             return
         if sent < len(frame):
-            self.unsendable = "it does not read what it is sent"
+            self.unsendable = "it does not read its messages"
 
     def receive(self, now: float) -> list[Heard]:
         """Read the messages that have arrived. Raises LinkOver when the connection has ended, BadFrameError for bytes
@@ -82,7 +82,7 @@ class ControlLink(Generic[Heard]):
         self._timeout_s, self._heard, self._pulsed = timeout_s, now, now
 
     def tend(self, now: float, pulse: Callable[[], msgspec.Struct]) -> str | None:
-        """Send a pulse if one is due. Returns why the peer is lost, if it is."""
+        """Send a pulse if it is due. Returns why the peer is lost, None while it is not."""
         if self.owes_pulse(now):
             self.send(pulse())
         if self.is_silent(now):
@@ -90,11 +90,11 @@ class ControlLink(Generic[Heard]):
         return self.unsendable
 
     def is_silent(self, now: float) -> bool:
-        """Whether the peer has been silent for too long and the socket has no unread bytes."""
+        """Return whether the peer has been silent for too long and the socket has no unread bytes."""
         if self._timeout_s is None or now < self._heard + self._timeout_s:
             return False
         try:
-            # This process may itself have been held up while messages waited.
+            # This process may have been suspended itself while messages waited.
             return not self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
@@ -102,7 +102,7 @@ class ControlLink(Generic[Heard]):
             return False  # The next read reports the error.
 
     def owes_pulse(self, now: float) -> bool:
-        """Whether a pulse is due now; if so, counts it as sent."""
+        """Return whether a pulse is due now, and count it as sent."""
         if self._timeout_s is None or now < self._pulsed + self._timeout_s / PULSES_A_TIMEOUT:
             return False
         self._pulsed = now

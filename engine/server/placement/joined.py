@@ -1,6 +1,6 @@
-"""A stage on another machine, which the supervisor treats like a forked process, from its agent's reports.
+"""A stage on another machine, which the supervisor treats like a forked process, by its agent's reports.
 
-Owns the facts about the machine, and the moment when its silence counts as its end. Never waits for the agent.
+Owns the facts about the machine, and decides when its silence counts as its end. Never waits for the agent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class JoinedStage(WatchedProcess):
     """A stage whose agent has joined. ``pid`` is the stage's on its own machine, 0 before it has started.
 
-    ``prepared`` is its machine's report, None until it has come.
+    ``prepared`` is its machine's report, None until that has arrived.
     """
 
     def __init__(self, link: ControlLink[AgentMessage], join: Join, peer: str, progress: StageProgress) -> None:
@@ -104,7 +104,7 @@ class JoinedStage(WatchedProcess):
         """Do nothing: the agent reports a stop by itself."""
 
     def end(self, why: str) -> None:
-        """Ask its agent to kill it, and count it as dead without waiting."""
+        """Tell its agent to kill it, and count it as dead at once."""
         self.signal(signal.SIGKILL)
         self._lose(why)
 

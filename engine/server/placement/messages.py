@@ -1,7 +1,7 @@
 """Messages between the supervisor and the agent of a stage on another machine: typed, never pickled.
 
-An agent forwards the control messages between its stage and the supervisor unchanged. The messages here are for the
-rest: joining, starting and ending a stage that the supervisor cannot see, and a pulse.
+An agent forwards the control messages between its stage and the supervisor unchanged. The messages here are for
+everything else: joining, starting and ending a remote stage, and a pulse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.process.links.endpoint import Endpoint
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of an agent. ``stage`` is None for any free number; the stage before connects to ``listens``.
+    """The first message of an agent. ``stage`` is None for any free number; the previous stage connects to ``listens``.
 
     ``node`` names the machine, ``pid`` is the agent's process there, ``address`` the machine's address in its cluster.
     """
@@ -83,7 +83,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stage's number, once all stages are here, and the server's settings as JSON, without the clients' keys.
+    """The stage's number, once all stages have joined, and the server's settings as JSON, without the clients' keys.
 
     ``stages_here`` counts the stages on the agent's machine, which share its memory.
     """
@@ -124,10 +124,10 @@ class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     ``join`` is where the server listens; without ``stage`` the server assigns a free number.
 
-    ``listen`` is where the stage before connects, by default the interface by which the server was reached;
-    ``advertise`` replaces it in what others are told. ``model`` is the checkpoint's path here, if it differs from the
-    server's. ``node`` names this machine in error causes, by default its host name; ``address`` is its address in its
-    cluster. ``timeout_s`` bounds the wait for a server that does not listen yet.
+    ``listen`` is where the previous stage connects, by default the interface that reaches the server; ``advertise``
+    replaces it in messages to others. ``model`` is the checkpoint's path here, if it differs from the server's.
+    ``node`` names this machine in error causes, by default its host name; ``address`` is its address in its cluster.
+    ``timeout_s`` bounds the wait for a server that does not listen yet.
     """
 
     join: Endpoint

@@ -58,7 +58,7 @@ class StageHost:
         nodes: Any = ray.nodes  # Ray has no type for it
 
         node_id = ray.get_runtime_context().get_node_id()
-        # The cluster's view: a node may have been given another address than the machine's first one.
+        # The cluster's own address: a node may have been given another one than the machine's first.
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes()}
         return Place(
             node_id=node_id,
@@ -73,10 +73,10 @@ class StageHost:
         said: deque[str] = deque(maxlen=KEPT_LINES)
         agent = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", CHILD_MODULE, str(os.getpid())],
-            # Ray has added the driver's folders to this worker's import path; the agent needs them too.
+            # The agent needs the driver's folders, which Ray has added to this worker's import path.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
             stdin=subprocess.PIPE,
-            # Its stdout is for a person who starts it by hand.
+            # Its stdout is only for a person who starts it by hand.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )

@@ -40,13 +40,13 @@ from lockstep.output_files import keep_private
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"
 CONNECT_TIMEOUT_S: Final = 10.0
-# The interval at which a wait for a placement checks whether the supervisor still wants it.
+# The interval, in seconds, at which a wait for a placement checks whether the supervisor still wants it.
 LOOK_INTERVAL_S: Final = 1.0
-# The driver gives up before the supervisor's own bound on the start, because its error says more.
+# The driver times out before the supervisor does, because its error says more.
 HEADSTART_S: Final = 1.0
 # The server listens already, so an agent that cannot reach it by then never will.
 AGENT_TIMEOUT_S: Final = 60.0
-# The time for agents to end, after they were told to, before their actors are killed.
+# The time for agents to end before their actors are killed.
 AGENTS_GRACE_S: Final = 0.3
 RAY_GRACE_S: Final = 5.0
 
@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 def main(control_fd: int, order_fd: int) -> None:
     """Place the stages, hold them until the supervisor ends the server or is gone, and remove everything."""
-    # The supervisor ends this process by its pipe, or kills it when that takes too long. A signal that a terminal or
-    # `timeout` sends to the process group would end the processes of our cluster before anything else.
+    # The supervisor ends this process by its pipe, or kills it if that takes too long. A signal that a terminal or
+    # `timeout` sends to the process group would first end the processes of our cluster.
     os.setsid()
     keep_private()
     leave_stops_to_the_supervisor()
@@ -101,9 +101,9 @@ class _Stages:
             self._runs.append(actor.run.remote(msgspec.structs.replace(order.stages[stage], **known), secret))
 
     def watch(self, control: Control) -> None:
-        """Wait until the supervisor orders the end. Raises PlacementError when an agent ends before the server serves.
+        """Wait until the supervisor orders the end. Raises PlacementError if an agent ends before the server serves.
 
-        After that the supervisor notices an agent's end by its connection; this only logs what Ray knows about it.
+        After that the supervisor notices an agent's end by its connection; this only logs Ray's information about it.
         """
         ended, wakeup = os.pipe()
         threading.Thread(target=self._await_end, args=(wakeup,), name="actors", daemon=True).start()
@@ -121,7 +121,7 @@ class _Stages:
                 self._tell_end(serving)
 
     def kill(self) -> None:
-        """Kill the remaining actors, after a moment for their agents to end."""
+        """Kill the remaining actors, after giving their agents a moment to end."""
         self._ray.wait(self._runs, num_returns=len(self._runs), timeout=AGENTS_GRACE_S)
         for actor in self._actors:
             self._ray.kill(actor)
@@ -172,8 +172,8 @@ def _connected(settings: ServerSettings, temp_dir: str) -> Iterator[None]:
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Connect to a cluster. Returns False when none is named and none runs; raises PlacementError when a named one does
-    not answer.
+    """Connect to a cluster. Returns False if none is named and none runs; raises PlacementError if a named one does not
+    answer.
     """
     if address == LOCAL:
         return False
@@ -287,12 +287,12 @@ def _await_group(
             told = True
         if time.monotonic() >= deadline:
             raise PlacementError(
-                f"every stage must have a bundle of its own within start_timeout_s={settings.start_timeout_s}, but "
-                f"{lack}; add nodes, end what uses them, or lower --pp-size or --ray-cpus-per-stage"
+                f"every stage must get its own bundle within start_timeout_s={settings.start_timeout_s}, but "
+                f"{lack}; add nodes, free some, or lower --pp-size or --ray-cpus-per-stage"
             )
         if wait([control.fileno()], timeout=0):
             control.receive()
-            raise PlacementError("the supervisor ended the server before the stages had a place")
+            raise PlacementError("the supervisor ended the server before the stages were placed")
 
 
 def _amount(resources: dict[str, float]) -> str:
@@ -305,7 +305,7 @@ def _nodes(ray: Any) -> str:
 
 
 def places_of(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
-    """Ask each actor for its node. Raises PlacementError when one cannot start or has another version of the engine."""
+    """Ask each actor for its node. Raises PlacementError if one cannot start or has another version of the engine."""
     try:
         places: list[Place] = ray.get(
             [actor.place.remote() for actor in actors], timeout=max(0.0, deadline - time.monotonic())
@@ -341,7 +341,7 @@ def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrd
 
 
 def require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
-    """Raise PlacementError when stages on other machines would have to join at this machine's loopback."""
+    """Raise PlacementError if stages on other machines would have to join at this machine's loopback."""
     far = next((place for place in places if place.host != socket.gethostname()), None)
     join = order.stages[0].join
     if far is not None and join.is_loopback:

@@ -52,7 +52,7 @@ def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
 
     def become(control: Control) -> NoReturn:
         orders, ours = os.pipe()
-        # A pipe buffers 64 KiB without a reader; an order has a few.
+        # A pipe buffers 64 KiB without a reader; an order has a few KiB.
         os.write(ours, msgspec.json.encode(order))
         os.close(ours)
         for fd in (control.fileno(), orders):

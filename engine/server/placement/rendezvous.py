@@ -1,4 +1,4 @@
-"""The rendezvous of stages on other machines with the supervisor: admits agents, refuses them, numbers the stages.
+"""The rendezvous of stages on other machines with the supervisor: admits or refuses agents, and numbers the stages.
 
 Driven by the supervisor's selector; never blocks. Also accepts the authenticated connections for plans, and passes
 them on to the scheduler process.
@@ -29,14 +29,14 @@ from engine.server.placement.control_link import ControlLink, LinkOver
 from engine.server.placement.joined import JoinedStage
 from engine.server.placement.messages import AgentMessage, Assigned, Begin, Join, Refused, decode_agent_message
 
-# An agent introduces itself at once.
+# An agent sends its Join at once.
 JOIN_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class _Arriving(msgspec.Struct):
-    """The connection of an agent that has proved the secret but not sent its Join yet."""
+    """The connection of an agent that has proved the secret but has not sent its Join yet."""
 
     link: ControlLink[AgentMessage]
     peer: str
@@ -44,7 +44,7 @@ class _Arriving(msgspec.Struct):
 
 
 class Rendezvous:
-    """Gathers the stages of one server. ``fileno()`` is readable when ``listen`` has something to do.
+    """Gathers the stages of one server. ``fileno()`` is readable when ``listen`` has work.
 
     ``digests`` are of the server's own checkpoint and draft model. ``plans`` carries the plan connections to the
     scheduler process, and ``progress`` the stages' progress.
@@ -70,7 +70,7 @@ class Rendezvous:
         self._joined: list[JoinedStage] = []
         self._has_begun = False
         self._with_plans: set[int] = set()
-        # The latest reasons why agents were refused or left, for the error when the start times out.
+        # The latest reasons why agents were refused or left, for the error of a start that times out.
         self.refusals: list[str] = []
 
     def fileno(self) -> int:
@@ -82,7 +82,7 @@ class Rendezvous:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all stages have joined and have reported what their machines have."""
+        """Return whether all stages have joined and reported their machines."""
         return len(self._joined) == self._settings.pp_size and all(one.prepared for one in self._joined)
 
     @property
@@ -90,18 +90,18 @@ class Rendezvous:
         return list(self._joined)
 
     def kv_tokens(self) -> int | None:
-        """Return the smallest KV capacity of all machines in tokens; None when no machine measured one."""
+        """Return the smallest KV capacity of all machines, in tokens; None if no machine measured one."""
         return min(
             (one.prepared.kv_tokens for one in self._joined if one.prepared and one.prepared.kv_tokens), default=None
         )
 
     def missing(self) -> str:
-        """Describe what is missing, for the error when the start times out."""
+        """Describe the missing stages, for the error of a start that times out."""
         taken = {one.stage for one in self._joined if one.stage >= 0} | {one.join.stage for one in self._joined}
         free = [f"{STAGE_PREFIX}{stage}" for stage in range(self._settings.pp_size) if stage not in taken]
         count = self._settings.pp_size - len(self._joined)
         if not count:
-            return "what every stage needs: " + ", ".join(one.place for one in self._joined if not one.prepared)
+            return "the reports of " + ", ".join(one.place for one in self._joined if not one.prepared)
         return " and ".join(free) if count == len(free) else f"{count} of {', '.join(free)}"
 
     def listen(self) -> None:
@@ -118,13 +118,13 @@ class Rendezvous:
                 self._look_at(one)
 
     def tend(self, now: float) -> float | None:
-        """Drop connections whose introduction is late. Returns when to call this again."""
+        """Drop connections whose Join is late. Returns when to call this again."""
         listener_due = self._listener.due()
         if listener_due is not None and listener_due <= now:
             for link in self._listener.take(now):
                 self._take(link, now)
         for late in [one for one in self._arriving.values() if one.due <= now]:
-            self._drop(late, f"it did not say who it is within {JOIN_TIMEOUT_S} s")
+            self._drop(late, f"it did not send a Join within {JOIN_TIMEOUT_S} s")
         dues = [self._listener.due(), *(one.due for one in self._arriving.values())]
         return min((due for due in dues if due is not None), default=None)
 
@@ -172,7 +172,7 @@ class Rendezvous:
                 self._with_plans.add(link.claim.stage)
                 hand_over(self._plans, link.claim.stage, link.connection)
             case _:
-                logger.warning("dropped a connection of %s that is not awaited: %s", link.peer, link.claim)
+                logger.warning("dropped an unexpected connection of %s: %s", link.peer, link.claim)
                 link.connection.close()
 
     def _is_awaited(self, stage: int) -> bool:
@@ -214,9 +214,11 @@ class Rendezvous:
         """Return why an agent is refused, with the remedy; None when it is admitted."""
         pp_size = self._settings.pp_size
         if join.version != __version__:
-            return f"every machine must run the same version, the server runs {__version__}, this one {join.version}"
+            return (
+                f"every machine must run the same version, the server runs {__version__}, this one runs {join.version}"
+            )
         if self._has_begun or len(self._joined) == pp_size:
-            return f"the server has all its {pp_size} stages; it takes no further one"
+            return f"the server already has all of its {pp_size} stages"
         if join.stage is None:
             return None
         if not 0 <= join.stage < pp_size:
@@ -227,7 +229,7 @@ class Rendezvous:
         return None
 
     def _assign(self) -> None:
-        """Number the stages: as they asked, and the others in order of arrival."""
+        """Number the stages: as requested, and the others in order of arrival."""
         taken = {number for one in self._joined for number in (one.stage, one.join.stage) if number is not None}
         free = iter(number for number in range(self._settings.pp_size) if number not in taken)
         sharing = Counter(one.join.node for one in self._joined)
@@ -240,7 +242,7 @@ class Rendezvous:
         self._joined.sort(key=lambda one: one.stage)
 
     def _look_at(self, one: JoinedStage) -> None:
-        """Read from a stage before ``begin``, and free its place if it is gone or has another checkpoint."""
+        """Read from a stage before ``begin``, and free its number if it is gone or has another checkpoint."""
         one.listen()
         if not one.alive:
             why = one.dying.error if one.dying is not None else f"its agent ended with status {one.status}"
@@ -254,12 +256,12 @@ class Rendezvous:
         if one.prepared.digests[0] != self._digests[0]:
             return (
                 "every machine must have the same checkpoint: config, and names, types and shapes of the weights; "
-                f"that of {one.join.node} differs from the server's {self._settings.model!r}; copy it there, or give "
-                "its path with --model"
+                f"the one on {one.join.node} differs from the server's {self._settings.model!r}; copy it there, or "
+                "give its path with --model"
             )
         if one.prepared.digests[1] != self._digests[1]:
             return (
-                "every machine must have the same draft model, at the path in speculative_draft_model; that of "
+                "every machine must have the same draft model, at the path in speculative_draft_model; the one on "
                 f"{one.join.node} differs"
             )
         return None

@@ -1,6 +1,6 @@
-"""The scheduler process as its gate sees it: everything that the gate may look at or wait on.
+"""The scheduler process as its gate sees it: everything that the gate may read or wait on.
 
-Built once, before the loop. The settings name the gate by a dotted path, so that production never loads a harness.
+Built once, before the loop. The settings name the gate by a dotted path, so production never loads a harness.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SchedulerPlace:
 class GateContext(SchedulerPlace):
     """The objects of the scheduler process, and its surroundings.
 
-    ``stuck_stage`` maps an overdue microbatch to the process that holds it and what that process does; None without
+    ``stuck_stage`` maps an overdue microbatch to the process that holds it up and that process's state; None without
     stage processes.
     """
 
@@ -58,18 +58,18 @@ GateFactory = Callable[[GateContext], Gate]
 
 
 def load_gate(context: GateContext) -> Gate:
-    """Build the gate that the settings name. Raises ConfigError when there is no such factory."""
+    """Build the gate that the settings name. Raises ConfigError if there is no such factory."""
     factory = cast(GateFactory, load_attribute(context.settings.gate))
     return factory(context)
 
 
 def load_attribute(dotted_path: str) -> Any:
-    """Import the object at 'package.module:name'. Raises ConfigError when it cannot be imported."""
+    """Import the object at 'package.module:name'. Raises ConfigError if it cannot be imported."""
     module_name, _, name = dotted_path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as exc:
         raise ConfigError(
-            f"gate must name something that can be imported as 'package.module:factory', got {dotted_path!r} ({exc}); "
-            "check its spelling and that its package is installed"
+            f"gate must be an importable 'package.module:factory', got {dotted_path!r} ({exc}); check its spelling "
+            "and that its package is installed"
         ) from exc

@@ -1,4 +1,4 @@
-"""The production gate: runs a step for a message, a completion or a deadline, and never otherwise.
+"""The production gate: runs a step only for a message, a completion or a deadline.
 
 Blocks in one poll over the inbox, the pipeline and the control pipe; never spins and never sleeps. Turns client
 messages into events.
@@ -32,8 +32,8 @@ MAX_WAIT_MS = 86_400_000
 class LiveGate:
     """Feeds the loop from sockets and pipes. ``wakeups`` counts returns from the poll, for tests of idleness.
 
-    When nothing comes back for ``step_timeout_s`` while a microbatch is in flight, a stage is stuck: the engine ends,
-    and every request is told which stage it was.
+    If nothing comes back for ``step_timeout_s`` while a microbatch is in flight, a stage is stuck: the engine ends, and
+    every request's error names the stage.
     """
 
     def __init__(self, context: GateContext) -> None:
@@ -45,7 +45,7 @@ class LiveGate:
         self._settings = context.settings
         self._stuck_stage = context.stuck_stage
         self._completions_bound = context.limits.depth
-        # The microbatches in flight, and since when the oldest is awaited.
+        # The microbatches in flight, and the time since which the oldest is awaited.
         self._launched: deque[Microbatch] = deque()
         self._waiting_since = 0.0
         self._watch = StepWatch(self._tell_stuck)
@@ -58,8 +58,8 @@ class LiveGate:
         self.wakeups = 0
 
     def __enter__(self) -> Self:
-        # Polls the ZMQ sockets, not their file descriptors: those are edge-triggered, and waiting on one loses the
-        # wake-up of a message that came between the last read and the wait.
+        # Polls the ZMQ sockets, not their file descriptors, which are edge-triggered: waiting on one loses the wake-up
+        # of a message that arrived between the last read and the wait.
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
         for source in self._completion_sources:
@@ -74,8 +74,9 @@ class LiveGate:
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Wait for the next event. Returns None after a shutdown.
 
-        Raises ProcessDiedError when a process of the engine died; for a stage, after the step that told the scheduler.
-        Raises IntegrityError when the books of an idle engine do not balance: serving on would serve wrong tokens.
+        Raises ProcessDiedError if a process of the engine has died; for a stage, after the step that told the
+        scheduler. Raises IntegrityError if the books of an idle engine do not balance: continuing would serve wrong
+        tokens.
         """
         if self._dead is not None:
             raise ProcessDiedError(self._dead.process, self._dead.cause, self._dead.node)
@@ -108,7 +109,7 @@ class LiveGate:
     def _limit_s(self) -> float | None:
         """Return the time limit of the oldest microbatch in flight; None without one or without a limit.
 
-        Loading other weights may take as long as loading them at the start.
+        Loading new weights may take as long as a start.
         """
         limit_s = self._settings.step_timeout_s
         if not limit_s or not self._launched:
@@ -116,12 +117,12 @@ class LiveGate:
         return max(limit_s, self._settings.start_timeout_s) if self._launched[0].is_control else limit_s
 
     def _due(self) -> float | None:
-        """Return when the stages must have returned a result; None when nothing is in flight on them."""
+        """Return when a result of the stages is due; None if nothing is in flight on them."""
         limit_s = self._limit_s() if self._completion_sources else None
         return None if limit_s is None else self._waiting_since + limit_s
 
     def _give_up(self) -> PipelineFailed:
-        """Name the stuck stage after the time limit has passed. The step that takes this event is the last."""
+        """Return the event that names the stuck stage, after the time limit. The step that takes it is the last one."""
         number = self._launched[0].id
         assert self._stuck_stage is not None, "only stage processes have completion sources"
         process, doing = self._stuck_stage(number)
@@ -131,8 +132,8 @@ class LiveGate:
         return f"microbatch {number} did not come back within {self._limit_s()} s (step_timeout_s): "
 
     def _tell_stuck(self, where: str) -> None:
-        """Send the final message of a process that computes the model itself. Runs on the watch's thread."""
-        error = self._overdue(self._launched[0].id) + f"this process computes it, and stands at\n{where}"
+        """Send the final message of a process that computes the model itself. Runs in the watch's thread."""
+        error = self._overdue(self._launched[0].id) + f"this process computes it, and is at\n{where}"
         self._control.send(Dying(error=error, traceback=error, expected=True))
 
     def _die_with(self, process: str, cause: str) -> PipelineFailed:
@@ -141,13 +142,13 @@ class LiveGate:
         return PipelineFailed(process=process, cause=cause, node=node)
 
     def _wait(self, deadline: float | None, work_is_there: bool) -> None:
-        """Block until a source is readable or the deadline is due; do not block when there is work already."""
+        """Block until a source is readable or the deadline is due; do not block if there is already work."""
         if work_is_there:
             timeout_ms: int | None = 0
         elif deadline is None:
             timeout_ms = None
         else:
-            # Rounded up: waking a fraction of a millisecond early would spin until the deadline.
+            # Rounded up, because waking a fraction of a millisecond early would spin until the deadline.
             timeout_ms = math.ceil(min(max(0.0, deadline - self._clock.now()) * 1000, MAX_WAIT_MS))
         self._readable = dict(self._poller.poll(timeout_ms))
         self.wakeups += 1
@@ -155,7 +156,7 @@ class LiveGate:
             self._listen()
 
     def _listen(self) -> None:
-        """Take one message of the supervisor; a second one keeps the pipe readable for the next poll."""
+        """Take one message from the supervisor; another one keeps the pipe readable for the next poll."""
         match self._control.receive():
             case Shutdown():
                 self._ended = True
@@ -169,10 +170,10 @@ class LiveGate:
                 return
 
     def _take_events(self, *, busy: bool) -> list[Event]:
-        """Take completions first, then messages in arrival order, including any that came during a computation.
+        """Take completions first, then messages in arrival order, including any that arrived during a computation.
 
-        Skips sources that the poll saw empty: an empty read costs as much as a full one. A ``busy`` step may launch
-        more, so it does not wait for a computation in this process if that takes more work: a GPU would idle.
+        Skips sources that the poll found empty: an empty read costs as much as a full one. A ``busy`` step may launch
+        more, so it does not wait for a computation in this process that takes more work: a GPU would idle.
         """
         if self._dead is not None:
             return [PipelineFailed(process=self._dead.process, cause=self._dead.cause, node=self._dead.node)]
@@ -187,7 +188,7 @@ class LiveGate:
         return events
 
     def _take_completions(self, events: list[Event]) -> None:
-        """Take the completions that one read returned; later ones wake the gate again."""
+        """Take the completions of one read; later ones wake the gate again."""
         while len(events) < self._completions_bound:
             completion = self._next_completion()
             if completion is None:
@@ -198,7 +199,7 @@ class LiveGate:
             events.append(completion)
             if self._launched:
                 self._launched.popleft()
-            # Without a source this process computes the next completion: messages must not wait for all of them.
+            # Without a source this process computes each completion: messages must not wait for all of them.
             if not self._completion_sources or not self._pipeline.ready:
                 return
 
@@ -209,8 +210,8 @@ class LiveGate:
             return self._pipeline.next_completion(0)
 
 
-# Measured: an audit costs 2 to 4 us per node of the prefix tree, so 0.5 ms with a cache of 1,000 pages and 20 ms with
-# 16,000. A message that arrives meanwhile waits, so the gate audits at most once a minute.
+# An audit costs 2 to 4 us per node of the prefix tree: 0.5 ms with a cache of 1,000 pages, 20 ms with 16,000. A message
+# that arrives meanwhile waits, so the gate audits at most once a minute.
 AUDIT_INTERVAL_S: Final = 60.0
 
 
@@ -223,7 +224,7 @@ class IdleAudit:
         self._last = -math.inf
 
     def look(self) -> None:
-        """Audit the engine if it is fully idle and the last audit is long enough ago. Raises IntegrityError."""
+        """Audit the engine if it is fully idle and the last audit is old enough. Raises IntegrityError."""
         if not self._scheduler.is_fully_idle:
             return
         now = self._clock.now()

@@ -1,7 +1,7 @@
 """The scheduler process: connects scheduler, pipeline, sockets and gate, and runs the loop.
 
-Imports no torch when the stages are separate processes. An exception in a step ends this process on purpose, with its
-traceback as the cause for the supervisor: a scheduler whose books do not balance would serve wrong tokens.
+Imports no torch when the stages are separate processes. An exception in a step ends this process on purpose, and the
+supervisor gets its traceback as the cause: a scheduler whose books do not balance would serve wrong tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.output_files import told_of
 
 
 def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate:
-    """Wrap the gate in the recorders that the settings ask for. Raises ConfigError for a path that cannot be written.
+    """Wrap the gate in the recorders that the settings enable. Raises ConfigError for a path that cannot be written.
 
     The flight record is dumped when the loop dies, and whenever the process gets SIGUSR2.
     """
@@ -48,9 +48,7 @@ def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate
             signal.signal(signal.SIGUSR2, lambda *_: flight.leave())
             sinks.append(flight)
     except OSError as exc:
-        raise ConfigError(
-            f"record and flight_dir must be places that can be written, got {told_of(exc)}; choose another"
-        ) from exc
+        raise ConfigError(f"record and flight_dir must be writable paths, got {told_of(exc)}; choose another") from exc
     redactor = Redactor() if settings.record_redacted else None
     return RecordingGate(gate, scheduler, sinks, redactor=redactor) if sinks else gate
 
@@ -74,16 +72,16 @@ class ReplySocket:
         self.send(events)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the socket, waiting up to ``linger_s`` seconds for the last replies to leave."""
+        """Close the socket, waiting up to ``linger_s`` seconds until the last replies are sent."""
         self._socket.close(linger=int(linger_s * 1000))
 
 
-# The last step's replies, such as errors for all live requests, must leave before the process exits.
+# The time for the last step's replies, such as errors for all live requests, to be sent before the process exits.
 LAST_REPLIES_LINGER_S = 0.2
 
 
 def run_scheduler(control: Control, place: SchedulerPlace) -> None:
-    """Run the loop until its gate ends it. Exceptions of a step pass through."""
+    """Run the loop until its gate ends it. Propagates the exceptions of a step."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = Inbox(context, requests_address(place.private_dir))
     outbox = ReplySocket(context, replies_address(place.private_dir))
@@ -110,7 +108,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     try:
         run_loop(gate, scheduler, pipeline, outbox)
     except BaseException as exc:
-        # Before the stages lose their connections: the last replies may take longer than the wait for the cause.
+        # Before the stages lose their connections: the last replies may take longer than others wait for a cause.
         control.tell_death(exc)
         raise
     finally:
@@ -123,7 +121,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
 def _build_pipeline(
     place: SchedulerPlace, control: Control
 ) -> tuple[Pipeline, Callable[[int], tuple[str, str]] | None, StageTimes | None]:
-    """Build the pipeline, with the functions that find a stuck stage and the stages' times if stages are processes.
+    """Build the pipeline; if stages are processes, also the functions that return a stuck stage and the stages' times.
 
     Loads torch only when the model runs in this process.
     """

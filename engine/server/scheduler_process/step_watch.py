@@ -1,4 +1,4 @@
-"""The time limit of a microbatch when the model runs in this process: past it, the process reports that and exits.
+"""The time limit of a microbatch if the model runs in this process, which past the limit reports that and exits.
 
 Owns one thread, which sleeps while nothing is computed. Cannot notice a forward pass that never releases the
 interpreter lock.
@@ -21,7 +21,9 @@ TellStuck = Callable[[str], None]
 
 
 class StepWatch:
-    """Watches the computing thread. Calls ``tell`` from its own thread with the stuck stack, then exits the process."""
+    """Watches the computing thread. At the limit a second thread calls ``tell`` with the stack and exits the
+    process.
+    """
 
     def __init__(self, tell: TellStuck) -> None:
         self._tell = tell
@@ -32,7 +34,7 @@ class StepWatch:
 
     @contextmanager
     def computing(self, limit_s: float | None) -> Iterator[None]:
-        """Require the block to end within the limit, if there is one. Wakes the watch once in a busy period."""
+        """Require the block to end within the limit, if any. Wakes the watch once in a busy period."""
         if limit_s is None:
             yield
             return
@@ -55,7 +57,7 @@ class StepWatch:
         while True:
             due = self._due
             if due is None:
-                # Sleep until a computation begins. One that began after the read above is seen by the second read.
+                # Sleep until a computation begins. The second read sees one that began after the first.
                 self._begun.clear()
                 if self._due is None:
                     self._begun.wait()
@@ -67,7 +69,7 @@ class StepWatch:
                 self._end()
 
     def _end(self) -> None:
-        frame = sys._current_frames().get(self._computing_thread)  # noqa: SLF001 - the one way to another thread's frames
+        frame = sys._current_frames().get(self._computing_thread)  # noqa: SLF001 - the only way to another thread's frames
         where = "".join(traceback.format_stack(frame)) if frame is not None else "an unknown place"
         self._tell(where)
         os._exit(EXIT_STUCK)

@@ -1,7 +1,7 @@
-"""The traced gate: wraps any gate and reports to the front end how each ended request was computed.
+"""The tracing gate: wraps any gate and reports to the front end the timing of each finished request.
 
-Like the recording gate it changes nothing, and it uses the recording's times and numbers: a step's time is the time
-that the step was given. The front end makes the spans.
+Like the recording gate it changes nothing, and it has the same times and numbers: a step's time is the one that the
+gate passed to it. The front end makes the spans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.core.messages import Generate, Refusal, Reply, RequestTrace, TokenOu
 from engine.core.plan import Forward
 from engine.core.scheduler.ports import Gate, Step, StepResult
 
-# Maps a microbatch to each stage's begin and end, in seconds of the machine's monotonic clock.
+# A function from a microbatch to each stage's begin and end, in seconds of the machine's monotonic clock.
 StageTimes = Callable[[int], tuple[tuple[float, float], ...]]
 
 
@@ -28,7 +28,7 @@ class TracedGate:
         self._inner = inner
         self._send = send
         self._stage_times = stage_times
-        # By rid, the oldest first: a rid may be used again in the step that ends it.
+        # By rid, oldest first: a rid may be reused in the step that ends it.
         self._lives: dict[str, deque[RequestTrace]] = {}
         self._step: Step | None = None
 
@@ -85,7 +85,7 @@ class TracedGate:
 
     def _note_launch(self, microbatch: Forward, now: float, step: int) -> None:
         for segment in microbatch.segments:
-            if (lives := self._lives.get(segment.rid)) is None:  # a script put the segment there itself
+            if (lives := self._lives.get(segment.rid)) is None:  # a script added the segment itself
                 continue
             life = lives[0]
             if life.launched_s is None:

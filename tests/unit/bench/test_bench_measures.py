@@ -107,7 +107,7 @@ def test_recording_with_its_own_times(tmp_path: Path) -> None:
     ]
     again = _plan(recording=str(path), requests=3)
     assert [request.prompt for request in requests_of(again)[1]] == ["b", [1, 2], "b"]
-    with pytest.raises(ConfigError, match="chat needs prompts of text"):
+    with pytest.raises(ConfigError, match="chat needs text prompts"):
         requests_of(_plan(recording=str(path), chat=True))
     path.write_text('{"prompt": "x"}\n')
     with pytest.raises(ConfigError, match=r"recording.jsonl:1 must be a request"):
@@ -356,7 +356,7 @@ def test_a_server_that_keeps_nothing_has_no_goodput_and_is_not_waited_for() -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slo_first_ms": 5.0}, "goodput needs arrivals with a rate"),
+        ({"slo_first_ms": 5.0}, "goodput needs a rate to start from"),
         ({"clients": None, "arrivals": Arrivals.POISSON, "rate_per_s": 1.0}, "goodput needs a bound"),
     ],
 )

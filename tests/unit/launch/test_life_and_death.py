@@ -246,7 +246,7 @@ def test_extreme_sampling_parameters_poison_no_other_request(launch, pool: Threa
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [(signal.SIGKILL, "it closed its socket"), (signal.SIGSTOP, "it was stopped by a signal and did not go on")],
+    [(signal.SIGKILL, "it closed its socket"), (signal.SIGSTOP, "it was stopped by a signal and did not continue")],
 )
 def test_the_report_of_a_death_names_the_reader_and_not_the_front_end_that_it_ended(
     launch, number: signal.Signals, why: str

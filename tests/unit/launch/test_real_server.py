@@ -263,7 +263,7 @@ def test_a_process_that_goes_on_in_time_is_no_death(launch) -> None:
 def test_a_folder_for_flight_records_that_cannot_be_written_is_refused(launch) -> None:
     """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     server = launch(flight_dir="/proc/x")
-    with pytest.raises(StartupError, match="flight_dir must be places that can be written, got /proc/x: No such file"):
+    with pytest.raises(StartupError, match="flight_dir must be writable paths, got /proc/x: No such file"):
         server.process.wait_ready(START_BOUND_S)
 
 
@@ -297,7 +297,7 @@ def test_exception_in_a_step_is_the_cause(launch) -> None:
     ("settings", "process", "cause"),
     [
         ({"gate": "broken_gates:stillborn_gate"}, "scheduler", "gate_options_are"),
-        ({"gate": "broken_gates:NoSuchGate"}, "scheduler", "gate must name something that can be imported"),
+        ({"gate": "broken_gates:NoSuchGate"}, "scheduler", "gate must be an importable"),
         ({"model": "/no/such/folder"}, "supervisor", "/no/such/folder"),
         ({"pp_size": 5}, "supervisor", "pp_size must be <= 4, the layers of model 'embedded', got 5"),
         ({"start_timeout_s": 0.001}, "supervisor", "these were not: scheduler, frontend"),

@@ -33,7 +33,7 @@ def test_what_is_wrong_is_refused_before_the_costly_imports() -> None:
     assert done.stdout.splitlines() == ["[1, 1, 1, 1]", "[]"], done.stderr
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert [one["level"] for one in said] == ["error"] * len(wrong)
-    assert "'/no/such/folder', which is no folder here" in said[0]["message"]
+    assert "'/no/such/folder', which is not a folder here" in said[0]["message"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_silent_peers_keep_no_other_out(gate: LinkListener, caplog: pytest.LogCa
         connecting = pool.submit(address(gate).connect)
         take_one(gate).connection.close()
         connecting.result(WAIT_S).close()
-    assert "too many others came after it" in caplog.text
+    assert "too many other peers connected after it" in caplog.text
     due = gate.due()
     assert due is not None
     assert due <= time.monotonic() + PROOF_TIMEOUT_S
@@ -124,7 +124,7 @@ def test_a_recorded_answer_is_dropped(gate: LinkListener, caplog: pytest.LogCapt
     second.sendall(answer)
     assert take(gate) == []
     assert second.recv(1) == b""
-    assert "plays an old answer again" in caplog.text
+    assert "replays an old answer" in caplog.text
     first.close()
     second.close()
 
@@ -167,7 +167,7 @@ def test_what_does_not_listen_yet_refuses_and_what_never_speaks_is_given_up(monk
         to_it.connect()
     bound.listen()
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.05)
-    with pytest.raises(LinkError, match=f"{endpoint} must be a listener of this run, but it says nothing for 0.05 s"):
+    with pytest.raises(LinkError, match=f"{endpoint} must be a listener of this run, but it sent nothing for 0.05 s"):
         to_it.connect()
     with ThreadPoolExecutor(1) as pool:
         bound.accept()[0].close()
@@ -187,8 +187,8 @@ def test_what_does_not_listen_yet_refuses_and_what_never_speaks_is_given_up(monk
     ("host", "error", "remedy"),
     [
         ("192.0.2.1", errno.EADDRNOTAVAIL, "no interface of this machine has it; use 127.0.0.1"),
-        ("127.0.0.1", errno.EACCES, "ports below 1024 are the administrator's"),
-        ("127.0.0.1", errno.EADDRINUSE, "end what uses it"),
+        ("127.0.0.1", errno.EACCES, "ports below 1024 need root"),
+        ("127.0.0.1", errno.EADDRINUSE, "stop the process that uses it"),
     ],
 )
 def test_an_address_that_cannot_be_had_has_its_own_remedy(

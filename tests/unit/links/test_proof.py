@@ -42,7 +42,7 @@ def test_both_sides_learn_that_the_other_has_the_secret() -> None:
 def test_an_answer_is_of_one_challenge() -> None:
     """A recorded answer proves nothing the next time."""
     answer = answer_to(Challenge(SECRET).greeting, SECRET, CLAIM)
-    with pytest.raises(LinkError, match="or plays an old answer again"):
+    with pytest.raises(LinkError, match="or replays an old answer"):
         Challenge(SECRET).judge(answer)
 
 
@@ -75,5 +75,5 @@ def test_another_protocol_is_named_on_both_sides() -> None:
 
 
 def test_a_listener_of_something_else_gets_no_answer() -> None:
-    with pytest.raises(LinkError, match="it is no listener of this engine"):
+    with pytest.raises(LinkError, match="it is not a listener of this engine"):
         answer_to(b"HTTP/1.1 400 Bad Request".ljust(GREETING_BYTES), SECRET, CLAIM)

@@ -25,7 +25,9 @@ def test_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     Secret.new().write(path)
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match=f"must be its owner's alone, got mode 640 of {path}; run `chmod 600 {path}`"):
+    with pytest.raises(
+        ConfigError, match=f"must be accessible to its owner only, got mode 640 of {path}; run `chmod 600 {path}`"
+    ):
         read_secret(path)
 
 

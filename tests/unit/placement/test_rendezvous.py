@@ -149,7 +149,7 @@ def test_one_too_many_is_refused_and_another_checkpoint_leaves_its_place_free(me
     stages = [meeting.join(), meeting.join()]
     extra = heard(meeting.join())
     assert isinstance(extra, Refused)
-    assert extra.why == "the server has all its 2 stages; it takes no further one"
+    assert extra.why == "the server already has all of its 2 stages"
     assert [isinstance(heard(stage), Assigned) for stage in stages] == [True, True]
     stages[0].send(msgspec.structs.replace(HERE, digests=("another", "")))
     meeting.drive()
@@ -271,7 +271,7 @@ def test_an_agent_that_does_not_say_who_it_is_is_dropped(meeting: Meeting, caplo
     assert due is not None
     assert meeting.rendezvous.tend(due + JOIN_TIMEOUT_S) is None
     assert silent.recv(1) == b""
-    assert f"it did not say who it is within {JOIN_TIMEOUT_S} s" in caplog.text
+    assert f"it did not send a Join within {JOIN_TIMEOUT_S} s" in caplog.text
     assert meeting.rendezvous.missing() == "stage-0 and stage-1"
     silent.close()
     wrong.close()

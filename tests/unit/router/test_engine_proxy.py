@@ -119,7 +119,7 @@ def test_silence_is_not_serving_and_no_load(error: Exception) -> None:
     for ask in (proxy.load, lambda: proxy.operate("/wake")):
         with pytest.raises(PartnerError, match="is gone"):
             asyncio.run(ask())
-    with pytest.raises(ApiError, match="does not say its load"):
+    with pytest.raises(ApiError, match="does not report its load"):
         asyncio.run(proxy.load_for(()))
 
 
@@ -146,7 +146,7 @@ def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: st
         for ask in (proxy.load, proxy.about):
             with pytest.raises(PartnerError):
                 asyncio.run(ask())
-    with pytest.raises(ApiError, match="does not say its load"):
+    with pytest.raises(ApiError, match="does not report its load"):
         asyncio.run(proxy.load_for(()))
     if name in ("without end", "compressed"):
         with pytest.raises(PartnerError) as lost:

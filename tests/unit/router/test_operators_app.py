@@ -110,14 +110,14 @@ def test_requests_wait_at_the_router_while_weights_are_updated() -> None:
         stage.one.headers, stage.one.parts = EVENTS, [b"data: 1\n\n", end]
         running = stage.ask()
         await running.part()
-        assert "had not ended within 0 s" in (await told(stage, UPDATE, NEW))[1]
+        assert "did not finish within 0 s" in (await told(stage, UPDATE, NEW))[1]
         updating = stage.ask(UPDATE, {**NEW, "timeout": 5})
         await until(lambda: stage.router.engines.operators.is_draining)
         waiting = stage.ask()
         await until(lambda: stage.router.engines.held == 1)
         assert stage.router.engines.sent == 1
         alone = stage.ask("/continue_generation", headers={"x-engine": NAMES[0]})
-        assert "call of all engines" in await alone.error()
+        assert "call to all engines" in await alone.error()
         stage.one.instead[UPDATE] = slow
         end.set()
         await running.end()

@@ -48,7 +48,7 @@ def test_frame_that_is_no_message_is_dropped_and_logged(inbox_and_sender, caplog
     with caplog.at_level(logging.WARNING):
         assert inbox.drain() == [Abort(rid="a")]
     assert len(caplog.records) == 4
-    assert "no client message" in caplog.text
+    assert "not a client message" in caplog.text
 
 
 def test_wait_is_bounded_and_ends_with_a_message(inbox_and_sender) -> None:

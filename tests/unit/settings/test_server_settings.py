@@ -125,15 +125,15 @@ def test_a_variable_that_sets_nothing_is_told_of() -> None:
     others = {"ENGINE_SERVE_REPLICAS": "2", "ENGINE_SERVICE_PORT_HTTP": "1", "ENGINE_PORT_30000_TCP_ADDR": "10.0.0.1"}
     assert unread_variables(read | others) == []
     assert unread_variables({"ENGINE_PREFIX_CACHE": "on", "ENGINE_ROOM": "hot"}) == [
-        "ENGINE_PREFIX_CACHE sets nothing: no setting of the engine is called so; the nearest is ENGINE_RADIX_CACHE",
-        "ENGINE_ROOM sets nothing: no setting of the engine is called so",
+        "ENGINE_PREFIX_CACHE sets nothing: the engine has no such setting; the nearest is ENGINE_RADIX_CACHE",
+        "ENGINE_ROOM sets nothing: the engine has no such setting",
     ]
 
 
 def test_a_variable_of_another_meaning_is_no_misspelt_one() -> None:
     """ENGINE_TP_SIZE had to be spelled ENGINE_PP_SIZE, which means something else."""
     (said,) = unread_variables({"ENGINE_TP_SIZE": "2"})
-    assert said == "ENGINE_TP_SIZE sets nothing: no setting of the engine is called so"
+    assert said == "ENGINE_TP_SIZE sets nothing: the engine has no such setting"
     assert read_settings({}, {"ENGINE_TP_SIZE": "2"}).pp_size == 1
     with pytest.raises(ConfigError, match="must be spelled ENGINE_PP_SIZE"):
         read_settings({}, {"ENGINE_PPSIZE": "2"})
