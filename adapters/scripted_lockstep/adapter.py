@@ -1,4 +1,4 @@
-"""The adapter ``lockstep``: the engine's own scheduler, driven by the engine's own loop, judged by all its checks."""
+"""The adapter ``lockstep``: the engine's own scheduler, driven by the engine's own loop, checked by all its checks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _LONGEST_LINE: Final = 105
 EngineRun: TypeAlias = RunLike[
     EngineConfig, Event, Step, StepResult, StepRecord, EngineMachine, SimulatedPipeline, EngineOracle
 ]
-# The first test counts in chunks.
+# The quickstart test counts in chunks.
 _CHUNK: Final = "chunked_prefill_size"
 _FIRST_TEST: Final = Path(__file__).with_name("first_test.py.jinja")
 
@@ -94,7 +94,7 @@ class LockstepAdapter(
     mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
     states = STATES
     configuration: type = EngineConfig
-    # Results take a few steps, and a prompt has several chunks.
+    # Small, so that results take a few steps and a prompt has several chunks.
     example_settings: Mapping[str, str] = MappingProxyType(
         {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"}
     )
@@ -159,7 +159,7 @@ class LockstepAdapter(
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
         """Make scheduler, simulated pipeline and checks.
 
-        Only a recorded run keeps digests and restores checkpoints, with a twin that runs beside it.
+        Only a recorded run keeps digests, and has a twin that is restored from its checkpoints.
         """
         limits = limits_of(config)
         return (
@@ -190,7 +190,9 @@ class LockstepAdapter(
         return place_of(run.machine.scheduler, rid)
 
     def obstacle(self, run: EngineRun) -> Action | None:
-        """Name what requests wait for: held transfers, grammars or LoRAs, a stalled stage, sleep, reserved memory."""
+        """Name the causes for which requests wait: held transfers, grammars or LoRAs, a stalled stage, sleep,
+        reserved memory.
+        """
         if run.device.transfers.holds_some:
             return ReleaseTransfers()
         if run.stalled:
@@ -205,19 +207,19 @@ class LockstepAdapter(
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: EngineRun) -> Sequence[Event]:
-        """Return the answers to orders of grammars and LoRAs, and the ends of transfers."""
+        """Return the answers to grammar and LoRA orders, and the ends of transfers."""
         device = run.device
         answers = device.answers(stalled=run.stalled)
         if not device.transfers.open:
             return answers
         if run.previous is not None:
             device.transfers.want(run.previous.replies)
-        # The newest first: a restarted decode engine numbers its transfers from 1 again.
+        # Newest first, because a restarted decode engine numbers its transfers from 1 again.
         prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
         return [*answers, *device.ended_transfers(prompts)]
 
     def finale(self, run: EngineRun, turn: int) -> Sequence[Event]:
-        """Return a flush, and a request for the counters."""
+        """Return a flush and a request for the counters."""
         if turn:
             return ()
         flush = Flush()
@@ -236,14 +238,14 @@ class LockstepAdapter(
         return log_of(records, limits_of(config))
 
     def check_records(self, records: Sequence[StepRecord]) -> None:
-        """Check that digests stand for their steps. Raises Violation."""
+        """Check that digests identify their steps. Raises Violation."""
         check_digests(records)
 
     def freeze(self, run: EngineRun) -> FrozenRun[EngineRun]:
         return FrozenRun(run, lambda one: (one.oracle,))
 
     def digests(self, run: EngineRun) -> Iterator[bytes | None]:
-        """Yield a digest of engine, pipeline and checks, and one of the specification, which not every run has."""
+        """Yield a digest of engine, pipeline and checks, and one of the specification if the run has one."""
         yield from super().digests(run)
         conformance = run.oracle.conformance
         yield None if conformance is None else STATES.digest(conformance)
@@ -255,7 +257,7 @@ class LockstepAdapter(
         return replay_engine(path, until=until, last_steps=last_steps)[0]
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
-        """Raises RecordingError for a recording of an engine that the simulated one cannot stand for."""
+        """Raises RecordingError for a recording of an engine that the simulated one cannot represent."""
         return schedule_of_recording(path, until=until)
 
     def stands_in(self, path: Path) -> Sequence[Stand]:
@@ -272,7 +274,7 @@ class LockstepAdapter(
         return mutant_named(name)
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Switch a mutant on, and forget the cached results of checks. Raises UnknownMutant."""
+        """Switch a mutant on, and clear the cached results of checks. Raises UnknownMutant."""
         return switched_on(mutant)
 
     def adapter_of(self, mutant: str) -> str:
@@ -281,7 +283,9 @@ class LockstepAdapter(
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """Return mutants that no engine had: each breaks a promise of this engine; some need two added events."""
+        """Return mutants of bugs that no engine had: each breaks a promise of this engine, and some need two added
+        events.
+        """
         return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS, *KEPT_NUMBERS))
 
     def bugs_met(self, codes: Container[int]) -> list[str]:
@@ -293,7 +297,7 @@ class LockstepAdapter(
         return edits_met(codes, count)
 
     def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
-        """Return single edits of the scheduler and its memory, equal for equal seeds, each with its description."""
+        """Return single edits of the scheduler and its memory, the same for equal seeds, each with its description."""
         return fresh_sample(count, seed)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
@@ -328,7 +332,7 @@ class LockstepAdapter(
         return self.start_sim(config, mutant=mutant).run(script, options=options, **arguments)
 
     def check_script(self, config: EngineConfig, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
-        """Refuse placed stages for a single stage, and for an engine with a role."""
+        """Refuse a placement for a single stage and for an engine with a role."""
         del tiers, oracle
         if placement != "local" and config.pp_size == 1:
             raise ScriptDefinitionError(
@@ -360,19 +364,19 @@ class LockstepAdapter(
         return EngineServers()
 
     def first_test(self, name: str, settings: Mapping[str, str]) -> str:
-        """The flush race, on an engine of these settings."""
+        """Return the flush race, on an engine with these settings."""
         config = EngineConfig(**{**self.example_settings, **settings})
         words = {field: repr(value) for field, value in config_values(config).items() if field != _CHUNK}
         return render_source(_FIRST_TEST, name=name, config=config, words=words)
 
     def run_demo(self, page: Path) -> bool:
-        """The flush race on four real stage processes, with the bug and without."""
+        """Run the flush race on four real stage processes, with the bug and without."""
         from scripted_lockstep.demo import run_demo  # needs what the extra brings
 
         return run_demo(page)
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """Return the actions that ended the run, and the actions that end the effects that a broken run left open."""
+        """Return the actions that ended the run, and the actions that end effects that a failed run left open."""
         # The flush that ends every run of the search is not part of the schedule.
         implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
         open_ends: dict[type[Action], Action] = {}
@@ -386,7 +390,7 @@ class LockstepAdapter(
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
         values = [f"{name}={value!r}" for name, value in config_values(config).items()]
         return TestHead(
-            # The engine at the other end of its transfers is imaginary.
+            # The engine at the other end of its transfers is not simulated.
             decorator="@scripted(CONFIG)",
             imports=("from engine import EngineConfig",),
             more=(PROMPT_IMPORT,) if PROMPT_CALL in body else (),
@@ -395,7 +399,7 @@ class LockstepAdapter(
 
 
 def _is_dispatched(scheduler: Scheduler) -> bool:
-    """Return whether no request is in a queue: all prompts are launched, and no result is back."""
+    """Return whether no request is in a queue: all prompts are launched, and no result has come back."""
     books = scheduler.books
     return bool(books.in_flight) and not (books.waiting or books.running or books.chunked)
 

@@ -1,6 +1,6 @@
-"""Configurations of the engine as words of a schedule, and their limits in the sim tier.
+"""Configurations of the engine as text in a schedule, and their limits in the sim tier.
 
-They need no weights and no tokenizer: nothing is loaded, because the simulated pipeline derives tokens from the KV.
+Nothing is loaded, neither weights nor a tokenizer, because the simulated pipeline derives tokens from the KV.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.core.config import EngineConfig, embedded_seed, require_lora_names
 from engine.core.errors import ConfigError
 from engine.core.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
-# This many pages take a gigabyte of records.
+# The records of this many pages take a gigabyte.
 MOST_PAGES: Final = 1 << 22
 
 
@@ -28,7 +28,7 @@ def config_values(config: EngineConfig) -> dict[str, Any]:
 def limits_of(config: EngineConfig) -> Limits:
     """Resolve a configuration as in the sim tier, where the KV holds at least one full context by default.
 
-    Raises CheckpointError for a model that is no folder with a configuration, ConfigError for impossible settings.
+    Raises CheckpointError for a model without a configuration, ConfigError for impossible settings.
     """
     require_lora_names(config.lora, config.model)
     kept = {"max_total_tokens": config.max_total_tokens or 0, "host_kv_tokens": config.host_kv_tokens}
@@ -48,7 +48,7 @@ def limits_of(config: EngineConfig) -> Limits:
 
 
 def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
-    """Yield configurations with one setting at its default, or with a number nearer to it, halved or one lower."""
+    """Yield configurations with one setting at its default, or with a number closer to it, halved or one lower."""
     values = config_values(config)
     for name, value in values.items():
         default = EngineConfig.model_fields[name].default

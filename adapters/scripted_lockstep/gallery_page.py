@@ -1,6 +1,6 @@
 """The page of the gallery: each mutant's bug, the test that catches it, and the search's time to find it.
 
-This module makes the gallery's page, and the figures of the gallery in the README and in its guide.
+Writes the gallery's page, and the figures of the gallery in the README and in its guide.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def results_on(page: str) -> dict[str, str]:
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
     """Write the page's entries. Keeps the text above the first entry, and the results of other mutants.
 
-    A README two folders above the page and ``docs/gallery.md`` beside it get the same figures: the README in the rows
-    of its own table, and both the numbers of entries and of bugs that were found.
+    A README two folders above the page gets the same figures in its table; it and ``docs/gallery.md`` beside it get the
+    numbers of entries and of bugs that were found.
     """
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     results = results_on(before) | {one.mutant: one.result for one in found}

@@ -18,7 +18,7 @@ from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
 
 
 class EngineMachine:
-    """A new scheduler of these limits, or a server's. ``is_pressed``: an operator reserves memory."""
+    """A new scheduler with these limits, or a server's. ``is_pressed``: an operator reserves memory."""
 
     def __init__(self, limits: Limits, *, digests: bool, scheduler: Scheduler | None = None) -> None:
         self.limits = limits
@@ -54,7 +54,7 @@ class EngineMachine:
         return self.scheduler.books.requests.keys()
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return the results of all queries between steps: counters, books, and the hits of waiting requests."""
+        """Return everything that queries between steps return: counters, books, and the hits of waiting requests."""
         scheduler, tree = self.scheduler, self.scheduler.memory.tree
         waiting = [*scheduler.books.waiting]
         return {
@@ -76,14 +76,14 @@ class EngineMachine:
                 yield CachedPrefix(tuple(tokens), tuple(pages), leaf.kv_key[0])
 
     def start_over(self) -> None:
-        """Forget everything in place, counters and digest included: the loop and its gate hold the scheduler.
+        """Reset everything in place, including counters and digest, because the loop and its gate hold the scheduler.
 
         Raises IntegrityError unless the engine is fully idle. Production never does this.
         """
         if not self.scheduler.is_fully_idle:
             busy = self.scheduler.books.what_is_busy()
             raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
-        # Attributes that a script has set on the object itself, such as a method, are removed as well.
+        # Attributes that a script has set on the object itself, such as a method, are removed too.
         vars(self.scheduler).clear()
         Scheduler.__init__(self.scheduler, self.limits)
         self.is_pressed = False
@@ -122,7 +122,7 @@ def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
 
 
 def _most(pressure: Pressure) -> tuple[int, ...]:
-    """Return the pages, rows, unlocked nodes and window pages that requests leave at most."""
+    """Return the maximum pages, rows, unlocked nodes and window pages that requests leave."""
     return (
         pressure.most_free_pages,
         pressure.most_free_rows,
@@ -132,17 +132,17 @@ def _most(pressure: Pressure) -> tuple[int, ...]:
 
 
 def _left(memory: KVMemory) -> tuple[int, ...]:
-    """Return how many pages and rows are free, nodes unlocked, window pages free."""
+    """Return the numbers of free pages and rows, unlocked nodes and free window pages."""
     unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
     window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
     return memory.pages.free, memory.rows.free, unlocked, window
 
 
-# -- for coverage: where requests are when something happens, and what is in flight then --
+# -- for coverage: the places of requests and the contents of the pipeline at an event --
 
 
 def place_of(scheduler: Scheduler, rid: str | None) -> tuple[str, str]:
-    """Return the request's place, or with None all occupied places; and the state of the pipeline."""
+    """Return the request's place, or with None all occupied places, and the state of the pipeline."""
     if rid is None:
         places = sorted({request.place.value for request in scheduler.books.live()})
         return "+".join(places) or "no request", _pipeline(scheduler)

@@ -25,12 +25,12 @@ from scripted_lockstep.specification.loras import SpecifiedLoras
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.specification import Specification
 
-# The executable specification costs as much as all other checks. Of runs that share a prefix, one in this many is not
-# compared with it; every run from the start is.
+# The executable specification costs as much as all other checks. Of the runs that share a prefix, one in this many is
+# not compared with it; runs from the start always are.
 UNSPECIFIED_EVERY_RUNS: Final = 3
 
 COPIER: Final = Copier(
-    # It is frozen, but its requests are the live ones.
+    # Frozen, but with references to live requests.
     rebuilt={
         Launched: (
             lambda launched: launched.requests,
@@ -41,7 +41,7 @@ COPIER: Final = Copier(
 )
 
 
-# Three of the counters are needed: they number microbatches, requests and weights.
+# Only three counters are needed, which number microbatches, requests and weights.
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls", "preemptions"),
@@ -66,7 +66,7 @@ _RunT = TypeVar("_RunT", bound=RunLike)
 class FrozenRun(Generic[_RunT]):
     """A frozen run, and separately the specification's states, so that a run without them does not copy them.
 
-    ``oracles`` are those of a run's engines, whose steps are compared with the specification. A run's name alone
+    ``oracles`` are the oracles of a run's engines, whose steps are compared with the specification. Only a run's name
     decides whether it is compared, so that every process decides alike.
     """
 
@@ -81,7 +81,7 @@ class FrozenRun(Generic[_RunT]):
             oracle.conformance = conformance
 
     def thaw(self, name: str) -> _RunT:
-        """Return a run that continues from there and shares nothing mutable."""
+        """Return a run that continues from this state and shares nothing mutable."""
         run = self._run.thaw()
         if is_specified(name):
             for oracle, conformance in zip(self._oracles(run), self._conformances.thaw(), strict=True):

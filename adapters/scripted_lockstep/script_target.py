@@ -1,4 +1,4 @@
-"""A registered script as a target of the search: run again and again with an action added at one of its yields."""
+"""A registered script as a target of the search, which runs it repeatedly with an action added at one of its yields."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _AFTER_LIMIT_STEPS: Final = 300
 class ScriptTarget:
     """A registered script in the sim tier, with an event added at one of its yields.
 
-    With an unexpected event the script's own assertions need not hold: after it only the engine's invariants and the
-    oracle count, and the script ends at its first failed assertion.
+    After an unexpected event the script's own assertions need not hold: only the engine's invariants and the oracle
+    count, and the script ends at its first failed assertion.
     """
 
     rejoined: int = 0
 
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test
-        # The added event may close a window that the script must reach.
+        # Not required, because the added event may close a window that the script must reach.
         self._options = msgspec.structs.replace(test.options, must_reach=(), must_step=False)
         self._arguments = _first_arguments(test)
         self._yields = 0
@@ -49,7 +49,7 @@ class ScriptTarget:
 
     @property
     def steps(self) -> int:
-        """The number of the script's yields when nothing is added."""
+        """The number of the script's yields without additions."""
         return self._yields
 
     def is_distinct(self, step: int, action: Action) -> bool:
@@ -62,7 +62,7 @@ class ScriptTarget:
         return self._run(extra)
 
     def execute_drawn(self, drawn: Drawn) -> Outcome:
-        """Run it with drawn actions, without knowing the state that they meet."""
+        """Run it with randomly drawn actions, regardless of the state."""
         for step in drawn.steps:
             drawn.come(step, lambda action: Cell(action.kind, "", ""))
         return self._run(drawn.placed)
@@ -111,7 +111,7 @@ class ScriptTarget:
 
 
 def _spend_failure(t: BaseContext) -> Generator[None, None, None]:
-    """Consume a failure that no microbatch of the script met, so that the harness's own steps do not meet it."""
+    """Consume an injected failure that no microbatch of the script hit, so that the harness's own steps do not."""
     if t.scheduler.failure is None and t.scheduler.books.is_awake and not t.state.paused:
         t.release_results()
         yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
@@ -137,7 +137,7 @@ def _starts_of(t: BaseContext) -> list[StartRequest]:
 
 
 def _do(t: BaseContext, action: Action) -> bool:
-    """Call the verb of an action. Returns False when it had nothing to act on, or the engine refused it."""
+    """Call the verb of an action. Returns False if it had no effect or the engine refused it."""
     try:
         return action.perform(t)
     except Exception as exc:

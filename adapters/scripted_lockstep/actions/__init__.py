@@ -1,7 +1,7 @@
 """Actions on the engine from outside: one class each, with everything that the harness knows about it.
 
-A new action is a class here and a verb of ``t``; tests/unit/actions names the parts that it still lacks. A search tries
-actions in the order in which these modules define them.
+A new action is a class here and a verb of ``t``; tests/unit/actions reports its missing parts. A search tries actions
+in the order of these modules and of the classes in them.
 """
 
 # isort: off

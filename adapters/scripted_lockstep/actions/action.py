@@ -33,11 +33,11 @@ class EventReader(Protocol):
         ...
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
-        """Return the recipe of a prompt that shares with earlier prompts as much as this one does."""
+        """Return the recipe of a prompt that shares as much with earlier prompts as this one does."""
         ...
 
     def regex_of(self, grammar: Grammar) -> str:
-        """Return the regex that replaces a grammar in a schedule, where an output's length decides its end."""
+        """Return the regex that replaces a grammar in a schedule, in which the length of an output decides its end."""
         ...
 
 
@@ -47,14 +47,14 @@ def register(*kinds: type[Action]) -> None:
 
 
 class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the actions that only this engine knows. ``run.machine`` has the scheduler and its limits."""
+    """Base of the actions of this engine only. ``run.machine`` has the scheduler and its limits."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         register(cls)
 
     def reaches(self, run: RunLike) -> bool:
-        """Return whether it has something to act on: a live request, or an engine that has not failed."""
+        """Return whether the action can have an effect: its request is live, or the engine has not failed."""
         by_itself = self.needs_open or self.target_rid is not None
         return super().reaches(run) if by_itself else run.machine.scheduler.failure is None
 
@@ -73,7 +73,7 @@ class EngineCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_
 
 
 class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
-    """An action of an operator who holds the gate: it takes effect at once, between two steps."""
+    """An action of an operator at the gate, which takes effect at once, between two steps."""
 
     event: ClassVar[Any]
     is_control: ClassVar[bool] = True

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 SLEEP_MODES: Final = tuple(mode.value for mode in PauseMode if mode is not PauseMode.IN_PLACE)
 _LEVELS: Final = (1, 2)
-# The time for which calls that a search adds may be deferred.
+# How long calls that a search adds may be deferred, in seconds.
 DEFERRED_S: Final = 1.0
-# Simulated stages write nothing; a front end names a folder of its own.
+# Simulated stages write nothing; the front end chooses its own folder.
 _TRACES: Final = "traces"
 
 
@@ -75,12 +75,12 @@ class Flush(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="flus
 
     @classmethod
     def words(cls, event: FlushCache) -> str:
-        # In capitals, because most races are about it.
+        # In capitals, because most races involve a flush.
         return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
 
 
 class AbortEverything(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
-    """Aborts everything that is alive. In the shell it is ``abort all``."""
+    """Aborts all live requests. In the shell it is ``abort all``."""
 
     examples: ClassVar = ("abort-all",)
     needs_open: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class PauseServing(EngineCall, PauseCall, frozen=True, kw_only=True, omit_defaul
 
 class ResumeServing(ResumeCall, EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     event: ClassVar = ContinueGeneration
-    # Worth a run in few workloads only.
+    # Added only in a few workloads.
     search_turn: ClassVar[int] = 1
 
     @staticmethod
@@ -153,7 +153,7 @@ class SleepServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
     @staticmethod
     @verb
     def sleep(t: BaseContext, level: int = 1, mode: str = "retract") -> Call:
-        """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV memory are released.
+        """POST ``/sleep``: requests return to the queue or end (``abort``); weights and KV memory are freed.
 
         After level 2 the engine wakes only once the weights were updated.
         """
@@ -194,7 +194,7 @@ class WakeServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag
     @staticmethod
     @verb
     def wake(t: BaseContext) -> Call:
-        """POST ``/wake``: the stages take weights and KV memory back, and waiting requests go on."""
+        """POST ``/wake``: the stages allocate weights and KV memory again, and waiting requests continue."""
         return WakeServing().post(t)
 
     def reaches(self, run: RunLike) -> bool:
@@ -202,7 +202,7 @@ class WakeServing(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class BeginProfile(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
-    """Starts a profile of the stages, which takes a slot of the pipeline."""
+    """Starts a profile of the stages, which takes a pipeline slot."""
 
     examples: ClassVar = ("profile",)
     added_beside: ClassVar = "profile"

@@ -43,7 +43,7 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
-    """Releases ``count`` held grammars, in the order of their orders; without a count all of them."""
+    """Releases ``count`` held grammars, in the order in which they were ordered; by default all of them."""
 
     count: int | None = None
 
@@ -65,7 +65,7 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-grammar"):
-    """Makes the next grammar that would become ready fail to compile; the engine goes on."""
+    """Makes the compilation of the next grammar that would become ready fail; the engine continues."""
 
     examples: ClassVar = ("fail-grammar",)
     needs_open: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     @staticmethod
     @verb
     def fail_next_grammar(t: BaseContext) -> None:
-        """Make the next grammar that would become ready fail to compile; the engine goes on."""
+        """Make the compilation of the next grammar that would become ready fail; the engine continues."""
         t.run.act(FailGrammar())
         t.count_ineffective("failures of a grammar that none met")
 

@@ -18,7 +18,7 @@ from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 if TYPE_CHECKING:
     from scripted.script.context import BaseContext
 
-# Workloads use small seeds, so a LoRA that a search loads under one of their names has other weights.
+# Larger than the seeds of workloads, so that a LoRA that a search loads under one of their names has other weights.
 _OTHER_SEED: Final = 9
 
 
@@ -43,7 +43,7 @@ class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="l
     def load_lora(t: BaseContext, name: str, path: str) -> Call:
         """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
 
-        Every LoRA that a script loads is gone before the next script.
+        Every LoRA that a script loads is unloaded before the next script.
         """
         if not isinstance(path, str):
             raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
@@ -51,7 +51,7 @@ class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="l
 
     @property
     def path_given(self) -> str:
-        """Return the LoRA's path, as the route takes it."""
+        """Return the LoRA's path for the route."""
         return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_lora is None else self.path_of_lora
 
     @property
@@ -69,14 +69,16 @@ class LoraLoad(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="l
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Return other weights under each name of the workload, refused while that name is loaded; and a new name."""
+        """Return loads of other weights under each name of the workload, refused while that name is loaded, and of a
+        new name.
+        """
         if not base.limits.max_loras:
             return ()
         return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
 
     @classmethod
     def read_back(cls, event: LoadLora, reader: EventReader) -> LoraLoad:
-        """Return the action with a LoRA of the embedded model in place of any other."""
+        """Return the action with a LoRA of the embedded model instead of any other."""
         seed = embedded_lora_seed(event.path)
         return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
 
@@ -124,7 +126,7 @@ class LoraUnload(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class HoldLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-loras"):
-    """Holds all reading of LoRAs: none is read to its end from this step on."""
+    """Holds the reading of LoRAs: no read completes from this step on."""
 
     examples: ClassVar = ("hold-loras",)
     needs_open: ClassVar[bool] = True
@@ -133,7 +135,7 @@ class HoldLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     @staticmethod
     @verb
     def hold_loras(t: BaseContext) -> None:
-        """From the next step on, the stages read no LoRA to its end until it is released."""
+        """From the next step on, the stages complete no read of a LoRA until it is released."""
         t.run.act(HoldLoras())
 
     def apply(self, run: RunLike) -> None:
@@ -145,7 +147,7 @@ class HoldLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class ReleaseLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-loras"):
-    """Releases ``count`` held LoRAs, in the order of their orders; without a count all of them."""
+    """Releases ``count`` held LoRAs, in the order in which they were ordered; by default all of them."""
 
     count: int | None = None
 
@@ -155,7 +157,7 @@ class ReleaseLoras(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     @staticmethod
     @verb
     def release_loras(t: BaseContext, n: int | None = None) -> None:
-        """Let the oldest ``n`` LoRAs be read, or all and stop holding."""
+        """Let the reads of the oldest ``n`` LoRAs complete, or all of them and stop holding."""
         t.check_released("release_loras()", n)
         t.run.act(ReleaseLoras(count=n))
 

@@ -1,6 +1,6 @@
 """Actions on the pipeline and on time: hold results; fail, stall or kill stages; advance the clock.
 
-None of them is a client's message. In a recording, results and time follow from the steps, not from single events.
+None of them is a client's message. A recording has results and time in its steps, not as single events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ register(HoldResults, ReleaseResults)
 
 
 class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
-    """Makes the next microbatch fail in this stage; the engine goes on."""
+    """Makes the next microbatch fail on this stage; the engine continues."""
 
     stage: int = 0
 
@@ -35,7 +35,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
     @staticmethod
     @verb
     def fail_next_step(t: BaseContext, i: int) -> None:
-        """Make the next microbatch that a stage computes fail; the engine goes on."""
+        """Make the next microbatch that a stage computes fail; the engine continues."""
         t.check_live_stage("fail_next_step", i)
         t.run.act(FailStage(stage=i))
         t.note_failure()
@@ -45,7 +45,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
-        """Read it back from a failed result, without the stage."""
+        """Read the action back from a failed result, which does not have the stage."""
         return None if event.error is None else cls()
 
     @classmethod
@@ -54,7 +54,9 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
 
 class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
-    """Kills a stage; nothing in flight comes back, or with ``late`` one result that was on its way, after the news."""
+    """Kills a stage; nothing in flight comes back, except with ``late`` one result that was on its way and follows
+    the death.
+    """
 
     stage: int = 0
     late: bool = False
@@ -73,7 +75,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     @staticmethod
     @verb
     def kill_stage(t: BaseContext, i: int) -> None:
-        """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
+        """Kill a stage process: nothing in flight comes back. The server is not reused after this script."""
         t.check_live_stage("kill_stage", i)
         if t.scheduler.limits.pp_size == 1:
             raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
@@ -108,7 +110,9 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
-    """Stalls a stage: nothing completes until it is resumed. A search holds results instead, to the same effect."""
+    """Stalls a stage: nothing completes until it is resumed. A search holds results instead, which has the same
+    effect.
+    """
 
     stage: int = 0
 

@@ -1,6 +1,6 @@
-"""Actions on KV between engines: hold it, release it, fail the engine at the other end.
+"""Actions on KV transfers between engines: hold them, release them, fail the engine at the other end.
 
-Only in an engine with a role. None of them is a client's message.
+Only for an engine with a role. None of them is a client's message.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     @staticmethod
     @verb
     def release_transfers(t: BaseContext) -> None:
-        """Let all KV through that is held, and stop holding."""
+        """Let all held KV through, and stop holding."""
         _require_transfers(t, "release_transfers()")
         t.run.act(ReleaseTransfers())
 
@@ -76,7 +76,7 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-transfer"):
-    """Fails the engine at the other end of the oldest transfer, after it has sent ``pages`` pages."""
+    """Fails the other engine of the oldest transfer, after it has sent ``pages`` pages."""
 
     pages: int = 0
 
@@ -90,7 +90,7 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     @staticmethod
     @verb
     def fail_transfer(t: BaseContext, pages: int = 0) -> None:
-        """Have the other engine of the oldest transfer fail, after this many pages of a prompt that arrives."""
+        """Make the other engine of the oldest transfer fail; of an incoming prompt this many pages arrive first."""
         _require_transfers(t, "fail_transfer()")
         if not t.run.device.transfers.numbers:
             raise BadCall("fail_transfer() needs a transfer on its way, there is none; wait for t.state.transferring")
@@ -109,17 +109,17 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Return failures without a page and with one, for engines with a role."""
+        """Return failures after no page and after one, for engines with a role."""
         return (cls(), cls(pages=1)) if _has_role(base) else ()
 
     def smaller(self) -> Iterator[Action]:
-        """Yield the failure with no page."""
+        """Yield the failure after no page."""
         if self.pages:
             yield FailTransfer()
 
     @classmethod
     def read_back(cls, event: PrefillFailed, reader: EventReader) -> FailTransfer:
-        """Read it back from the later event that has the number of pages."""
+        """Read the action back from the later event, which has the number of pages."""
         del event, reader
         return cls()
 

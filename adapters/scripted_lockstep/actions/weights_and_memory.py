@@ -25,7 +25,7 @@ _LEFT_PAGES: Final = 1
 
 
 class _Scarce(NamedTuple):
-    """A resource that an operator reserves: its field in the event, its limit in the scheduler, its verb, its words."""
+    """A resource that an operator reserves: its field in the event, its limit in the scheduler, its verb, its name."""
 
     event: str
     most: str
@@ -64,7 +64,7 @@ def _weights_of(seed: int) -> str:
 
 
 def _seed_of(weights: str | None) -> int | None:
-    """Return the seed of the embedded weights that an update names; None for any others."""
+    """Return the seed of the embedded weights that an update names; None for other weights."""
     model, _, seed = (weights or "").partition(":")
     return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None
 
@@ -91,7 +91,7 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
         """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
 
         ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine. The configured weights are
-        back before the next script.
+        restored before the next script.
         """
         if not isinstance(model_path, str):
             raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
@@ -104,7 +104,7 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
 
     @property
     def weights(self) -> str:
-        """Return the new weights, as the route takes them."""
+        """Return the new weights for the route."""
         if self.path_of_weights is not None:
             return self.path_of_weights
         return EMBEDDED_MODEL if self.back else _weights_of(self.seed)
@@ -137,7 +137,7 @@ class Update(EngineCall, frozen=True, kw_only=True, omit_defaults=True, tag="upd
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
-        """Read back the embedded weights; embedded weights replace any others."""
+        """Read the action back; embedded weights replace any others."""
         if event.model_path is None:
             return cls(back=True, timeout_s=event.timeout_s)
         seed = _seed_of(event.model_path)
@@ -166,15 +166,17 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
     @staticmethod
     @verb
     def exhaust_kv(t: BaseContext, leave_pages: int) -> None:
-        """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
+        """Withhold pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if
+        necessary.
+        """
         _press(t, "exhaust_kv(leave_pages)", "pages", leave_pages)
 
     @staticmethod
     @verb
     def exhaust_window(t: BaseContext, leave_pages: int) -> None:
-        """Keep pages of the window pool from requests until exactly ``leave_pages`` are free.
+        """Withhold pages of the window pool from requests until exactly ``leave_pages`` are free.
 
-        Only for a model with window layers. Cached prefixes lose window pages only if they must.
+        Only for a model with window layers. Cached prefixes lose window pages only if necessary.
         """
         if not t.scheduler.limits.window_tokens:
             raise BadCall(
@@ -186,7 +188,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
     @staticmethod
     @verb
     def exhaust_rows(t: BaseContext, leave_rows: int) -> None:
-        """Keep rows from requests until exactly ``leave_rows`` are free."""
+        """Withhold rows from requests until exactly ``leave_rows`` are free."""
         _press(t, "exhaust_rows(leave_rows)", "rows", leave_rows)
 
     @staticmethod
@@ -207,7 +209,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         return SetPressure(**{_SCARCE[name].event: count for name, count in self._asked.items()})
 
     def reaches(self, run: RunLike) -> bool:
-        """Return whether requests own so little memory that this much can be left, as the verb demands."""
+        """Return whether requests own little enough memory to leave this much, which the verb requires."""
         if self.window is not None and not run.machine.limits.window_tokens:
             return False
         pressure = run.machine.scheduler.pressure
@@ -246,7 +248,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
     @staticmethod
     @verb
     def release_exhausted(t: BaseContext) -> None:
-        """Give back everything that the ``exhaust`` verbs keep."""
+        """Release everything that the ``exhaust`` verbs withhold."""
         t.run.act(Relieve())
 
     def reaches(self, run: RunLike) -> bool:
@@ -254,7 +256,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="evict"):
-    """Evicts ``pages`` pages of unlocked cache, least recently used first; without a number all."""
+    """Evicts ``pages`` pages of unlocked cache, least recently used first; by default all."""
 
     pages: int | None = None
 
@@ -265,7 +267,9 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
     @staticmethod
     @verb
     def evict(t: BaseContext, pages: int | None = None) -> int:
-        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns how many."""
+        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns the number of
+        pages.
+        """
         tree = t.scheduler.memory.tree
         before: int = tree.evictable_pages
         if pages is not None and (not isinstance(pages, int) or not 0 <= pages <= before):

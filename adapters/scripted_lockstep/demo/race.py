@@ -1,6 +1,6 @@
 """The script of the demo: flush the cache while a request's last chunk is in flight and every queue is empty.
 
-It runs inside the scheduler process. The registered test of the same race names its origin.
+It runs inside the scheduler process. The registered test of the same race gives its origin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The course of the demo: both runs on real processes, the terminal and the page.
 
-It fails with a reason if a run does not show the expected race: a demo that always passes shows nothing.
+It fails, with a reason, if a run does not show the expected race: a demo that always passes proves nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Race:
 
     @classmethod
     def of(cls, log: StepLog) -> Self | None:
-        """Find the race in these steps; None when its window never opened or no flush was answered."""
+        """Find the race in these steps; None if its window never opened or no flush was answered."""
         window = next((step for step in log.steps if step.in_window), None)
         flush = next((step for step in log.steps if any(said.text == "FLUSH" for said in step.arrived)), None)
         replies = [said for step in log.steps for said in step.answered]
@@ -58,11 +58,11 @@ class Race:
 
     @property
     def flushed_in_the_window(self) -> bool:
-        """Whether the flush met a scheduler with empty queues and a busy pipeline."""
+        """True if the flush arrived while the queues were empty and the pipeline was busy."""
         return self.flush.step == self.window.step + 1
 
     def sentences(self) -> Iterator[tuple[int, str]]:
-        """Yield the course of the race, a sentence per step."""
+        """Yield the course of the race, one sentence for each step."""
         flights = " and ".join(f"#{batch}" for batch in self.window.in_flight)
         opens = (
             "launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: every "
@@ -95,7 +95,7 @@ def run_demo(page: Path) -> bool:
     began = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
     with start_parent() as parent:
-        # While the parent imports the packages of the servers.
+        # Printed while the parent imports the packages of the servers.
         _introduce(console)
         bug = Half.run("1. An engine with the bug", mutant_named(BUG), parent)
         bug.show(console)
@@ -132,7 +132,7 @@ class Half:
 
     @functools.cached_property
     def race(self) -> Race | None:
-        """Return its turning points, if there were any."""
+        """Return its turning points, if any."""
         return None if self.outcome.trace is None else Race.of(self.outcome.trace.log)
 
     def show(self, console: Console) -> None:

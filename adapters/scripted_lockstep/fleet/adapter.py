@@ -36,7 +36,7 @@ from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.script.fleet import role_of
 
 NAME: Final = "lockstep-fleet"
-# Actions that an engine of a fleet lacks, or for which a fleet has its own.
+# Actions that an engine of a fleet lacks, or that a fleet replaces.
 _NOT_HERE: Final = (
     FailGrammar, FailTransfer, HoldGrammars, HoldLoras, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
     ReleaseLoras, ReleaseTransfers, AdvanceClock,
@@ -86,14 +86,14 @@ class LockstepFleets(FleetAdapter):
         options: ScriptOptions,
         mutant: str | None,
     ) -> ScriptSucceeded:
-        """Refuse, because a script of several engines starts from one engine. Raises ScriptDefinitionError."""
+        """Refuse a script: a script with several engines starts from a single one. Raises ScriptDefinitionError."""
         del script, arguments, options, mutant
         raise ScriptDefinitionError(
             f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter "
             f"{DEFAULT_ADAPTER}, and t.engines({', '.join(map(repr, config.names))})"
         )
 
-    # -- mutants: each is searched for in the targets of its own adapter --
+    # -- mutants: each is searched for in its own adapter's targets --
 
     def adapter_of(self, mutant: str) -> str:
         return LOCKSTEP.adapter_of(mutant)

@@ -1,6 +1,6 @@
 """An engine of a fleet under the search: its run, its messages to the others, and its view of prefill engines.
 
-A decode engine chooses among them as its front end does, with the same state machine.
+A decode engine chooses among prefill engines with the state machine of its front end.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class PrefillAnswer(msgspec.Struct, frozen=True):
 
 
 class PrefillLoad(msgspec.Struct, frozen=True):
-    """The load that a prefill engine reports; None while it drains."""
+    """The load that a prefill engine reports; None while it is draining."""
 
     load: Load | None
 
 
 class SearchedEngine(ConnectedEngine, SearchedMember):
-    """One engine of a fleet; the others get everything that it sends.
+    """One engine of a fleet, which sends everything to all others.
 
-    ``others`` are all names. A prefill engine reports its load when it has changed, and a decode engine knows it once
-    the link delivers it.
+    ``others`` are their names. A prefill engine reports its load when it changes, and a decode engine knows it once the
+    link delivers it.
     """
 
     def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
                 super().hear(sender, message)
 
     def meet(self, other: str) -> None:
-        """Assume another engine new and idle, or as a prefill engine report the load to everybody again."""
+        """Assume that another engine is new and idle; a prefill engine also reports its load to all again."""
         self._told = None
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.met(other, _load_of(0, 0, 0))
@@ -158,7 +158,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
 
 
 def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> Load:
-    """Return the load of a prefill engine, without the numbers that the choice counts itself."""
+    """Return the load of a prefill engine, without the numbers that the placement counts itself."""
     return Load(
         role=PREFILL,
         sleep_level=sleep_level,

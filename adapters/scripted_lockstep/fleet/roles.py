@@ -1,7 +1,7 @@
-"""Adapters of engines with a role: targets of their own, and everything else as for an engine without one.
+"""Adapters of engines with a role: they have their own targets, and share everything else with engines without one.
 
-At the other end of transfers is an imaginary engine, which may do everything that a real one may: send all pages at
-once, some, none, or fail.
+The other end of transfers is an imaginary engine, which may do whatever a real one may: send all pages at once, some or
+none, or fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scripted_lockstep.mutants import MUTANTS, mutant_named
 from scripted_lockstep.space.targets import SPACE
 
 _TRANSFERS: Final = tuple(EVENT + tag for tag in ("hold-transfers", "fail-transfer"))
-# Features that an engine of the role refuses, and those without a meaning for a prompt without output.
+# Features that an engine of the role refuses, and features that mean nothing for a prompt without output.
 _WITHOUT: Final = {
     "decode": {"window", "host"},
     "prefill": {
@@ -46,13 +46,13 @@ _WITHOUT: Final = {
 }
 _WITHOUT_LEVELS: Final = {("drafts", "of-a-model"), ("stages", "async")}
 _FIRST_PAGES: Final = (0, 0, 0, 1, 2)
-# Shorter ones expire in the time that is drawn for other limits.
+# Shorter limits would expire in the time that is drawn for others.
 _TIMEOUTS_S: Final = (0.5, 1.0, 30.0)
 _LATE_SHARE: Final = 0.7
 
 
 class RoleSpace:
-    """Implements ``scripted.search.generated.Space``: the space of every engine, less the role's exclusions."""
+    """Implements ``scripted.search.generated.Space``: the space of every engine, without the role's exclusions."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -71,7 +71,7 @@ class RoleSpace:
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """The features of every engine that are left."""
+        """The features that the role leaves."""
         return tuple(name for name in SPACE.triples if name in self.features)
 
     def allows(self, row: Row) -> bool:
@@ -98,7 +98,7 @@ class RoleSpace:
 
     def _of_role(self, action: Any, rng: random.Random) -> Any:
         if self._role == "prefill" and isinstance(action, StartRequest):
-            # A decode engine asks for a prompt only once.
+            # A decode engine orders a prompt only once.
             return msgspec.structs.replace(action, first_page=rng.choice(_FIRST_PAGES), n=1)
         return action
 
@@ -158,23 +158,23 @@ class RoleAdapter(LockstepAdapter):
         self.workloads = _WORKLOADS[role]
 
     def read_config(self, words: Mapping[str, str]) -> EngineConfig:
-        """Read a configuration of this role, unless the words say another. Raises ConfigError."""
+        """Read a configuration, by default of this role. Raises ConfigError."""
         return super().read_config({"role": self._role, **words})
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """The mutants of both roles; each is searched for in the targets of its own."""
+        """Return the mutants of both roles; each is searched for in its own role's targets."""
         return tuple(mutant.name for mutant in MUTANTS if mutant.adapter)
 
     def about(self, mutant: str) -> Mapping[str, str]:
-        """Describe a mutant: its origin, the script that fails with it, and the tiers of that."""
+        """Describe a mutant: its origin, the script that fails with it, and that script's tiers."""
         one = mutant_named(mutant)
         tiers = " and ".join(find_test(one.test).tiers)
         return {"origin": one.origin, "script": f"`{one.test.rpartition('::')[2]}`", "tiers": tiers}
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """None: contracts are searched in engines without a role."""
+        """Return none: contracts are searched for in engines without a role."""
         return ()
 
 

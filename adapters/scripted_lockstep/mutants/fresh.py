@@ -1,7 +1,7 @@
 """Fresh mutants: single edits of the scheduler and its memory by the operators of mutation testing.
 
-A seed draws them, so the share that the search finds measures the search. ``fresh:MODULE.PATH.N`` names the N-th edit
-of a function, for searches, replays and shrinking.
+They are drawn by a seed, so the share that a search finds measures the search. ``fresh:MODULE.PATH.N`` names the N-th
+edit of a function, for searches, replays and shrinking.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from scripted.core.refusals import ScriptDefinitionError
 _PREFIX: Final = "fresh:"
 _NAME: Final = re.compile(r"fresh:((?:scheduler|memory)\.\w+)\.([\w.]+)\.(\d+)")
 _PACKAGES: Final = ("scheduler", "memory")
-# People alone read the output of these.
+# Modules whose output only people read.
 _TEXTS: Final = frozenset({"__repr__", "__str__"})
-# The audit changes nothing: a bug in it says nothing about a search.
+# The audit has no effect, so a bug in it says nothing about a search.
 _AUDITS: Final = frozenset({"check", "memory.integrity"})
 _COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -65,9 +65,9 @@ def fresh_mutant(name: str) -> Mutant | None:
 
 
 def fresh_sample(count: int, seed: int) -> dict[str, str]:
-    """Draw names from all edits, each with its description. An edit that does not fit is replaced by another one."""
+    """Draw names from all edits, each with its description. An edit that does not apply is replaced by another one."""
     every = [mutant for module in _modules() for _, mutants in _mutants_of(module) for mutant in mutants]
-    random.Random(seed).shuffle(every)  # noqa: S311 - the same from the same seed
+    random.Random(seed).shuffle(every)  # noqa: S311 - reproducible by design
     sample: dict[str, str] = {}
     for mutant in every:
         if len(sample) == count:
@@ -84,7 +84,7 @@ def edits_met(codes: Container[int], count: int) -> list[str]:
         for _, mutants in _mutants_of(module):
             if mutants and mutants[0].is_met(codes):
                 met += [mutant.name for mutant in mutants]
-    random.Random(0).shuffle(met)  # noqa: S311 - the same for the same code
+    random.Random(0).shuffle(met)  # noqa: S311 - reproducible by design
     return met[:count]
 
 
@@ -124,7 +124,7 @@ def _of_function(module: str, path: str, function: ast.FunctionDef, text: str) -
         after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
         top, bottom = node.lineno - 1 - first, node.end_lineno - first
         becomes = before + edit.becomes + after
-        # Enough lines around it to make the place unique.
+        # Includes enough lines around it to be unique.
         while "".join(own).count("".join(own[top:bottom])) > 1:
             if bottom < len(own):
                 becomes += own[bottom]
@@ -154,10 +154,10 @@ def _dedented(text: str, indent: int) -> str:
 
 
 def _edits(function: ast.FunctionDef, body: list[ast.stmt]) -> Iterator[_Edit]:
-    """Yield the edits of every node that is no text, assertion, annotation or type check, and early returns."""
+    """Yield the edits of every node except texts, assertions, annotations and type checks, and early returns."""
     is_constructor = function.name == "__init__"
     for edit in itertools.chain.from_iterable(map(_edits_in, body)):
-        # A missing attribute fails at once, and so measures no search.
+        # Not mutated: a missing attribute fails at once, which does not measure a search.
         if not (is_constructor and edit.becomes == "pass"):
             yield edit
     returns = function.returns

@@ -1,8 +1,8 @@
-"""The table of the gallery: every mutant that is listed and searched for, and the lookup by name.
+"""The gallery's table: all mutants to list and to search for, and the lookup by name.
 
-Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
-they put back; the escapes follow them. ``CONTRACTS`` are no races, but bugs that the core test suite must notice.
-``PAIRS`` need two added events each; ``KEPT_NUMBERS`` and ``RECENT``, races reported in 2026, are shown by a schedule.
+Each file of mutants covers one part of the engine. ``RACES`` are bugs of real engines, in the order of their races; the
+escapes follow. ``CONTRACTS`` are not races, but bugs that the core test suite must notice. ``PAIRS`` need two added
+events each; ``KEPT_NUMBERS`` and ``RECENT``, races reported in 2026, are shown by a schedule.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ RECENT = _of("recent")
 
 
 def mutant_named(name: str) -> Mutant:
-    """Return the mutant of this name, also a contract or a fresh one. Raises UnknownMutant with the nearest names."""
+    """Return the mutant, contract or fresh mutant of this name. Raises UnknownMutant with the nearest names."""
     fresh = fresh_mutant(name)
     if fresh is not None:
         return fresh
@@ -78,7 +78,7 @@ def mutant_named(name: str) -> Mutant:
 def switched_on(mutant: str | None) -> Iterator[None]:
     """Switch the gallery's mutant of this name on, or none, while the context is open. Raises UnknownMutant.
 
-    The cached results of the checks are forgotten before and after.
+    The cached results of checks are cleared before and after.
     """
     if mutant is None:
         yield

@@ -1,4 +1,4 @@
-"""Checks KV events: a mirror made from them alone equals the prefix cache and the host tier."""
+"""Checks KV events: a mirror built only from them equals the prefix cache and the host tier."""
 
 from __future__ import annotations
 

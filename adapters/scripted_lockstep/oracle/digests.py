@@ -17,13 +17,14 @@ from engine.core.plan import Microbatch
 from engine.core.scheduler import StepRecord
 from scripted.core.violation import Violation
 
-# A front end numbers its calls over its whole life, and names profiles by date and chance: no digest has these names.
+# Digests leave out call ids, which a front end numbers over its lifetime, and folders of profiles, which have a date
+# and a random part.
 _NOT_DIGESTED: Final = frozenset(("call_id", "folder"))
-# A single step first. Lists of more than 15 entries have another header in the encoding that is digested. Of those the
-# longer one comes first: some runs have no more steps.
+# A single step first. In the digested encoding, lists of more than 15 entries have another header; the longer list
+# comes first, because some runs have no more steps.
 _BATCHES: Final = (1, 16, 15, 17)
-# The digest of plans leaves out token values and sampling, but has the number of tokens. It also leaves out the paths
-# of weight updates.
+# The digest of plans leaves out token values, sampling and the paths of weight updates, but includes the number of
+# tokens.
 _NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.path\b")
 
 # The events, the microbatch, the replies and the sizes of one step.
@@ -51,7 +52,7 @@ def check_digest(step: DigestedStep, kinds: Container[type] | None = None) -> No
 def check_digests(records: Sequence[StepRecord]) -> None:
     """Change every field of the first event and reply of each type, and of the microbatch, with each mode.
 
-    The moment at which a digest is read must not matter. Raises Violation that names a field that a digest leaves out.
+    The time of reading a digest must not matter. Raises Violation, which names a field that a digest leaves out.
     """
     steps = [_digested(record) for record in records]
     _check_moments(steps)
@@ -103,7 +104,7 @@ def _digested(record: StepRecord) -> DigestedStep:
 
 
 def _check_moments(steps: Sequence[DigestedStep]) -> None:
-    """Check that digests do not depend on when they are read: steps are folded in batches or all at once."""
+    """Check that digests do not depend on the times of reading, which fold steps in batches or all at once."""
     digests = {_digests_in_batches(steps, sizes) for sizes in (_BATCHES, (len(steps),))}
     if len(digests) > 1:
         raise Violation(f"the digest of {len(steps)} steps depends on how often it is read: {sorted(digests)}")
@@ -153,7 +154,7 @@ def _chain(step: DigestedStep) -> DigestChain:
 
 
 def _changed(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the value once for each of its parts, with that part changed, and the part's path."""
+    """Yield the value once for each of its parts, with that part changed and the part's path."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             if name not in _NOT_DIGESTED:
@@ -170,5 +171,5 @@ def _changed(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, int | float):
         yield path, value + 1
     elif isinstance(value, str):
-        # The text of an enum is digested, too.
+        # The text of an enum is digested too.
         yield path, f"{value}-other"

@@ -19,11 +19,11 @@ _HELD_LORAS: Final = ".lora.held"
 
 
 class Grown(Violation):
-    """An engine has grown. It is not used again: the next script would be blamed for the growth."""
+    """An engine has grown. It is not reused, because the next script would be blamed for the growth."""
 
 
 def check_sizes(scheduler: Scheduler) -> None:
-    """Check the sizes that each step's digest covers, of an idle and flushed engine. Raises Violation."""
+    """Check the sizes of an idle and flushed engine that each step's digest covers. Raises Violation."""
     limits = scheduler.limits
     window = (limits.window_pages, 0) if limits.window_tokens else ()
     host = (limits.host_pages, 0) if limits.host_pages else ()
@@ -34,7 +34,9 @@ def check_sizes(scheduler: Scheduler) -> None:
 
 
 def check_growth(scheduler: Scheduler) -> None:
-    """Compare an idle and flushed engine with a new one of the same LoRAs. Raises Grown that names the larger parts."""
+    """Compare an idle and flushed engine with a new one with the same LoRAs. Raises Grown, which names the larger
+    parts.
+    """
     limits = scheduler.limits
     loras = tuple([(lora.name, lora.path) for lora in scheduler.features.loras.known.values()])
     if loras != limits.loras:
@@ -43,7 +45,7 @@ def check_growth(scheduler: Scheduler) -> None:
 
 
 def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, loras: int = 0) -> None:
-    """Compare flushed stages with their sizes before the first script. Raises Grown that names the larger parts.
+    """Compare flushed stages with their sizes before the first script. Raises Grown, which names the larger parts.
 
     ``loras`` is the scheduler's count of resident LoRAs: every stage must hold as many.
     """

@@ -1,4 +1,4 @@
-"""The account of rows and pages as the stages see them: who may write where, and what is read.
+"""The account of rows and pages as the stages see them: who may write where, and what each read finds.
 
 For stages that do not report their reads. Page numbers come from plans and completions alone; owners and tokens come
 from the specification. A request holds its row from the segment with its sampling to its last microbatch.
@@ -20,7 +20,7 @@ from scripted_lockstep.specification.transfers import SpecifiedTransfer
 
 
 class RowHolder:
-    """A request that holds a row. ``pages`` is that row of the stages' page tables.
+    """A request that holds a row. ``pages`` is its row in the stages' page tables.
 
     ``lost`` has the indices of pages that another request got after the stages learned of them. ``kv_key`` is the
     version of the LoRA with the cache salt.
@@ -58,7 +58,7 @@ class Pages:
         self._users: dict[int, int] = {}
         # A hash over all tokens up to the end of each full and confirmed page, wherever it was written.
         self._content: dict[int, int] = {}
-        # The same for host pages, and for copies on their way to the host.
+        # The same hashes for host pages, and for copies on their way to the host.
         self._on_host: dict[int, int] = {}
         self._to_host: dict[int, int] = {}
         # The pages that a transfer receives into, and the transfer, by number.
@@ -102,7 +102,7 @@ class Pages:
         self._receiving[order.transfer] = order.pages, transfer
 
     def _receive(self, event: PagesReceived) -> None:
-        """Take the pages that came, which hold the prompt that was asked for."""
+        """Take the pages that arrived, which hold the requested prompt."""
         pages, transfer = self._receiving.pop(event.transfer, ((), None))
         if transfer is not None:
             receiver = RowHolder(transfer.request, -1, 0)
@@ -112,7 +112,7 @@ class Pages:
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
         """Follow a launch: its copies, then every page table, then its writes and reads."""
         loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
-        # Holders that restart in this step leave first: two may swap rows.
+        # Holders that restart in this step leave first, because two may swap rows.
         begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
         for holder in [one for one in self.rows.values() if one.request in begun]:
             self._close(holder)
@@ -137,7 +137,7 @@ class Pages:
                 raise Violation(f"{holder} needs {-(-end // self._size)} pages, its table is {holder.pages}")
 
     def _holder_of(self, segment: Segment, specification: Specification) -> RowHolder:
-        """Return the holder of a segment's row; a new one when the segment brings sampling."""
+        """Return the holder of a segment's row, a new one if the segment has sampling."""
         request, holder = specification.live[segment.rid], self.rows.get(segment.row)
         if segment.sampling is None:
             if holder is None or holder.request is not request:
@@ -180,7 +180,7 @@ class Pages:
         return {page: self._on_host[host] for host, page in copies.into}
 
     def _land_copies(self, copies: Copies, *, failed: bool) -> None:
-        """Take the result of a microbatch with these copies; failed copies are of no use."""
+        """Take the result of a microbatch with these copies; failed copies are void."""
         for _, host in copies.out:
             content = self._to_host.pop(host)
             if not failed:
@@ -233,7 +233,7 @@ class Pages:
         return fresh
 
     def _give(self, page: int, holder: RowHolder) -> None:
-        """Take a page from all other holders: they may not use it until they get a new one."""
+        """Take a page from all other holders, which must not use it until they get a new one."""
         self._content.pop(page, None)
         if self._users[page] == 1:
             return

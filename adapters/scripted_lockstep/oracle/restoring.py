@@ -22,14 +22,14 @@ from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.violation import Violation
 
 _RID: Final = "restored"
-# A large cache is evicted page by page only this far; each page costs an audit.
+# The most pages to evict one by one, each of which costs an audit.
 _PAGES_LIMIT: Final = 64
 
 
 def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
-    """Check that an engine at rest makes a checkpoint exactly where one ``is_due``, and restore it.
+    """Check that an engine at rest makes a checkpoint exactly if one ``is_due``, and restore it.
 
-    Only the engine itself knows whether an operator reserves memory. Raises Violation.
+    The caller decides, because only the engine knows whether an operator reserves memory. Raises Violation.
     """
     checkpoint = checkpoint_of(scheduler)
     if (checkpoint is not None) is not (is_due and not scheduler.pressure.is_on):
@@ -49,16 +49,16 @@ def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
 
 
 class Twin:
-    """An engine restored from the latest checkpoint of another one, given the same events and expected to do the same.
+    """An engine restored from another one's latest checkpoint, which gets the same events and must do the same.
 
-    An omission of a checkpoint shows when it matters: when a grammar is ready, a prefix evicted, a LoRA used.
+    It reveals an omission of a checkpoint when it matters: when a grammar is ready, a prefix evicted, a LoRA used.
     """
 
     def __init__(self) -> None:
         self._twin: Scheduler | None = None
 
     def follow(self, events: Sequence[Event], result: StepResult, scheduler: Scheduler) -> None:
-        """Take the step that the engine just took, and restore the twin where the engine is at rest. Raises Violation.
+        """Take the engine's last step, and restore the twin if the engine is at rest. Raises Violation.
 
         An engine that was replaced or reset begins without a twin.
         """
@@ -71,7 +71,7 @@ class Twin:
                 raise Violation(f"what was restored from a checkpoint goes on with {found}, the engine with {result}")
             if scheduler.books.in_flight or not (events or result.replies):
                 return
-            # Counted here: an engine that wrongly considers itself at rest must fail by its behaviour.
+            # Counted independently: an engine that wrongly considers itself at rest must fail by its behaviour.
             checkpoint = None if scheduler.books.live() else checkpoint_of(scheduler)
             if checkpoint is not None:
                 self._twin = restored(scheduler.limits, checkpoint)
@@ -112,7 +112,7 @@ def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
 
 
 def _with_known_salts(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[int, str | None]]:
-    """Return the checkpoint with other salts, and these by key: a salt cannot be recovered from its key."""
+    """Return the checkpoint with other salts, and these by key, because a salt cannot be recovered from its key."""
     salts: dict[int, str | None] = {0: None}
     runs = []
     for run in checkpoint.tree.runs:

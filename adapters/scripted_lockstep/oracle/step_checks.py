@@ -1,7 +1,7 @@
 """The oracle of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
 
-It checks the promises of every scheduler, the executable specification of this one, and the engine's own audit. It sees
-everything that crosses the gate, reads the scheduler without changing it, and is cheap to fork.
+It checks the promises of every scheduler, this one's executable specification, and the engine's own audit. It sees
+everything that crosses the gate, only reads the scheduler, and is cheap to fork.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from scripted_lockstep.specification.conformance import Conformance
 class EngineOracle(Oracle):
     """Judges a new or reset engine. As an outbox it also checks that the loop sends a step's replies.
 
-    It shares the account of promises with ``SdkOracle``; an executable specification, which no other scheduler has,
-    takes the place of the SDK's checks of blocks.
+    It shares the account of promises with ``SdkOracle``; this scheduler's executable specification replaces the SDK's
+    checks of blocks.
 
-    ``conformance`` compares with the executable specification, unless it is None. ``audits`` also runs the engine's own
-    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest, and with ``twin`` the
-    restored engine runs beside it. ``pages`` follows the page numbers of plans, for stages that do not report their
-    reads.
+    ``conformance`` compares with the executable specification, unless it is None. With ``audits`` the engine's own
+    audit runs after each step, with ``restores`` the engine is restored from a checkpoint when it is at rest, and with
+    ``twin`` the restored engine runs beside it. ``pages`` follows the page numbers of plans, for stages that do not
+    report their reads.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EngineOracle(Oracle):
             batch_requests=limits.most_requests,
             batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
             block_size=limits.page_size,
-            # While the possible victims are in flight.
+            # True while the possible victims are in flight.
             most_in_vain=limits.depth,
         )
         self._retractions = 0
@@ -86,7 +86,7 @@ class EngineOracle(Oracle):
         self._sent = replies
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """``check_step`` sees them in the step's result."""
+        """Do nothing: ``check_step`` sees them in the step's result."""
 
     # -- the oracle of a run --
 
@@ -97,7 +97,7 @@ class EngineOracle(Oracle):
         self.check_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
 
     def at_rest(self, machine: Any) -> None:
-        """Check that every request has ended, while the cache is still there. Raises Violation."""
+        """Check that every request has ended, before the cache is flushed. Raises Violation."""
         self.account.check_end()
         if self.conformance is not None:
             scheduler = machine.scheduler
@@ -120,9 +120,9 @@ class EngineOracle(Oracle):
     def check_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
     ) -> None:
-        """Check one step. ``corruptions`` are reads of foreign KV, as far as the pipeline can tell.
+        """Check one step. ``corruptions`` are the reads of foreign KV that the pipeline noticed.
 
-        Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
+        Raises Violation for a broken promise, IntegrityError if the engine's own books do not balance.
         """
         microbatch = result.microbatch
         for event in events:
@@ -226,7 +226,7 @@ class EngineOracle(Oracle):
             count = len(segment.token_ids)
             if segment.sampling is not None:
                 self.account.begin_again(segment.rid)
-            # The result tells which of its guesses hold; the specification then gives its next position.
+            # The result shows which of its guesses hold; the specification then gives its next position.
             comes_next = None if segment.drafts else segment.start + count
             self.account.compute(segment.rid, segment.start, count, comes_next)
 

@@ -1,7 +1,7 @@
 """The output of a request that runs alone: the tokens and prompt logprobs that every schedule must give it.
 
 Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search computes it on fresh
-simulated stages; a script uses its own engine, flushed and idle, which alone has its weights.
+simulated stages; a script uses its own flushed, idle engine, which has the weights.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from scripted_lockstep.specification.request import SpecifiedRequest
 NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 BUDGET_STEPS: Final = 20_000
 
-# The number of the one LoRA, and of the one grammar.
+# The number of the only LoRA and of the only grammar.
 _VERSION: Final = 1
-# Chunks of other lengths are other matrix products, whose last bits differ in a real model.
+# The tolerance: chunks of other lengths are other matrix products, whose last bits differ in a real model.
 _LOGPROB_TOLERANCE: Final = 1e-3
 
 # The tokens of a request, and the logprobs of its prompt.
@@ -47,8 +47,8 @@ SaidAlone = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
     """Compare a request's output, to its end or to where it was stopped, with its output alone.
 
-    ``weights`` are by version, ``limits`` are its engine's. A request that spans an update of the weights has no
-    counterpart. Raises Violation with both outputs.
+    ``weights`` are by version, ``limits`` are its engine's. A request that spans a weight update has no counterpart.
+    Raises Violation with both outputs.
     """
     message, said = request.message, tuple(request.ids[len(request.message.prompt_ids) :])
     if len(request.versions) != 1 or not is_repeatable(message.sampling):
@@ -82,8 +82,8 @@ def said_alone(
 ) -> SaidAlone:
     """Return the output of a request alone, or its first ``most`` tokens, on simulated stages with these weights.
 
-    Stages that have a LoRA compute the request with it. No scheduler takes part: a defect of one would show in the
-    output alone too.
+    Stages that have a LoRA compute the request with it. No scheduler is involved, because its defect would affect this
+    output too.
     """
     message = Generate(
         rid="alone",
@@ -94,7 +94,7 @@ def said_alone(
     )
     request, pipeline = SpecifiedRequest(message, 1, limits), SimulatedPipeline(limits, alphabet=alphabet)
     if weights is not None:
-        # Simulated tokens of a seed are the same with window layers and without.
+        # The simulated tokens of a seed are the same with and without window layers.
         _computed(pipeline, WeightUpdate(0, weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)))
     for name, path in limits.loras:
         pipeline.order_lora(LoraOrder(_VERSION, name, path))
@@ -111,7 +111,7 @@ def said_alone(
 def _run_alone(
     request: SpecifiedRequest, end: int, page_size: int, pipeline: SimulatedPipeline, *, lora: int
 ) -> SaidAlone:
-    """Compute the prompt in one microbatch, then one token in each, until a token ends the request or is at ``end``."""
+    """Compute the prompt in one microbatch, then one token in each, until the request ends or reaches ``end``."""
     ids, start, told_pages = request.ids, 0, 0
     logprobs: tuple[PromptLogprob, ...] = ()
     while True:
@@ -167,7 +167,7 @@ def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[Prom
 
 
 def is_repeatable(sampling: SamplingParams) -> bool:
-    """Return whether it is greedy, or has its own seed: any other seed depends on the number of earlier requests."""
+    """Return whether it is greedy or has its own seed; any other seed depends on the number of earlier requests."""
     return sampling.temperature == 0 or sampling.seed is not None
 
 

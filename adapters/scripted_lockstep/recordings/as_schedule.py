@@ -35,14 +35,14 @@ from scripted_lockstep.actions import HoldGrammars, HoldLoras, ReleaseGrammars, 
 from scripted_lockstep.configs import limits_of
 from scripted_lockstep.recordings.replay import replay_engine
 
-# Tokens of an output that is never complete.
+# The output length of a request that never ends.
 _ENDLESS_TOKENS: Final = 90_000
 
 
 def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated:
     """Translate a recording's file into a schedule, up to a step.
 
-    Raises RecordingError, also for a recording of an engine that the simulated one cannot stand for.
+    Raises RecordingError, also for a recording of an engine that the simulated one cannot represent.
     """
     recording = read_recording(path)
     if recording.header.first_step != 1:
@@ -50,7 +50,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated
             f"a schedule begins with the first step, the recording with step {recording.header.first_step}; "
             "record with `engine serve --record FILE`, which keeps all of them"
         )
-    # As far as the replay goes: it knows each request's final length.
+    # Up to the end of the replay, which gives each request's final length.
     replayed = replay_engine(path, until=until)[1]
     translator = _StepTranslator(recording.header.limits, recording.steps[:until], replayed)
     empty = Schedule(_config_of(recording.header.limits))
@@ -69,7 +69,7 @@ def plan_of(record: StepRecord, names: Mapping[str, str]) -> object:
 
 
 def _steps(recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> Iterator[RecordedStep]:
-    # Ids count up from 0, and the recording has a check sum of each launch.
+    # Ids count up from 0, and the recording has a checksum of each launch.
     ids = itertools.count()
     for one, again in zip(recorded, itertools.chain(replayed, itertools.repeat(None)), strict=False):
         replies = () if again is None else again.replies
@@ -131,7 +131,7 @@ class _StepTranslator(Translator):
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Return whether a schedule can express all of this; it has no words for several biases."""
+    """Return whether a schedule can express this sampling; it cannot express several biases."""
     return len(sampling.logit_bias) <= 1
 
 

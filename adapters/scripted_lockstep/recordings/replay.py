@@ -1,7 +1,7 @@
 """Replays a recording of the engine: it checks every step as in scripts, and compares it with the recorded one.
 
-The format is the engine's own, not the SDK's: production records itself without the harness, with check sums for
-outputs and a checkpoint for a beginning.
+The format is the engine's own, not the SDK's: production records without the harness, with checksums of outputs and
+possibly a checkpoint at the beginning.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def replay_engine(
         run_loop(gate, scheduler, ports, ports)
     except ReplayDiffers as exc:
         if last_steps is not None and scheduler.step_number < last:
-            # The records that explain it were dropped: run again, up to here.
+            # The records that explain it were dropped, so run again up to here.
             return replay_engine(path, until=scheduler.step_number, last_steps=last_steps)
         differs = str(exc)
-    except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
+    except Exception as exc:  # noqa: BLE001 - the recorded scheduler may have died of any exception
         error = f"{type(exc).__name__}: {exc}"
         gate.note_death(exc)
     end = recording.end if until is None else None

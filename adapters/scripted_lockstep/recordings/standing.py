@@ -14,7 +14,7 @@ from scripted.sdk.capabilities import Limits
 from scripted.sdk.flight.standing import Hint, Stand, Watch
 from scripted_lockstep.recordings.replay import replay_engine
 
-# Steps without a launch or a token of a request, after which it counts as stuck.
+# A request counts as stuck after this many steps without a launch or a token.
 _STANDS_AFTER: Final = 16
 _LOADS: Final = {
     Place.RECEIVING: Hint("load", "the KV of its prompt from a prefill engine"),

@@ -1,4 +1,4 @@
-"""``t`` on the engine: queries of this scheduler alone, and verbs that are no actions of schedules.
+"""``t`` on the engine: queries that only this scheduler has, and verbs that are not actions of schedules.
 
 It lives in the scheduler's process, inside the gate, and sees the live scheduler.
 """
@@ -22,7 +22,7 @@ from scripted_lockstep.actions import all_actions
 from scripted_lockstep.script.fleet import Fleet
 from scripted_lockstep.script.ineffective_actions import count_ineffective_actions
 
-# A longer delay would look like a hanging process.
+# A longer delay would look like a hung process.
 MAX_DELAY_S: Final = 2.0
 
 
@@ -47,7 +47,7 @@ class ScriptContext(BaseContext):
         return left
 
     def list_active_reqs(self) -> list[Request]:
-        """Return the live objects of all requests that have not ended; one that has only arrived has none yet."""
+        """Return the live objects of all requests that have not ended; a request that has only arrived has none yet."""
         return ListedList(self.scheduler.books.requests.values())
 
     @property
@@ -57,7 +57,7 @@ class ScriptContext(BaseContext):
         return count
 
     def predicted_chunk(self, prefix_tokens: int) -> int:
-        """Return the tokens of the next part of a long prompt after this prefix, in its own microbatch."""
+        """Return the tokens of a long prompt's next chunk after this prefix, in its own microbatch."""
         if not isinstance(prefix_tokens, int) or isinstance(prefix_tokens, bool) or prefix_tokens < 0:
             raise BadCall(f"t.predicted_chunk(prefix_tokens) takes a number of tokens >= 0, got {prefix_tokens!r}")
         limits, sizes = self.scheduler.limits, self.scheduler.planner.chunk_sizes
@@ -105,9 +105,10 @@ class ScriptContext(BaseContext):
     # -- verbs --
 
     def engines(self, *names: str) -> Fleet:
-        """Start a fleet beside this engine, of its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do both.
+        """Start a fleet beside this engine, with its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do
+        both.
 
-        ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each engine. Once in a
+        ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each engine. Only once in a
         script.
         """
         if self._run.fleet is not None:
@@ -126,10 +127,11 @@ class ScriptContext(BaseContext):
         return self.wait_for("warmup_radix(...)", self._warmup_radix(prompt_ids))
 
     def kill_scheduler(self) -> None:
-        """Kill the scheduler's process; returns when its clients were told. Only in the server tier, and only once.
+        """Kill the scheduler's process; returns when its clients got their errors. Only in the server tier, and only
+        once.
 
-        No step runs after it, so nothing can be waited for; the script can still ask what clients were told. Raises
-        Violation when an open stream does not end with an error that names the scheduler within two seconds.
+        No step runs after it, so a script cannot wait, but it can still read its clients' replies. Raises Violation
+        unless every open stream ends within two seconds with an error that names the scheduler.
         """
         if self._run.is_dead:
             raise BadCall("kill_scheduler() was called before; nothing of the scheduler is left to kill")
@@ -138,7 +140,7 @@ class ScriptContext(BaseContext):
     def slow_link(self, i: int, delay_s: float = 0.05) -> None:
         """Make every byte from and to a stage take ``delay_s`` longer, in real seconds. Only for placed stages.
 
-        The steps do not change: a result that is due is waited for.
+        The steps do not change, because they wait for due results.
         """
         self.check_live_stage("slow_link", i)
         if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
@@ -146,20 +148,20 @@ class ScriptContext(BaseContext):
         self._run.slow_link(i, float(delay_s))
 
     def cut_link(self, i: int) -> None:
-        """Cut a stage off: no byte gets through, its connections stay open. Only for placed stages.
+        """Cut a stage off: no byte gets through, but its connections stay open. Only for placed stages.
 
-        Nothing completes until ``heal_link``, or until ``await_loss`` has seen that the heartbeats found it.
+        Nothing completes until ``heal_link``, or until ``await_loss`` has seen the heartbeats notice it.
         """
         self.check_live_stage("cut_link", i)
         self._run.cut_link(i)
 
     def heal_link(self, i: int) -> None:
-        """Let everything through again, held bytes first; ends a delay too."""
+        """Let everything through again, held bytes first; also ends a delay."""
         self.check_stage(i)
         self._run.heal_link(i)
 
     def await_loss(self, i: int) -> None:
-        """Wait, in real time, until the heartbeats have found a cut. The server is not used again after this script."""
+        """Wait, in real time, until the heartbeats have noticed a cut. The server is not reused after this script."""
         self.check_live_stage("await_loss", i)
         if i not in self._run.results.cut:
             raise BadCall(f"await_loss() takes a stage whose link is cut, that of stage {i} is not; use cut_link({i})")
@@ -168,19 +170,19 @@ class ScriptContext(BaseContext):
     def lose_node(self, i: int) -> None:
         """Lose a stage's node: stage and agent are killed and their connections reset. Only for placed stages.
 
-        Returns when the loss is known. Nothing in flight comes back, and the server is not used again.
+        Returns when the loss is known. Nothing in flight comes back, and the server is not reused.
         """
         self.check_live_stage("lose_node", i)
         self._run.lose_node(i)
 
     def check_stage(self, i: int) -> None:
-        """Raise BadCall for a number that is no stage: for verbs."""
+        """Raise BadCall for a number that is not a stage; for verbs."""
         stages = self.scheduler.limits.pp_size
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < stages:
             raise BadCall(f"stage must be 0 to {stages - 1} with pp_size={stages}, got {i!r}")
 
     def check_live_stage(self, verb: str, i: int) -> None:
-        """Raise BadCall for a stage that does not run: for verbs."""
+        """Raise BadCall for a stage that does not run; for verbs."""
         self.check_stage(i)
         failure = self._run.failure
         if failure is not None or self._run.is_dead:
@@ -193,7 +195,7 @@ class ScriptContext(BaseContext):
     # -- inside --
 
     def loose_ends(self) -> dict[str, int]:
-        """Also count the ``fail_next_grammar`` calls that no grammar met."""
+        """Also count the ``fail_next_grammar`` calls that had no effect."""
         left = self._ineffective.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._ineffective["failures of a grammar that none met"] = left

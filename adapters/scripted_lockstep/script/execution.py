@@ -20,12 +20,12 @@ from scripted_lockstep.oracle.growth import Grown
 from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
 
-# The minimum of last steps in a report's data, which has more than its text shows.
+# The minimum number of last steps in a report's data, which has more than its text.
 REPORTED_STEPS = 64
 
 
 def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
-    """Return these configurations and those that a script can reach by name, which other tests share."""
+    """Return these configurations and the ones that a script can reach by name, which other tests share."""
     return [*others, *(one for one in getattr(script, "__globals__", {}).values() if isinstance(one, EngineConfig))]
 
 
@@ -33,7 +33,7 @@ class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
     """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
 
     ``skipped`` outputs were not compared, by the reason. ``printed`` is output that was not shown yet. ``spent``: the
-    script killed a stage, so the engine is not used again. ``records`` are there when the options asked for a record.
+    script killed a stage, so the engine is not reused. ``records`` are present if the options request a record.
     """
 
     digest: str
@@ -60,7 +60,7 @@ class EngineExecution(ScriptExecution):
     _fleet: FleetLog | None = None
 
     def note_end(self, run: Any) -> None:
-        """Note the engine's state at the script's end, before the harness goes on with its own work."""
+        """Note the engine's state at the script's end, before the harness continues with its own work."""
         self._spent = run.failure is not None or run.is_dead or self._has_changed_engine(run)
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
@@ -100,7 +100,7 @@ class EngineExecution(ScriptExecution):
         more |= {
             "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
             "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else steps),
-            # A server that has lost a stage ends in a moment: the next script must not meet it.
+            # A server that has lost a stage ends soon, so the next script must not use it.
             "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._has_changed_engine(run)),
             "begun": self.context is not None,
         }

@@ -1,4 +1,4 @@
-"""The errors of scripts on the engine, with the configuration that they happened on."""
+"""The errors of scripts on the engine, with the configuration on which they happened."""
 
 from __future__ import annotations
 

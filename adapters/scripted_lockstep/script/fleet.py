@@ -2,7 +2,7 @@
 
 A step of the script is one step of each engine, in the order of their names in ``t.engines``. A message arrives in the
 receiver's next step, unless the link is held, slow or cut. Each engine keeps every promise of a single engine, and has
-the verbs of ``t``. In the server tier messages also travel between processes.
+the verbs of ``t``. In the server tier messages also cross process boundaries.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FleetEngine(ConnectedEngine):
         self._previous: StepResult | None = None
         # Messages that arrived in this step.
         self.heard: list[object] = []
-        # The fleet's step before this engine's first one, and the last one of a dead engine.
+        # The fleet's step before this engine's first one, and a dead engine's last one.
         self.since = self.died = 0
 
     def step(self) -> None:
@@ -101,7 +101,7 @@ class Fleet(BaseFleet[FleetEngine]):
         self._make = make
         self._turn = 0
         self._sent: list[_Sent] = []
-        # The logs of engines that were restarted.
+        # The logs of restarted engines.
         self._past: list[EngineLog] = []
         super().__init__([self._new(name) for name in names])
 
@@ -123,7 +123,7 @@ class Fleet(BaseFleet[FleetEngine]):
         super().kill(name)
 
     def restart(self, name: str) -> None:
-        """Restart a dead engine as a new one; its ``t`` is another object: ask the fleet for it again."""
+        """Restart a dead engine as a new one, whose ``t`` is another object: get it from the fleet again."""
         before = self.engine(name)
         after = self._new(name) if before.is_dead else before
         self.replace(after)
@@ -144,7 +144,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return engine
 
     def _choose(self) -> str | None:
-        """Choose the prefill engine of the next request: the live ones in turn."""
+        """Choose the prefill engine of the next request, in turn among the live ones."""
         alive = [engine.name for engine in self.living if engine.limits.prefills]
         self._turn += 1
         return alive[(self._turn - 1) % len(alive)] if alive else None
@@ -181,7 +181,7 @@ class Fleet(BaseFleet[FleetEngine]):
             try:
                 if engine.run.world.tier == "sim":
                     oracle.at_end(engine.run.machine)
-                else:  # A real model is compared with its own output alone.
+                else:  # The output of a real model is compared only on its own engine.
                     oracle.check_end(engine.run.scheduler)
             except Violation as exc:
                 raise Violation(f"engine {engine.name}: {exc}") from exc
@@ -222,7 +222,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return FleetLog(tuple(logs), tuple(messages))
 
     def _log_of(self, engine: FleetEngine) -> EngineLog:
-        """Return the steps of an engine since it came, numbered as those of the fleet."""
+        """Return the steps of an engine since it joined, numbered as the fleet's steps."""
         run, since = engine.run, engine.since
         log = log_of(run.records, run.scheduler.limits, call_names(run.records))
         steps = [msgspec.structs.replace(step, step=step.step + since) for step in log.steps]
@@ -233,7 +233,9 @@ class Fleet(BaseFleet[FleetEngine]):
         return EngineLog(engine.name, StepLog(log.stages, log.depth, tuple(steps)), tuple(notes))
 
     def loose_ends(self, ends: dict[str, int]) -> dict[str, int]:
-        """Count the loose ends of the script's own engine and of these; a step of any engine counts as the script's."""
+        """Count the ineffective actions of the script's own engine and of these; a step of any engine counts as the
+        script's.
+        """
         # Time passes for all engines.
         counted = {name: count for name, count in ends.items() if name != _PASSED_FOR_NOBODY}
         for engine in self.members:
@@ -252,7 +254,7 @@ class Fleet(BaseFleet[FleetEngine]):
 
     @property
     def compared(self) -> int:
-        """Outputs of simulated engines that were equal to those of the same requests run alone."""
+        """Outputs of simulated engines that equal the outputs of the same requests run alone."""
         return sum(handle.finish_reason in _COMPARED for handle in self.handles)
 
 

@@ -28,12 +28,12 @@ from scripted_lockstep.simulated.transfers import ConfirmedPages, SentPages, Sim
 
 _BROKEN: Final = "the connection to it broke"
 _DRAINING: Final = "is draining"
-# The statuses of answers to prompts that are not computed.
+# The statuses of replies to prompts that were not computed.
 REFUSED: Final = 409
 UNAVAILABLE: Final = 503
 
 
-# A message of another engine as the scheduler sees it; pages are for the stages.
+# A message of another engine to the scheduler; pages are for the stages.
 Heard = Generate | Abort | PrefillFailed | ConfirmedPages
 
 
@@ -62,14 +62,14 @@ class Wires:
         """Pages arrive at an engine, which drops them if there is an ``error``."""
 
     def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
-        """A connection of an engine breaks, and the engine notices."""
+        """A connection of an engine breaks, which the engine notices."""
 
     def kill(self, engine: Any) -> None:
         """An engine dies and its state is lost."""
 
 
 class ConnectedEngine(Member):
-    """One engine of a fleet, as the others know it; ``run`` is its run.
+    """One engine of a fleet, as the others see it; ``run`` is its run.
 
     ``asked``: a decode engine's prefill engine for each transfer without an answer. ``serving``: a prefill engine's
     decode engine and its number for each rid that it computes.
@@ -114,7 +114,7 @@ class ConnectedEngine(Member):
         self.arrived.append(failed)
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
-        """Notify a decode engine of the end of its prompt, if it failed."""
+        """Notify a decode engine if its prompt failed."""
         del status
         if error is not None:
             self.said.append((receiver, PrefillFailed(transfer=transfer, error=error)))
@@ -160,7 +160,7 @@ class ConnectedEngine(Member):
             self.transfers.break_off(receiver)
 
     def meet(self, other: str) -> None:
-        """Do nothing: an engine asks others only when it wants a prompt."""
+        """Do nothing: an engine calls others only when it wants a prompt."""
 
     def part_from(self, other: str) -> None:
         self.transfers.break_off(other)
@@ -173,7 +173,7 @@ class ConnectedEngine(Member):
                 self.arrived.append(Abort(rid=rid))
 
     def tell(self, replies: Sequence[Reply]) -> None:
-        """Pass on the replies of a step that are for other engines."""
+        """Send on the replies of a step that are for other engines."""
         for reply in replies:
             match reply:
                 case PrefillWanted():
@@ -213,7 +213,7 @@ class ConnectedEngine(Member):
 
 
 def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:
-    """Make the request that a prefill engine's route makes of a decode engine's call."""
+    """Make the request that a prefill engine's route makes from a decode engine's call."""
     return Generate(
         rid=f"{sender}-{wanted.transfer}-{wanted.rid}",
         prompt_ids=wanted.ids,

@@ -1,7 +1,7 @@
-"""Predicts the front end's answers to clients and the requests that it ends by itself, so that the gate can wait.
+"""Predicts the front end's replies to clients and the requests that it ends by itself, so that the gate can wait.
 
-The front end ends a request whose stop string it found, and the other choices of an answer when one fails. This runs
-the front end's own ``Session``; without it, the step of the abort would depend on its speed.
+The front end ends a request whose stop string it found, and the other choices of a reply if one fails. This runs the
+front end's own ``Session``; without it, the step of the abort would depend on the front end's speed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class FollowedAnswers:
 
 
 class _Followed:
-    """The front end's own session of one answer, which sends nothing to anybody.
+    """The front end's own session of one reply, which sends nothing.
 
-    ``aborts`` are the front end's aborts because of the last outputs.
+    ``aborts`` are the aborts that the last outputs cause.
     """
 
     def __init__(self, handles: Sequence[RequestHandle], view: ClientView, decoder: Decoder) -> None:
@@ -77,7 +77,7 @@ class _Followed:
             continue
 
     def take(self, outputs: Sequence[TokenOutput | Refusal]) -> list[TokenOutput]:
-        """Return the client's part of these outputs, which reach the front end together."""
+        """Return the client's part of these outputs, which arrive at the front end together."""
         self._sent.clear()
         for output in outputs:
             self._sessions.take(output)
@@ -95,10 +95,10 @@ class _Followed:
                     self._unended = [one for one in self._unended if one != rid or reason is None]
         except ApiError:
             failed = True
-        # The requests of a client that left are aborted already.
+        # The requests of a client that left are already aborted.
         self.aborts = [m for m in self._sent if isinstance(m, Abort) and not self._view.dropped]
         if failed:
-            # The answer ends with an error, for one choice that had not ended.
+            # The reply ends with an error, for one choice that had not ended.
             return [*shown, TokenOutput(rid=self._unended[0], finish_reason=FinishReason.ERROR)]
-        # An answer that is sent whole shows nothing before it is complete.
+        # A whole reply shows nothing before it is complete.
         return shown if self._view.streams or self._session.is_over else []

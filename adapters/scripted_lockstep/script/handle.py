@@ -9,7 +9,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 
 _RUNNING_PLACES = frozenset(Place) - {Place.WAITING, Place.RELEASING, Place.GONE}
-# Places in which a part of the prompt is not computed yet.
+# The places of requests whose prompt is not completely computed.
 _PARTLY_PREFILLED = frozenset({Place.CHUNKED, Place.RECEIVING})
 
 
@@ -20,10 +20,10 @@ class RequestHandle(BaseRequest):
         super().__init__(message.rid, message.prompt_ids, message.sampling.max_new_tokens, client)
         self.message = message
         self.sampling = message.sampling
-        # The choices of one answer, itself among them.
+        # The choices of one reply, including itself.
         self.together: list[RequestHandle] = [self]
         self._request: Request | None = None
-        # The path of its LoRA at its start: another LoRA may be loaded under the same name later.
+        # The path of its LoRA at its start, because another LoRA may be loaded under the same name later.
         self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
@@ -31,7 +31,7 @@ class RequestHandle(BaseRequest):
         self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
         self._just_ended = False
-        # Whether a message that ends it has arrived; the front end then sends no other one for it.
+        # True once a message that ends it has arrived; the front end then sends no other for it.
         self.is_ending = False
         self._is_parked = False
         self._chunked_parks = 0
@@ -74,7 +74,7 @@ class RequestHandle(BaseRequest):
         self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
 
     def was_computed_with(self, weights_version: int) -> bool:
-        """True when every token was computed with these weights."""
+        """Return whether every token was computed with these weights."""
         return self._weights_versions <= {weights_version}
 
     # -- for scripts --
@@ -105,12 +105,12 @@ class RequestHandle(BaseRequest):
 
     @property
     def is_chunking(self) -> bool:
-        """True while it is the one partly prefilled request."""
+        """True while it is the partly prefilled request."""
         return self._request is not None and self._request.place is Place.CHUNKED
 
     @property
     def chunks_done(self) -> int:
-        """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
+        """The number of chunks of its prompt, if that was split; survives a retraction."""
         return 0 if self._request is None else self._request.chunks_done
 
     @property
@@ -120,7 +120,7 @@ class RequestHandle(BaseRequest):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were hit when it was first admitted, in both tiers of the cache together."""
+        """Prompt tokens that were hit when it was first admitted, in both tiers of the cache."""
         return 0 if self._request is None else min(self._request.cached_tokens, self._request.prompt_tokens)
 
     @property
@@ -145,13 +145,13 @@ class RequestHandle(BaseRequest):
 
     @property
     def kv_pages(self) -> int:
-        """Pages that it uses, cached ones included; 0 when it owns no memory."""
+        """Pages that it uses, including cached ones; 0 if it owns no memory."""
         lease = None if self._request is None else self._request.lease
         return 0 if lease is None else len(lease.pages)
 
     @property
     def lock_refs(self) -> int:
-        """Locks on the node of its cached prefix, its own included; 0 when it has none."""
+        """Locks on the node of its cached prefix, including its own; 0 without one."""
         lease = None if self._request is None else self._request.lease
         return 0 if lease is None else lease.node.lock_ref
 
@@ -167,10 +167,10 @@ class RequestHandle(BaseRequest):
 
     @property
     def logprobs(self) -> tuple[TokenLogprob | None, ...]:
-        """One entry for each emitted token of a request that asked for them."""
+        """One entry for each emitted token of a request that requested logprobs."""
         return Listed(self._logprobs)
 
     @property
     def prompt_logprobs(self) -> tuple[PromptLogprob, ...]:
-        """One entry for each token of the prompt after ``logprob_start_len``, as far as the scheduler told them."""
+        """One entry for each token of the prompt after ``logprob_start_len`` that the scheduler has reported."""
         return Listed(self._prompt_logprobs)

@@ -1,4 +1,4 @@
-"""The history of a script: steps as records, the handles of its requests, and the answers of their clients."""
+"""The history of a script: records of steps, the handles of its requests, and the replies to their clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts actions of a script without an effect, which are mistakes of the script and not of the engine.
+"""Counts actions of a script without effect, which are mistakes of the script, not of the engine.
 
 It reads the history after the run and changes nothing.
 """
@@ -25,7 +25,7 @@ from engine.core.scheduler import StepRecord
 
 
 def count_ineffective_actions(run: Any) -> dict[str, int]:
-    """Count verbs without effect, by name, without the zeros."""
+    """Count verbs without effect, by name, omitting zeros."""
     records = run.records
     messages = [handle.message for handle in run.handles.all]
     loaded = {event.name for record in records for event in record.events if isinstance(event, LoadLora)}
@@ -65,7 +65,7 @@ def _ineffective_aborts(record: StepRecord, known: set[str]) -> int:
 
 
 def _ineffective_pauses(records: Sequence[StepRecord]) -> Iterable[bool]:
-    """Yield for each pause whether there was nothing to pause while it lasted."""
+    """Yield, for each pause, whether there was nothing to pause while it lasted."""
     before = 0
     for index, record in enumerate(records):
         if any(isinstance(event, PauseGeneration) for event in record.events):
@@ -76,7 +76,7 @@ def _ineffective_pauses(records: Sequence[StepRecord]) -> Iterable[bool]:
 
 
 def _pauses_of_no_step(record: StepRecord) -> int:
-    """Count the pauses in place that end in their own step; other modes have an effect by then."""
+    """Count the pauses in place that end in their own step; other modes already have an effect."""
     paused, count = False, 0
     for event in record.events:
         if isinstance(event, PauseGeneration):
@@ -98,7 +98,7 @@ def _ineffective_continuations(records: Sequence[StepRecord]) -> int:
 
 
 def _ineffective_pressure(records: Sequence[StepRecord]) -> Iterable[bool]:
-    """Yield for each period of pressure whether nothing wanted memory while it lasted."""
+    """Yield, for each period of pressure, whether nothing needed memory while it lasted."""
     met: bool | None = None
     for record in records:
         for event in record.events:
@@ -114,14 +114,14 @@ def _ineffective_pressure(records: Sequence[StepRecord]) -> Iterable[bool]:
 
 
 def _is_time_ineffective(records: Sequence[StepRecord], now: float) -> bool:
-    """Return whether time moved, and the engine was empty from the last move on."""
+    """Return whether time advanced and the engine was empty from the last advance on."""
     last = records[-1].now if records else 0.0
     after = [record for record in records if record.now == last] if last == now else []
     return now > 0 and not any(map(_is_alive, after))
 
 
 def _is_alive(record: StepRecord) -> bool:
-    """Return whether the engine had or got anything: a request, or a call of a client or an operator."""
+    """Return whether the engine had a request, or got a call of a client or an operator."""
     acts = (event for event in record.events if not isinstance(event, (SetPressure, ReleasePressure)))
     return bool(_size_of(record) or record.replies or any(True for _ in acts))
 

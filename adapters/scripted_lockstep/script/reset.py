@@ -22,9 +22,9 @@ from scripted.script.wait import Steps
 
 # The call id of the harness's own calls: no client waits for the answer.
 HARNESS_CALL: Final = "harness"
-# Enough after an abort of everything: only the microbatches in flight remain, depth steps and a margin.
+# Steps after an abort of everything: only microbatches in flight remain, depth steps and a margin.
 RESET_BUDGET_STEPS: Final = 256
-# Fully idle for two pipeline rotations after the warm-up: everything still under way has arrived by then.
+# The engine stays idle for two pipeline rotations after the warm-up, so that everything still under way arrives.
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 
@@ -61,7 +61,7 @@ def drain(run: Any) -> Steps:
 
 
 def warm_up(run: Any) -> Steps:
-    """Run one real request, then stay quiet for two rotations of the pipeline."""
+    """Run one real request, then stay idle for two rotations of the pipeline."""
     run.recording = False
     t = run.context_type(run, rid_prefix="warm-up")
     r = t.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
@@ -74,13 +74,13 @@ def warm_up(run: Any) -> Steps:
 
 
 def _abort_everything(run: Any) -> Steps:
-    """Abort everything, just arrived messages included, and run until nothing is left."""
+    """Abort everything, including messages that have just arrived, and run until nothing is left."""
     run.inject(ReleasePressure())
     # After messages that have just arrived, which may be a pause.
     run.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
-        # Checked here too: a mutant may have broken the predicate itself.
+        # Checked here too, because a mutant may have broken the predicate itself.
         if run.scheduler.is_fully_idle and not (run.scheduler.books.in_flight or run.loras):
             if run.scheduler.is_at_rest or run.failure is not None:
                 return
@@ -100,7 +100,7 @@ def _what_ends(books: Any) -> StopProfile | UpdateWeights | Wake:
 
 
 def _unload_loras(run: Any) -> Steps:
-    """Have the stages drop every LoRA. Initial LoRAs are known again when the engine has started over."""
+    """Have the stages drop every LoRA. The configured LoRAs are known again after the reset."""
     loras = run.scheduler.features.loras
     run.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
     for _ in range(RESET_BUDGET_STEPS):

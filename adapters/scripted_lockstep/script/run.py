@@ -1,7 +1,7 @@
 """The run of scripts on the engine, in both tiers: one engine under a script, with its clients and its stages.
 
-A script starts with an idle engine in its initial state, and ends with an idle one: open requests are aborted. Then the
-outputs of its requests are compared with the same requests run alone.
+A script starts with an idle engine in its initial state, and ends with an idle one: open requests are aborted.
+Afterwards the outputs of its requests are compared with the same requests run alone.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _NO_STEP: Final = (
 
 
 class EngineRun(ScriptedRun):
-    """Runs scripts on one engine, which it resets between them: in the server tier the engine outlives a script.
+    """Runs scripts on one engine and resets it in between: in the server tier the engine outlives a script.
 
     ``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one,
-    ``landed`` the microbatches whose results it got. ``failure`` is the death of a stage; ``kills`` says that a script
-    caused it, ``is_dead`` that it killed the scheduler.
+    ``landed`` the microbatches whose results it got. ``failure`` is the death of a stage; ``kills`` is true if a script
+    caused it, ``is_dead`` if a script killed the scheduler.
     """
 
     context_type = ScriptContext
@@ -97,17 +97,17 @@ class EngineRun(ScriptedRun):
         self.recording = True
         self._answers = FollowedAnswers(world.decoder)
         self._alone = SoloRuns(self)
-        # True while the steps of a script are judged; in the reset before it, only the books are audited.
+        # True while the steps of a script are checked; in the reset before it, only the books are audited.
         self._judged = False
         # The sizes of the stages before the first script.
         self._stage_sizes: Mapping[str, int] | None = None
-        # The cache as a router knows it, from the engine's KV events.
+        # The router's view of the cache, from the engine's KV events.
         self.mirror = CacheMirror(scheduler.limits.page_size)
-        # Prompts whose KV other engines of a fleet want.
+        # The prompts whose KV other engines of a fleet want.
         self.deliveries: list[Generate] = []
         # Makes a fleet of these names with this clock; None if scripts cannot have other engines.
         self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
-        # The fleet that the script has started, or to which this engine belongs.
+        # The fleet that the script started, or to which this engine belongs.
         self.fleet: Fleet | None = None
         self.member_of: Fleet | None = None
         self._composed: Step | None = None
@@ -133,7 +133,7 @@ class EngineRun(ScriptedRun):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether a client's message, the death of a stage or the end of a reading has not been seen by a step."""
+        """True if a client's message, the death of a stage or the end of a LoRA's read awaits a step."""
         return bool(self.arrived or self.loras) or (self.failure is not None and self.scheduler.failure is None)
 
     @property
@@ -163,7 +163,7 @@ class EngineRun(ScriptedRun):
 
     @property
     def is_at_rest(self) -> bool:
-        """An engine of a fleet may still hear from another."""
+        """Return whether messages may still arrive: an engine of a fleet may hear from another."""
         return self.fleet is None and self.member_of is None and super().is_at_rest
 
     def did_something(self, record: StepRecord) -> bool:
@@ -181,7 +181,7 @@ class EngineRun(ScriptedRun):
         return [*(cause for cause in own if cause != self.idle_words), *others]
 
     def own_causes(self) -> list[str]:
-        """Return this engine's causes, without those of other engines of a fleet."""
+        """Return this engine's causes, without the causes of other engines of a fleet."""
         scheduler = self.scheduler
         causes = [*causes_of_holds(self.results, self.grammars, self.loras)]
         if scheduler.books.open_transfers and self.world.transfers.holds_some:
@@ -194,7 +194,7 @@ class EngineRun(ScriptedRun):
     # -- for the verbs --
 
     def start(self, body: dict[str, Any], first_page: int | None = None) -> RequestHandle | Choices:
-        """POST a request; returns when its messages are here. Raises RequestRefused, or Violation.
+        """POST a request; returns when its messages have arrived. Raises RequestRefused, or Violation.
 
         With a ``first_page`` it is a prompt for a prefill engine, which sends its pages from there on.
         """
@@ -233,7 +233,7 @@ class EngineRun(ScriptedRun):
         return True
 
     def call(self, action: EngineCall) -> Call:
-        """Make an administrative call; returns when its message is here. Raises RequestRefused."""
+        """Make an administrative call; returns when its message has arrived. Raises RequestRefused."""
         for name, value in (action.body or {}).items():
             as_json(f"POST {action.route}", name, value)
         call = self.world.clients.call(action)
@@ -253,7 +253,7 @@ class EngineRun(ScriptedRun):
         count: int = 1,
         refused: Callable[[], bool] = lambda: False,
     ) -> list[ClientMessage]:
-        """Wait until ``count`` messages of a verb are here; none when the server refused the call instead."""
+        """Wait until ``count`` messages of a verb have arrived; none if the server refused the call."""
         if self.is_dead:
             raise BadCall("the scheduler was killed, so nothing arrives at it any more; ask what its clients were told")
         found: list[ClientMessage] = []
@@ -268,7 +268,7 @@ class EngineRun(ScriptedRun):
         return found
 
     def _arrive(self, messages: Sequence[ClientMessage]) -> None:
-        """Keep messages for the next step, and note the requests that they end: the newest life of a rid."""
+        """Keep messages for the next step, and note the requests that they end: for a rid, the newest one."""
         self.arrived += messages
         for message in messages:
             if not isinstance(message, Generate | PrefillFailed):
@@ -277,15 +277,15 @@ class EngineRun(ScriptedRun):
                     live[rid].is_ending = True
 
     def inject(self, *events: Event) -> None:
-        """Give events of the harness itself to the next step."""
+        """Give the harness's own events to the next step."""
         self._injected += events
 
     def happened(self, event: OperatorEvent) -> None:
-        """Note an event that took effect between two steps: the next step counts it as its first."""
+        """Note an event that took effect between two steps, which the next step has as its first."""
         self._interventions.append(event)
 
     def join_fleet(self, clock: VirtualClock) -> None:
-        """Join a fleet: use its clock, and judge every step from the first on."""
+        """Join a fleet: use its clock, and check every step from the first on."""
         self.clock, self._judged = clock, True
 
     def kill_stage(self, stage: int) -> None:
@@ -293,7 +293,7 @@ class EngineRun(ScriptedRun):
         self._lose(stage, self.world.kill_stage(stage))
 
     def slow_link(self, stage: int, delay_s: float) -> None:
-        """Slow a stage's link. Its results come in the steps in which they are due."""
+        """Slow a stage's link. Its results still arrive in the steps in which they are due."""
         self._set_link("slow_link", stage, delay_s=delay_s)
 
     def cut_link(self, stage: int) -> None:
@@ -406,7 +406,7 @@ class EngineRun(ScriptedRun):
     # -- one step --
 
     def compose(self, previous: StepResult | None) -> Step:
-        """Compose the next step: interventions, due completions, then messages in the order of their arrival."""
+        """Compose the next step: interventions, due completions, then messages in order of arrival."""
         del previous
         if self.fleet is not None:
             self.fleet.step()
@@ -463,7 +463,7 @@ class EngineRun(ScriptedRun):
         self._judge_step(stepped)
 
     def _judge_step(self, stepped: StepResult) -> None:
-        """Judge a step; before a script, in its reset, audit the engine's own books alone. Raises Violation."""
+        """Check a step; in the reset before a script, only audit the engine's books. Raises Violation."""
         assert self._composed is not None
         if self._judged:
             self.oracle.check_step(self._composed.events, stepped, self.scheduler, corruptions=self.world.corruptions())
@@ -471,7 +471,7 @@ class EngineRun(ScriptedRun):
             audit(self.scheduler)
 
     def _messages_with(self, aborts: list[Abort]) -> list[ClientMessage]:
-        """Return the arrivals, then these aborts of the front end, in the order of the outputs that cause them."""
+        """Return the arrivals, then the front end's aborts, in the order of the outputs that cause them."""
         messages = self.world.take_messages()
         while not all(abort in messages for abort in aborts):
             self.world.wait()
@@ -479,7 +479,7 @@ class EngineRun(ScriptedRun):
         return [message for message in messages if message not in aborts] + aborts
 
     def _check_stages(self) -> None:
-        """Fail the script if a stage died that the script did not kill."""
+        """Fail the script if a stage died without being killed by it."""
         failure = self.scheduler.failure
         if failure is not None and not self.kills:
             raise ProcessDiedError(failure.process, failure.cause, failure.node)
@@ -487,7 +487,7 @@ class EngineRun(ScriptedRun):
     # -- between scripts --
 
     def let_go(self) -> None:
-        """Release everything that a script holds or has stopped, and cancel a failure that no step has met."""
+        """Release everything that a script holds or has stopped, and cancel an injected failure without effect."""
         self.world.pipeline.spare_next_step()
         self.results.release(None)
         self.grammars.release(None)
@@ -530,7 +530,7 @@ class EngineRun(ScriptedRun):
         self.loras.lose()
 
     def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the rids that arrive before a message and will be live at its step, and the ended ones."""
+        """Return the rids that arrive before a message and will be live in its step, and the ended ones."""
         taken: set[str] = set()
         freed: set[str] = set()
         for other in self.arrived:
@@ -544,7 +544,7 @@ class EngineRun(ScriptedRun):
         return frozenset(taken), frozenset(freed)
 
     def _refusal_of(self, message: Generate) -> Refusal | None:
-        """Refuse a request at once that the scheduler would refuse: a refusal changes nothing at any time."""
+        """Refuse a request at once if the scheduler would refuse it, because a refusal changes nothing."""
         taken, freed = self._rids_when_it_is_seen(message)
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is not None:
@@ -558,6 +558,6 @@ class EngineRun(ScriptedRun):
 
 
 def _shown(rid: Any) -> str:
-    """Return a rid for a message: unchanged, unless it is empty, long or not plain text."""
+    """Return a rid for an error message: unchanged, unless it is empty, long or not plain text."""
     plain = isinstance(rid, str) and rid.isprintable() and 0 < len(rid) <= _MOST_SHOWN_CHARS
     return rid if plain else reprlib.repr(rid)

@@ -1,6 +1,6 @@
 """Compares a script's requests with the same requests run alone, on the script's own engine.
 
-Only that engine has the weights. It is flushed and idle; no client is involved.
+Only that engine has the weights. It is flushed and idle, and no client is involved.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class SoloRuns:
     def __init__(self, run: Any) -> None:
         self._run = run
         self._known: dict[_Key, SaidAlone] = {}
-        # The number of the present weights: 0 for the initial ones, a new number after each other update.
+        # The number of the current weights: 0 for the initial ones, a new number after each other update.
         self._weights = 0
         self._updates = itertools.count(1)
         self._asked: dict[str, str | None] = {}
 
     def note(self, events: Iterable[Event], replies: Iterable[Reply]) -> None:
-        """Follow a step, which may have updated the weights."""
+        """Take note of a step, which may have updated the weights."""
         for event in events:
             if isinstance(event, UpdateWeights):
                 self._asked[event.call_id] = event.model_path
@@ -71,7 +71,7 @@ class SoloRuns:
     ) -> Generator[None, None, Compared]:
         """Compare every request that ended by itself. Raises Violation with both outputs.
 
-        Requests computed with the present weights come first; ``restore`` restores the initial weights for the others.
+        Requests computed with the current weights come first; ``restore`` restores the initial weights for the others.
         """
         compared, before = Compared(), []
         version = self._run.scheduler.counters.weights_version
@@ -93,7 +93,7 @@ class SoloRuns:
 
     def _compare(self, handle: RequestHandle, compared: Compared) -> Generator[None, None, None]:
         alone, logprobs = yield from self._alone(handle)
-        # A stop string and a time limit cut an output short.
+        # Stop strings and time limits cut an output short.
         is_cut = handle.finish_reason == "timeout" or (handle.sampling.stop and handle.finish_reason == "stop")
         most = len(handle.output_ids) if is_cut else None
         if handle.output_ids != alone[:most]:
@@ -120,7 +120,7 @@ class SoloRuns:
         tokens: list[int] = []
         logprobs: list[PromptLogprob] = []
         run.flush()
-        # This engine computes all of it, so that it checks the work and KV of other engines.
+        # This engine computes it completely, which checks the work and KV of other engines.
         alone = {"priority": 0, "return_logprob": False, "top_logprobs_num": 0, "prefill_at": None, "deliver": None}
         run.inject(msgspec.structs.replace(handle.message, rid=rid, **alone))
         for _ in range(BUDGET_STEPS):
@@ -138,7 +138,7 @@ class SoloRuns:
         )
 
     def _why_not_its_lora(self, handle: RequestHandle) -> str | None:
-        """Return why a request cannot run alone now: its LoRA's name has another LoRA, or none."""
+        """Return why a request cannot run alone now: its LoRA's name belongs to another LoRA, or to none."""
         if handle.message.lora is None:
             return None
         lora = self._run.scheduler.features.loras.known.get(handle.message.lora)

@@ -1,4 +1,4 @@
-"""The state of the engine as scripts see it: the snapshot of every scheduler, and fields that only the engine has."""
+"""The state of the engine as scripts see it: the snapshot of any scheduler, and fields of this engine only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TreeState(Snapshot, frozen=True, kw_only=True):
 class LoadState(Snapshot, frozen=True, kw_only=True):
     """The load that a router sees: requests, tokens still to be prefilled, and pages.
 
-    ``running`` requests are in the engine and not in the queue. Cached tokens are not pending.
+    ``running`` requests are in the engine but not in the queue. Cached tokens are not pending.
     """
 
     running: int
@@ -42,8 +42,8 @@ class EngineState(State, frozen=True, kw_only=True):
     ``digest`` covers everything since the script began; ``plan_digest`` leaves out token values and is the same in both
     tiers. ``window`` counts the pages of the window pool, None for a model without window layers.
     ``waiting_for_grammar`` are the ``waiting`` requests whose grammar is not ready. ``host`` counts the pages of the
-    second tier, None without one: ``cached`` pages can be hit, ``held`` ones are not copied yet. ``transferring``
-    requests receive the KV of their prompt from another engine, or deliver the last of it to one.
+    host tier, None without one: ``cached`` pages can be hit, ``held`` ones are not copied yet. ``transferring``
+    requests receive the KV of their prompt from another engine, or deliver the last part of it to one.
     """
 
     tree: TreeState
@@ -125,7 +125,7 @@ def _load_state(run: Any) -> LoadState:
 
 
 def _cached_tokens(scheduler: Scheduler, message: Generate) -> int:
-    """Count the tokens of an arrived prompt that it would hit: none whose logits it needs."""
+    """Count the tokens of an arrived prompt that it would hit, which excludes tokens whose logits it needs."""
     first = message.prompt_logprobs_from
     return scheduler.memory.cached_tokens(message.prompt_ids, None if first < 0 else first)
 

@@ -1,6 +1,6 @@
-"""The world around a scripted gate: one small interface, so that a script runs unchanged in both tiers.
+"""The world around a scripted gate: a small interface, so that a script runs unchanged in both tiers.
 
-In ``sim`` it is one process, with a simulated pipeline and simulated clients; in ``server`` all are real.
+In ``sim`` it is one process with a simulated pipeline and simulated clients; in ``server`` everything is real.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Clients(Protocol):
 
 
 class StagePipeline(Pipeline, Protocol):
-    """The methods of a pipeline that the harness needs beside the protocol of the loop."""
+    """The methods of a pipeline that the harness needs in addition to the loop's protocol."""
 
     def fail_next_step(self, stage: int) -> None: ...
 
     def spare_next_step(self) -> None:
-        """Cancel a failure that no forward pass has met."""
+        """Cancel an injected failure that no forward pass has hit."""
         ...
 
     def forget(self) -> None:
@@ -73,7 +73,7 @@ class StagePipeline(Pipeline, Protocol):
 
 
 class World(ABC):
-    """Clients, pipeline and faults of one tier. Every wait in it is bounded and raises at its bound.
+    """Clients, pipeline and faults of one tier. Every wait is bounded and raises at its bound.
 
     Faults that need processes are refused here: ``kill_scheduler``, and all faults of links.
     """
@@ -84,7 +84,7 @@ class World(ABC):
     grammars: HeldGrammars
     loras: HeldOrders
 
-    def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
+    def limit_waits(self, seconds: float) -> None:  # noqa: B027 - a tier without waits has nothing to limit
         """Set the bound after which a silent process that must answer at once counts as hung."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class World(ABC):
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Return the front end's tokenizer, as far as it turns tokens into text."""
+        """Return the decoder of the front end's tokenizer."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -101,7 +101,7 @@ class World(ABC):
 
     @abstractmethod
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
+        """Wait for the completion of the oldest microbatch in flight; PipelineFailed if a stage died instead."""
 
     @abstractmethod
     def take_grammar(self, grammar_id: int) -> GrammarReady:
@@ -133,14 +133,14 @@ class World(ABC):
     def kill_stage(self, stage: int) -> PipelineEvent:
         """Kill a stage and wait until its death is known."""
 
-    def stall_stage(self, stage: int) -> None:  # noqa: B027 - where no stage is a process, the run keeps results back
+    def stall_stage(self, stage: int) -> None:  # noqa: B027 - without stage processes, the run holds results back
         """Stop a stage."""
 
     def resume_stage(self, stage: int) -> None:  # noqa: B027
         """Resume a stopped stage."""
 
     def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
-        """Kill the scheduler's process, and continue once its clients got an error, or should have."""
+        """Kill the scheduler's process, and continue once its clients got an error or should have."""
         del is_told
         raise BadCall(
             f"kill_scheduler() needs a scheduler in a process of its own, and in {self.tier} it is the test's process; "
@@ -148,22 +148,22 @@ class World(ABC):
         )
 
     def set_link(self, link: StageLink, verb: str) -> None:
-        """Set the state of a stage's link, by this verb."""
+        """Set the state of a stage's link, on behalf of this verb."""
         del link
         self._refuse_link(verb)
 
     def lose_node(self, stage: int) -> PipelineEvent:
-        """Kill a stage and its agent and reset their connections, all at once, and wait until that is noticed."""
+        """Kill a stage and its agent and reset their connections, all at once, and wait until the loss is noticed."""
         del stage
         self._refuse_link("lose_node")
 
     def await_loss(self, stage: int) -> PipelineEvent:
-        """Wait until the heartbeats have found the cut of a stage's link."""
+        """Wait until the heartbeats have noticed the cut of a stage's link."""
         del stage
         self._refuse_link("await_loss")
 
     def fail_next_step(self, stage: int) -> None:
-        """Make the stage's next forward pass fail: for actions, whose device this is."""
+        """Make the stage's next forward pass fail; actions use this object as the device."""
         self.pipeline.fail_next_step(stage)
 
     def stage_sizes(self) -> Mapping[str, int]:

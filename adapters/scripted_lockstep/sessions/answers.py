@@ -1,6 +1,6 @@
-"""One answer of the front end under the search: its order, its client's input so far, and the expected answer.
+"""One reply of the front end under the search: its order, its client's input so far, and the expected reply.
 
-The expected answer is computed from all tokens at once, without a session.
+The expected reply is computed from all tokens at once, without a session.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStar
 from scripted.core.violation import Violation
 from scripted.sdk import Add
 
-# The letter of a stop token; no other token has it, so that its strings are found where the token is.
+# The letter of a stop token. No other token has it, so a stop string is found only at this token.
 _STOP_LETTER: Final = ord("z")
 _STOPS: Final = ("z", "xz", "yyz")
-# The rid prefix of requests whose tokens the search does not judge.
+# The rid prefix of requests whose tokens the search does not check.
 _USUAL_STOPS: Final = ("c", "bc", "ab")
 _LETTERS: Final = b"xyabc"
 _BYTES: Final = 256
@@ -44,12 +44,12 @@ _REPLACEMENT: Final = "\ufffd"
 class SessionSettings(msgspec.Struct, frozen=True):
     """The fields of a client's request, and how it behaves.
 
-    Every answer has ``n`` choices of each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
-    in all steps without. A client that ``leaves`` hangs up where another has an operator abort its request.
+    Every reply has ``n`` choices for each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
+    in all steps without one. A client that ``leaves`` hangs up instead of having an operator abort its request.
     ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops`` all
     choices but the first have stop strings that their outputs often contain; with ``least`` these count from the token
-    on that completes the first one. ``usage`` are the token counts that a stream is asked for: none, at its end, or
-    also in each event.
+    on that completes the first one. ``usage`` selects the token counts of a stream: none, at its end, or also in each
+    event.
     """
 
     protocol: Literal["completions", "chat"] = "completions"
@@ -78,7 +78,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
 
 
 class TextDecoder:
-    """A token for each byte, and one with a text of its own."""
+    """A token for each byte, and one with a special text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         del skip_special_tokens
@@ -98,7 +98,7 @@ _SERVED: Final[Any] = SimpleNamespace(
 def spelled(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
     """Spell the tokens of a simulated model, one byte each: letters, a stop string's end, characters of three bytes.
 
-    With ``reasons`` one of them ends the reasoning. Where a stop string counts, every character is one byte.
+    With ``reasons`` one of them ends the reasoning. If a stop string counts, every character is one byte.
     """
     said: list[int] = []
     rest: list[int] = []
@@ -135,7 +135,7 @@ def _scored(message: Generate) -> list[tuple[int, int]]:
 
 
 class _Told(NamedTuple):
-    """A client's answer for one choice. ``offsets`` are the places of its logprobs in a completion's text.
+    """A client's view of one choice. ``offsets`` are the positions of its logprobs in a completion's text.
 
     ``roles`` counts the roles of a chat.
     """
@@ -151,9 +151,10 @@ class _Told(NamedTuple):
 
 
 class OpenAnswer:
-    """One answer from its first message to its last byte. ``said`` are the tokens of each request, as they were sent.
+    """One reply from its first message to its last byte. ``said`` are the tokens of each request, in the order of
+    sending.
 
-    ``scored`` are the requests whose prompt logprobs were sent, and ``ends`` the reasons of the scheduler. A client
+    ``scored`` are the requests whose prompt logprobs were sent, and ``ends`` the scheduler's finish reasons. A client
     that ``has_left`` reads no more.
     """
 
@@ -178,7 +179,9 @@ class OpenAnswer:
         self._error: ApiError | None = None
 
     def what_goes_on_in_vain(self) -> list[str]:
-        """Return the requests that the front end should have ended: beside a failed one, and after a stop string."""
+        """Return the requests that the front end should have ended: because of a failed choice, or after a stop
+        string.
+        """
         going = [one for one in self.order.messages if one.rid in self.said and one.rid not in self.ends]
         if self.is_over and any(end in FAILURES for end in self.ends.values()):
             return [one.rid for one in going]
@@ -188,7 +191,7 @@ class OpenAnswer:
 
     @property
     def is_done(self) -> bool:
-        """True when nobody reads any more, and every sent request has ended."""
+        """True once nobody reads any longer and every sent request has ended."""
         return (self.is_over or self.has_left) and len(self.ends) == len(self.said)
 
     def cached_tokens_of(self, message: Generate) -> dict[str, int]:
@@ -204,7 +207,7 @@ class OpenAnswer:
         self.has_left, self.is_sending = True, False
 
     def read(self) -> None:
-        """Read the available output, up to the bound of a turn; judge a finished answer. Raises Violation."""
+        """Read the available output, up to the limit of a turn; check a finished reply. Raises Violation."""
         if self.is_over or self.has_left or self.is_sending or not self.session.has_more:
             return
         try:
@@ -266,13 +269,15 @@ class OpenAnswer:
         logprobs, offsets = self._expected_of_prompt(index)
         if self._settings.logprobs:
             logprobs += [logprob_of(token, place).logprob for place, token in enumerate(ids)]
-            # A token inside a character has the place of that character.
+            # A token inside a character has that character's position.
             before = [DECODER.decode(ids[:place]).rstrip(_REPLACEMENT) for place in range(len(ids))]
             offsets += [] if is_chat else [len(echo) + len(one) for one in before]
         return _Told(ids, echo + text, reasoning, logprobs, offsets, reason, prompt, roles=int(is_chat))
 
     def _expected_of_prompt(self, index: int) -> tuple[list[float | None], list[int]]:
-        """Return the logprobs of an echoed prompt, and their places: of the first choice's unless it is a stream."""
+        """Return the logprobs of an echoed prompt and their positions; unless it is a stream, those of the first
+        choice.
+        """
         if not (self.order.echo and self._settings.logprobs):
             return [], []
         scorer = self.order.messages[index if self.order.stream else index - index % self.order.n]
@@ -280,7 +285,7 @@ class OpenAnswer:
         return [None, *[one.logprob for one in scores]], list(range(1 + len(scores)))
 
     def _told(self) -> tuple[dict[int, _Told], dict[str, Any] | None, dict[str, int]]:
-        """Add up the events of a stream, or read the whole answer. Returns the token counts too, if there are any."""
+        """Combine the events of a stream, or read the whole reply. Also returns the token counts, if any."""
         events = self._events() if self.order.stream else [json.loads(self._written)]
         parts: dict[int, list[dict[str, Any]]] = {}
         prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
@@ -295,7 +300,7 @@ class OpenAnswer:
         return told, events[-1].get("usage"), tiers
 
     def _events(self) -> list[dict[str, Any]]:
-        """Read the events of a stream, whose token counts must be in the events that were asked for."""
+        """Read the events of a stream, whose token counts must be in the requested events."""
         lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
         if lines[-1:] != [b"[DONE]"]:
             raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
