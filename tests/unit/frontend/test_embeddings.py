@@ -141,7 +141,7 @@ def test_a_model_that_embeds_generates_nothing(served: tuple[RealServer, Path, s
         ({"input": "a" * 20_000}, "input", "maximum context length"),
         ({"input": [[10**6]]}, "input", "token ids from 0"),
         ({"input": "a", "model": "other"}, "model", "must be 'm'"),
-        ({"input": "a", "stream": True}, "stream", "must be false, got true: vectors do not come in parts"),
+        ({"input": "a", "stream": True}, "stream", "must be false, got true: vectors are not streamed"),
         ({"input": "a", "temperature": 1}, "temperature", "is not a field here"),
     ],
 )

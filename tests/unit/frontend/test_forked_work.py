@@ -97,7 +97,7 @@ def test_each_piece_has_a_process_of_its_own_and_large_ones_pass() -> None:
 def test_a_worker_that_ends_loses_its_own_piece_only(end: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     async def scene(forked: ForkedWork) -> None:
         beside = asyncio.create_task(forked.run(b"abc"))
-        with pytest.raises(WorkLostError, match="without an answer"):
+        with pytest.raises(WorkLostError, match="without a result"):
             await forked.run(end)
         assert await beside == b"cba"
         assert await forked.run(b"abc") == b"cba"
@@ -210,7 +210,7 @@ def test_a_worker_that_hangs_ends_with_its_time_or_with_who_waits(
 
 def test_a_worker_that_takes_too_much_memory_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
     async def scene(forked: ForkedWork) -> None:
-        with pytest.raises(WorkTooLargeError, match="without an answer"):
+        with pytest.raises(WorkTooLargeError, match="without a result"):
             await forked.run(b"grow")
         assert await forked.run(b"abc") == b"cba"
 
@@ -228,7 +228,7 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
             await forked.run(b"abc")
         # Its time is over when the parent is ended.
         with pytest.raises(
-            WorkLostError, match=r"engine-test could not fork a process|the process ended before it began"
+            WorkLostError, match=r"engine-test (did|could) not fork a process|the process ended before it began"
         ):
             await forked.run(b"abc")
         assert select.select([forked], [], [], PATIENCE_S)[0]

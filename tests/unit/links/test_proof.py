@@ -66,7 +66,7 @@ def test_another_protocol_is_named_on_both_sides() -> None:
     challenge = Challenge(SECRET)
     newer = struct.pack("<H", PROTOCOL + 1)
     greeting = challenge.greeting[:8] + newer + challenge.greeting[10:]
-    told = f"it speaks protocol {PROTOCOL + 1}, this side {PROTOCOL}: run the same version on every machine"
+    told = f"it speaks protocol {PROTOCOL + 1}, this side speaks {PROTOCOL}: run the same version on every machine"
     with pytest.raises(LinkError, match=told):
         answer_to(greeting, SECRET, CLAIM)
     answer = answer_to(challenge.greeting, SECRET, CLAIM)

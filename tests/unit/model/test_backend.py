@@ -148,7 +148,7 @@ def test_angles_that_depend_on_the_length_are_left_to_torch(tmp_path: Path, inst
     folder = saved(tmp_path, transformers.LlamaConfig(**SHAPE, rope_parameters=rope))
     reason = why_not_openvino(EngineConfig(model=str(folder), device="cpu", page_size=32))
     assert reason is not None
-    assert "rotary angles are dynamic" in reason
+    assert "rope_type is dynamic" in reason
 
 
 def test_a_processor_without_bf16_arithmetic_is_left_to_torch(

@@ -157,7 +157,7 @@ def test_a_forward_that_fails_is_not_taken(
     ("values", "text"),
     [
         ({"attention_bias": True}, "projections have biases"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "angles are 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
     ],
 )
 def test_what_the_lean_forward_does_not_know_is_refused(values: dict[str, object], text: str) -> None:

@@ -81,7 +81,7 @@ def test_what_the_kernel_cannot_do_is_known_before_it_is_used(monkeypatch: pytes
     assert why_not_shape(CPU, SHAPE) is None
     assert "not in torch.float32" in str(why_not_shape(CPU, SHAPE._replace(dtype=torch.float32)))
     assert "caps its scores" in str(why_not_shape(CPU, SHAPE._replace(softcap=30.0)))
-    assert "no multiple of 8" in str(why_not_shape(CPU, SHAPE._replace(head_dim=20)))
+    assert "not a multiple of 8" in str(why_not_shape(CPU, SHAPE._replace(head_dim=20)))
 
 
 @pytest.mark.parametrize("wrong", ["raises", "window", "pages"])

@@ -283,7 +283,7 @@ def test_one_with_the_secret_for_something_else_is_let_go(
             stranger = opened(LinkAddress(place, SECRET, claim, WAIT_S).connect())
             stranger.settimeout(WAIT_S)
             assert stranger.recv(1) == b""
-    assert caplog.text.count("where stage 0 takes KV") == 2
+    assert caplog.text.count("where stage 0 receives KV") == 2
 
 
 def test_the_stages_of_an_engine_listen_at_ports_in_a_row(opened: Open, private_dir: Path) -> None:

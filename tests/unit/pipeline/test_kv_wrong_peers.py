@@ -155,7 +155,8 @@ def test_a_page_does_not_wait_for_ever_for_its_order(
 
 
 @pytest.mark.parametrize(
-    ("places", "words"), [((0, 0), "page 0 of transfer 1 came twice"), ((3,), "page 3 of transfer 1 of 3 does not")]
+    ("places", "words"),
+    [((0, 0), "page 0 of transfer 1 came twice"), ((3,), "page 3 of transfer 1 is beyond the 3 pages")],
 )
 def test_a_page_that_none_asks_for_ends_its_connection(
     decode: Decode, opened: Open, caplog: pytest.LogCaptureFixture, places: tuple[int, ...], words: str

@@ -125,7 +125,10 @@ def test_stages_get_the_numbers_that_they_ask_for_and_the_others_what_is_left(me
     [
         ({"stage": 1}, r"stage 1 is already on n \(127.0.0.1:\d+, agent 7\); choose another --stage, or none"),
         ({"stage": 2}, r"--stage must be in 0..1, got 2"),
-        ({"version": "0.0"}, rf"every machine must run the same version, the server runs {__version__}, this one 0.0"),
+        (
+            {"version": "0.0"},
+            rf"every machine must run the same version, the server runs {__version__}, this one runs 0.0",
+        ),
     ],
 )
 def test_an_agent_is_told_why_it_is_refused(
