@@ -274,10 +274,10 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[object]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show a script's own report instead of a traceback through the harness; count its comparisons and leftovers."""
-    with _finalizers_later():
+    with _postponed_finalizers():
         report = yield
     if report.failed and _recorded in item.config.stash:
-        _tell_of_flights(item, report)
+        _report_flights(item, report)
     if _session not in item.config.stash:
         return report
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
@@ -293,13 +293,13 @@ def pytest_runtest_makereport(
 
         error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
         if isinstance(error, ScriptError):
-            report.longrepr = _told(call.excinfo, error.report, item.config)
+            report.longrepr = _script_report(call.excinfo, error.report, item.config)
         elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
             report.longrepr = _refused(call.excinfo, item)
     return report
 
 
-def _tell_of_flights(item: pytest.Item, report: pytest.TestReport) -> None:
+def _report_flights(item: pytest.Item, report: pytest.TestReport) -> None:
     """Keep the flights of a failed test, and say in its report whether they replay."""
     from scripted.sdk.flight.of_tests import lines_of
 
@@ -316,7 +316,7 @@ def _report_of(exc: BaseException | None) -> FailureReport | None:
 
 
 @contextmanager
-def _finalizers_later() -> Iterator[None]:
+def _postponed_finalizers() -> Iterator[None]:
     """Keep the garbage collector from running finalizers of an earlier script.
 
     If one raises, Python 3.11 parses source to print its traceback. While the source of a report is being parsed, that
@@ -331,21 +331,21 @@ def _finalizers_later() -> Iterator[None]:
             gc.enable()
 
 
-def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:
+def _script_report(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:
     """Show the script's report in place of a traceback, and its first line where pytest shows a failure in one line."""
     terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None
     at = (report.frames[-1].file, report.frames[-1].line) if report.frames else None
-    return _instead(failure, report.render(terminal).splitlines(), report.headline, at)
+    return _replacement(failure, report.render(terminal).splitlines(), report.headline, at)
 
 
 def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Any:
     """Report a refusal before the script began at the test, since the harness's own lines explain nothing."""
     path, line, _ = item.location
     text = f"{type(failure.value).__name__}: {failure.value}"
-    return _instead(failure, [f"{path}: in {item.name}", f"E       {text}"], text, (path, (line or 0) + 1))
+    return _replacement(failure, [f"{path}: in {item.name}", f"E       {text}"], text, (path, (line or 0) + 1))
 
 
-def _instead(
+def _replacement(
     failure: pytest.ExceptionInfo[BaseException], lines: list[str], headline: str, at: tuple[str, int] | None
 ) -> Any:
     told: Any = failure.getrepr(style="value", chain=False)

@@ -113,13 +113,13 @@ class Answers:
     def read(self, owner: object, attribute: str) -> object:
         """Read an attribute for the script."""
         value = getattr(owner, attribute)
-        if self._t is None or not self._is_an_engines(owner) or attribute in _GIVEN:
+        if self._t is None or not self._belongs_to_engine(owner) or attribute in _GIVEN:
             return value
         if isinstance(value, types.MethodType) or callable(value):
             return self._method(owner, attribute, value)
         if sys._getframe(2).f_code.co_name == "<lambda>":  # noqa: SLF001 - a condition that a wait asks
             self._awaited.add(id(owner))
-        return self._told(owner, attribute, value)
+        return self._forward(owner, attribute, value)
 
     def _method(self, owner: object, name: str, method: Callable[..., object]) -> Callable[..., object]:
         def called(*arguments: Any, **named: Any) -> object:
@@ -131,13 +131,13 @@ class Answers:
                 handles = arguments[0] if isinstance(arguments[0], (list, tuple, set)) else arguments[:1]
                 self._awaited.update(map(id, handles))
             result = method(*arguments, **named)
-            if owner is self._t and self._is_an_engines(result) and not isinstance(result, BaseRequest):
+            if owner is self._t and self._belongs_to_engine(result) and not isinstance(result, BaseRequest):
                 self._named.setdefault(id(result), (result, f"{name}({', '.join(map(repr, arguments))})"))
-            return self._told(owner, name, result)
+            return self._forward(owner, name, result)
 
         return functools.update_wrapper(called, method) if isinstance(method, types.FunctionType) else called
 
-    def _told(self, owner: object, attribute: str, value: object) -> object:
+    def _forward(self, owner: object, attribute: str, value: object) -> object:
         assert self._t is not None, "a run has begun"
         moment = (self._t.run.step, self._verbs_called)
         if not moment[0]:  # nothing has happened yet that could have gone differently
@@ -166,7 +166,7 @@ class Answers:
                 continue
             yield how, other
 
-    def _is_an_engines(self, owner: object) -> bool:
+    def _belongs_to_engine(self, owner: object) -> bool:
         kind = type(owner)
         if isinstance(owner, (type, types.ModuleType, enum.Enum, self._given)):
             return False

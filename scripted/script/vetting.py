@@ -195,7 +195,7 @@ class Vetting:
         return findings
 
     def _encoded(self, test: ScriptedTest, name: str, arguments: Mapping[str, object], seconds: float) -> bytes:
-        _say_nothing()
+        _silence()
         try:
             findings = self._findings(test, name, arguments, time.process_time() + seconds)
         except OutOfTimeError:
@@ -454,7 +454,7 @@ def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterat
         yield
 
 
-def _say_nothing() -> None:
+def _silence() -> None:
     """Drop the script's output and its logging to the outside in this child: it runs a hundred times.
 
     Logging stays on, and so do handlers that keep records in memory: the script may assert on its own log. Handlers

@@ -70,7 +70,7 @@ def covering_rows(
         ):
             silent = _silent(kin, start, rng)
             row = _row(levels, start, together, missing, thirds, used, allows, rng, silent)
-            _take_off(row, missing, used)
+            _mark_covered(row, missing, used)
             covered = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
             wanted -= covered
             for three in covered:
@@ -87,7 +87,7 @@ def _silent(kin: Sequence[str], start: tuple[int, ...], rng: random.Random) -> s
     return {number for number, family in enumerate(kin) if family in silent}
 
 
-def _take_off(row: Collection[int], missing: list[int], used: list[int]) -> None:
+def _mark_covered(row: Collection[int], missing: list[int], used: list[int]) -> None:
     """Mark this row's pairs as covered, and count one more use of each level."""
     on = sum(1 << number for number in row)
     for number in row:
