@@ -16,14 +16,14 @@ from fastapi import Request
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import FinishReason, Generate, TokenOutput
+from engine.core.messages import FinishReason, Generate, SamplingParams, TokenOutput
 from engine.frontend.http.body_reader import BodyReader
 from engine.frontend.http.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
 from engine.frontend.http.process import sampling_defaults_of
 from engine.frontend.http.routes.generation import order_works, orders_of
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.native import GenerateBody
-from engine.frontend.sessions.requests import Order, ServedModel, request_of, unpacked
+from engine.frontend.sessions.requests import Order, ServedModel, request_of, sampling_of, unpacked
 from engine.frontend.text.dialect import Dialect
 from engine.frontend.text.tokenizer import load_tokenizer
 from engine.model.embedded import embedded_folder
@@ -73,7 +73,8 @@ def elsewhere(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
     [
         (NATIVE, {"text": "abc", "rid": "r", "sampling_params": {"stop": ["x"], "seed": 3}, "stream": True}),
         (NATIVE, {"input_ids": [1, 2], "rid": "r", "return_logprob": True, "top_logprobs_num": 2}),
-        (COMPLETION, {"prompt": ["a", "bc", [5]], "rid": "r", "n": 2, "seed": 1, "logprobs": 1}),
+        (COMPLETION, {"prompt": ["a", "bc", "d"], "rid": "r", "n": 2, "seed": 1, "logprobs": 1}),
+        (COMPLETION, {"prompt": ["a", "bc", [5]], "rid": "r", "n": 2}),
         (CHAT, {"messages": [{"role": "user", "content": "a\nb"}], "rid": "r", "n": 3, "logprobs": True}),
         (
             CHAT,
@@ -117,6 +118,12 @@ def test_a_prompt_is_packed_once_for_all_its_choices(served: ServedModel) -> Non
         return len(order_works(served)[COMPLETION](json.dumps(body).encode()))
 
     assert size(100) < 8 * size(1)
+
+
+def test_seeds_of_choices_stay_seeds() -> None:
+    """A seed has 63 bits, and the choice after the last one takes the first."""
+    sampling = SamplingParams(seed=2**63 - 1)
+    assert [sampling_of(sampling, choice).seed for choice in range(3)] == [2**63 - 1, 0, 1]
 
 
 def test_tokens_are_those_of_the_tokenizer_in_full(served: ServedModel) -> None:
