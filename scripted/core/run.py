@@ -28,7 +28,7 @@ from scripted.core.promises.asked_twice import HasQueries, check_queries
 from scripted.core.promises.cached_prefixes import check_prefixes
 from scripted.core.promises.liveness import Liveness
 from scripted.core.promises.told_ends import ListsRequests, check_told
-from scripted.core.promises.waste import EmptySteps
+from scripted.core.promises.waste import EmptySteps, TellsWork
 from scripted.core.protocol import Adapter, DeclaresWindows, windows_of
 from scripted.core.refusals import HarnessError
 from scripted.core.results import Results
@@ -124,6 +124,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         # Checked once: ``isinstance`` of a protocol takes longer than most checks.
         self._lists_requests = self.machine if isinstance(self.machine, ListsRequests) else None
         self._has_queries = self.machine if isinstance(self.machine, HasQueries) else None
+        self._tells_work = self.machine if isinstance(self.machine, TellsWork) else None
         # Declared windows that have not been open so far.
         self._closed: tuple[str, ...] = windows_of(self.adapter)
         self.follow(schedule)
@@ -351,7 +352,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         """Check that steps that only ask for another step come to an end."""
         if previous is None:
             return
-        is_empty = previous.microbatch is None and not (previous.replies or self._events)
+        is_empty = self._is_empty(previous)
         if is_empty and self.step > self._last_step:
             self._empty_steps += previous.again
         else:
@@ -366,6 +367,12 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             self._emptiness.launched += 1
         elif is_empty and previous.again:
             self._emptiness.count()
+
+    def _is_empty(self, previous: OutputT) -> bool:
+        """Whether the last step was given nothing and did nothing."""
+        if previous.microbatch is not None or previous.replies or self._events:
+            return False
+        return self._tells_work is None or not self._tells_work.is_working
 
     def _check_end(self) -> None:
         self.phase = _ORACLE

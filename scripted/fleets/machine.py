@@ -116,6 +116,12 @@ class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
         self.phase = Phase.HARNESS
 
     @property
+    def is_working(self) -> bool:
+        """Whether it computes, or its last step was given something or did something."""
+        did_something = self.stepped and self._previous is not None and not self._is_empty(self._previous)
+        return did_something or len(self.results) > 0
+
+    @property
     def _is_due(self) -> bool:
         previous = self._previous
         if previous is None:
@@ -217,6 +223,11 @@ class FleetMachine:
     def stir(self) -> None:
         """Note an event outside of steps."""
         self._silent = 0
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a message has come, a machine has taken or launched something, or computes."""
+        return self.fleet.has_heard or any(one.run.is_working for one in self.living)
 
     @property
     def is_moving(self) -> bool:

@@ -6,13 +6,23 @@ workload: no other request's prompt, output or blocks need what the victim gave 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from scripted.core.violation import Violation
 
 # Steps that compute nothing and ask for another one: this many, and a few for each launch.
 _EMPTY_STEPS: Final = 256
 _EMPTY_STEPS_A_LAUNCH: Final = 8
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """A machine that works in steps without a launch and a reply of its own, such as a fleet."""
+
+    @property
+    def is_working(self) -> bool:
+        """Whether its last step was given something, did something, or left something to be computed."""
+        ...
 
 
 class Preemptions:

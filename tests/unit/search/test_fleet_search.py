@@ -137,6 +137,12 @@ def test_a_mirror_of_prefill_engines_that_is_wrong_in_the_end_is_found(
     assert "engine d0: nothing is on its way, but " in failure.text
 
 
+def test_a_long_answer_over_many_stages_is_no_empty_step() -> None:
+    """A fleet launches nothing itself: its steps counted as empty while results of its engines were on their way."""
+    long = 'engines=p0,d0 pp_size=4; 1 begin on=d0 do="start a prompt=4 new=100 ignore_eos=True"'
+    assert execute(Schedule.parse(long, of=NAME)).failure is None
+
+
 @pytest.mark.parametrize("on", ["p0", "d0", "p1"])
 def test_an_engine_may_drain_leave_and_join_in_every_step(on: str) -> None:
     base = Schedule.parse(ADAPTER.workloads["pair"], of=NAME)
