@@ -37,7 +37,7 @@ from scripted.core.states import UnreadableState
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.workloads import read_workloads
-from scripted_sglang.actions import ACTIONS, ALONE, NEEDED_BY_SETTINGS, ReleaseTiers
+from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.config import SglangSettings
 from scripted_sglang.flight.machine import SglangOfFlight
 from scripted_sglang.live.launch import launch
@@ -118,6 +118,7 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
         # The abort of a running request takes effect with its next result.
         late_launches=settings.depth,
         sleep_modes=("",) if settings.enable_memory_saver else (),
+        sleep_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
         wake_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
     )
 
@@ -165,7 +166,7 @@ ADAPTER: Final = adapter_of(
     SglangSettings,
     workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "sglang-")[0],
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "hicache_ratio": (0.5, 1.0)},
-    actions={**ACTIONS, **ALONE},
+    actions=ACTIONS,
     needed=NEEDED_BY_SETTINGS,
     undoing=(ReleaseTiers(),),
     crowded={"max_total_tokens": (28, 32, 40), "context_length": (28,), "page_size": (1, 1, 4)},

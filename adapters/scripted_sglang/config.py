@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal
 from unittest import mock
 
@@ -75,7 +76,9 @@ class SglangSettings(msgspec.Struct, frozen=True):
     prefetch_threshold: int = 4
     # Operators may release the memory of weights and KV.
     enable_memory_saver: bool = False
-    # Requests keep their clients' names, as in SGLang; without this, no name is a prefix of another.
+    # The least output of each request, as the server's preferred_sampling_params give it.
+    min_new_tokens: int = 0
+    # Requests keep their clients' names, as in SGLang; without this no name is a prefix of another.
     client_rids: bool = True
 
     def __post_init__(self) -> None:
@@ -92,6 +95,8 @@ class SglangSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"max_total_tokens is at least 4 pages of {self.page_size}, got {self.max_total_tokens}")
         if self.max_queued_requests is not None and self.max_queued_requests < 1:
             raise ValueError(f"max_queued_requests is at least 1, got {self.max_queued_requests}")
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens is at least 0, got {self.min_new_tokens}")
         if self.context_length < 16:
             raise ValueError(f"context_length is at least 16, got {self.context_length}")
         if self.enable_hierarchical_cache and self.disable_radix_cache:
@@ -184,7 +189,9 @@ class ServedSettings(SglangSettings, frozen=True):
         return self.num_reserved_decode_tokens if self.disaggregation_mode == "decode" else 0
 
 
-_OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold")
+_OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold", "min_new_tokens")
+# The end tokens that the penalty of a least output reads; a server has a tokenizer.
+_TOKENIZER: Final = SimpleNamespace(eos_token_id=MODEL["eos_token_id"], additional_stop_token_ids=None)
 _OF_HOST: Final = (
     "enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy", "hicache_storage_backend",
     "hicache_storage_prefetch_policy", "hicache_host_memory_mode", "hicache_storage_backend_extra_config",
@@ -254,4 +261,6 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
             mock.patch.multiple(managers_scheduler, **_left_out),
         ):
             scheduler = Scheduler(args, ports)
+    if settings.min_new_tokens:
+        scheduler.tokenizer = _TOKENIZER
     return context, scheduler

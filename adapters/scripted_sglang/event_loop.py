@@ -73,11 +73,17 @@ def new_scheduler(settings: Any) -> Scheduler:
 
 
 def request(
-    rid: str, prompt: Iterable[int], new: int, priority: int | None = None, stop: Iterable[int] = ()
+    rid: str,
+    prompt: Iterable[int],
+    new: int,
+    priority: int | None = None,
+    stop: Iterable[int] = (),
+    least: int = 0,
+    tokenizer: Any = None,
 ) -> TokenizedGenerateReqInput:
     """Make a request as the front end sends it."""
-    sampling = SamplingParams(max_new_tokens=new, stop_token_ids=set(stop) or None)
-    sampling.normalize(None)
+    sampling = SamplingParams(max_new_tokens=new, min_new_tokens=least, stop_token_ids=set(stop) or None)
+    sampling.normalize(tokenizer)
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,

@@ -179,7 +179,7 @@ class SglangMember(SearchedMember):
     def step(self) -> None:
         if isinstance(self.role, Decode):
             # A retracted request needs its server again, which may be gone by now.
-            awaiting = set(self.role.awaiting())
+            awaiting = self._awaiting()
             rooms = self.role.rooms.items()
             self._excuse(
                 [room for rid, (at, room) in rooms if rid in awaiting and at not in self.role.transfers.reached]
@@ -251,7 +251,7 @@ class SglangMember(SearchedMember):
                 self._excuse(rooms)
                 transfers.lose_decode(other, rooms)
             else:
-                awaiting = set(self.role.awaiting())
+                awaiting = self._awaiting()
                 gone = [room for rid, (at, room) in self.role.rooms.items() if at == other and rid in awaiting]
                 self._excuse(gone)
                 self.role.lose(other)
@@ -260,6 +260,10 @@ class SglangMember(SearchedMember):
     @property
     def is_quiet(self) -> bool:
         return super().is_quiet and not self.halves
+
+    def _awaiting(self) -> set[str]:
+        """Return the requests without KV: those in SGLang's queues, and those that a pause holds back before them."""
+        return {*self.role.awaiting(), *self.run.machine.held_back()}
 
     def _excuse(self, rooms: Iterable[int]) -> None:
         """Allow the requests in these rooms to end with an error."""
@@ -395,6 +399,9 @@ class SglangFleets(FleetAdapter):
         "paused": 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; '
         '2 begin on=d0 do="start b prompt=17 seed=1 new=4"; 13 at on=d0 do="pause mode=retract"; '
         "16 at on=d0 do=continue",
+        "asleep": 'engines=p0,d0 enable_memory_saver=True; 1 begin on=d0 do="start a prompt=14 new=3"; '
+        '20 at on=d0 do=sleep; 20 at on=p0 do="sleep part=kv_cache"; 22 at on=d0 do=wake; '
+        '22 at on=p0 do="wake part=kv_cache"; 24 begin on=d0 do="start b prompt=14 new=3"',
     }
 
     def role_of(self, name: str) -> str:

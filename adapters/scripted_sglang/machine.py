@@ -246,8 +246,11 @@ class SglangMachine:
             *([scheduler.chunked_req] if scheduler.chunked_req else []),
         ]
         reqs += [req for batch in batches if batch is not None for req in batch.reqs]
-        arriving = [event.rid for event in (*self._inbox, *self._held) if isinstance(event, Add)]
-        return {*arriving, *[rid_of(req.rid) for req in reqs]}
+        return {*self.held_back(), *[rid_of(req.rid) for req in reqs]}
+
+    def held_back(self) -> list[str]:
+        """Return the rids of requests that the front end has not passed on."""
+        return [event.rid for event in (*self._inbox, *self._held) if isinstance(event, Add)]
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
         """Return the queries about load, idleness and the prefix cache that a scheduler and its router poll."""
@@ -398,7 +401,7 @@ class SglangMachine:
                 for one in held:
                     self._add(one)
             case Sleep():
-                self._say(ReleaseMemoryOccupationReqInput())
+                self._say(ReleaseMemoryOccupationReqInput(tags=[event.part] if event.part else None))
                 self._replies.append(Answer(call_id=event.call_id, ok=True))
             case Wake():
                 self._say(ResumeMemoryOccupationReqInput(tags=[event.part] if event.part else None))
@@ -434,7 +437,13 @@ class SglangMachine:
         self._retractions.begin(event.rid)
         priority = event.priority if self.settings.enable_priority_scheduling else None
         message = request(
-            self._inner(event.rid), event.prompt_ids, event.max_new_tokens, priority, event.stop_token_ids
+            self._inner(event.rid),
+            event.prompt_ids,
+            event.max_new_tokens,
+            priority,
+            event.stop_token_ids,
+            self.settings.min_new_tokens,
+            self.scheduler.tokenizer,
         )
         for name, value in self.role.routed(event.rid).items():
             setattr(message, name, value)
@@ -443,6 +452,8 @@ class SglangMachine:
     def refusal_of(self, event: Add) -> str | None:
         """Return why the front end or the scheduler refuses a request; None if it begins."""
         tokens, new = len(event.prompt_ids), event.max_new_tokens
+        if new < self.settings.min_new_tokens:
+            return f"its output of {new} tokens is less than the least, {self.settings.min_new_tokens}"
         # Refused by the front end, or answered with an error by the scheduler after a prefill of one token.
         if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
             return f"{tokens} + {new} tokens are too long"

@@ -36,6 +36,9 @@ class SglangServer(ServerDescription[SglangSettings]):
         words = ["python", "-m", "sglang.launch_server", "--model-path", "MODEL"]
         for name, value in given.items():
             words += [f"--{name.replace('_', '-')}", *(() if value is True else (shlex.quote(_text(value)),))]
+        if config.min_new_tokens:
+            preferred = json.dumps({"min_new_tokens": config.min_new_tokens})
+            words += ["--preferred-sampling-params", shlex.quote(preferred)]
         changed = tuple(f"{name}={_text(value)} (default {defaults[name]})" for name, value in given.items())
         return ServeLine(" ".join(words), changed)
 

@@ -102,6 +102,14 @@ class Chunks:
         return self.waiting.popleft() if self.waiting else None
 
 
+class _Registry:
+    """Stands in for the transfer engine, with which servers register their memory."""
+
+    def batch_register(self, pointers: list[int], lengths: list[int]) -> None: ...
+
+    def batch_deregister(self, pointers: list[int]) -> None: ...
+
+
 class _Wire:
     """Stands in for a socket to another engine."""
 
@@ -143,9 +151,7 @@ class LinkedManager(conn.MooncakeKVManager):
         self.lost: set[str] = set()
 
     def init_engine(self) -> None:
-        self.engine = None
-
-    def register_buffer_to_engine(self) -> None: ...
+        self.engine = _Registry()
 
     def register_to_bootstrap(self) -> None: ...
 

@@ -48,7 +48,7 @@ from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.outside import LORAS
 from scripted_vllm.flight.settings import OTHER_GROUP
 from scripted_vllm.live.launch import launch
-from scripted_vllm.machine import PAUSE_MODES, SLEEP_MODES, new_machine
+from scripted_vllm.machine import PAUSE_MODES, SLEEP_LEVELS, SLEEP_MODES, SLEEP_PARTS, new_machine
 from scripted_vllm.prefix_cache import KnownBlocks
 from scripted_vllm.server import VllmServer
 from scripted_vllm.standalone import VllmStandalone
@@ -121,6 +121,8 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         loras=LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
         sleep_modes=SLEEP_MODES if settings.enable_sleep_mode else (),
+        sleep_levels=SLEEP_LEVELS,
+        sleep_parts=SLEEP_PARTS if settings.enable_sleep_mode else (),
         wake_parts=WAKE_PARTS if settings.enable_sleep_mode else (),
         wakes_resume=True,
     )

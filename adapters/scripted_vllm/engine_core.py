@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.abstract import Executor
 
-from scripted.sdk import Answer
+from scripted.sdk import Answer, Violation
 
 
 class SleepingDevice(Executor):
@@ -21,10 +21,15 @@ class SleepingDevice(Executor):
         self.sleeping_tags: set[str] = set()
         self._drop_images = drop_images
 
-    def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Carry out an order to all workers; the oracle follows released memory through the answers to its calls."""
+    def collective_rpc(self, method: Any, *_: Any, kwargs: Any = None, **__: Any) -> list[Any]:
+        """Carry out an order to all workers; the oracle follows what they have released by the answers to its calls.
+
+        Raises Violation for workers that release memory in a sleep that only pauses.
+        """
         if method == "reset_encoder_cache":
             self._drop_images()
+        if method == "sleep" and kwargs["level"] < 1:
+            raise Violation("a sleep of level 0 releases the device's memory, but it is a pause")
         return []
 
     def _init_executor(self) -> None: ...

@@ -76,6 +76,10 @@ _CLEARING: Final = {
 # The modes of EngineCoreProc.pause_scheduler, and of its sleep.
 PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
 SLEEP_MODES: Final = (_ABORT.name, _WAIT.name, _KEEP.name)
+# Its levels of sleep: a pause, the memory of weights and KV with the weights kept on the host, and without them. The
+# memory of KV alone is released by release_kv_cache_memory.
+SLEEP_LEVELS: Final = (0, 1, 2)
+SLEEP_PARTS: Final = ("kv_cache",)
 
 # vLLM's engine plans again after an empty plan, endlessly. After this many in a row, plans stay empty.
 _EMPTY_PLANS: Final = 3
@@ -338,8 +342,10 @@ class VllmMachine:
                 self._ask_engine(event.call_id, lambda: self.engine.pause_scheduler(mode, clear_cache=clear))
             case Resume():
                 self._ask_engine(event.call_id, self.engine.resume_scheduler)
+            case Sleep() if event.part:
+                self._ask_engine(event.call_id, self.engine.release_kv_cache_memory)
             case Sleep():
-                self._ask_engine(event.call_id, lambda: self.engine.sleep(level=1, mode=event.mode))
+                self._ask_engine(event.call_id, lambda: self.engine.sleep(level=event.level, mode=event.mode))
             case Wake():
                 self._ask_engine(event.call_id, lambda: self.engine.wake_up([event.part] if event.part else None))
             case _:

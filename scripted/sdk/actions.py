@@ -321,35 +321,49 @@ class ResumeAll(ResumeCall, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class SleepAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
-    """Releases the device's memory in one of the sleep modes that the adapter declares."""
+    """Releases the device's memory in one of the sleep modes that the adapter declares, or one part of it."""
 
     mode: str = ""
+    level: int = 1
+    part: str = ""
 
-    examples: ClassVar = ("sleep", "sleep mode=abort")
+    examples: ClassVar = ("sleep", "sleep mode=abort", "sleep mode=keep level=0", "sleep part=kv_cache")
     event: ClassVar = Sleep
     route: ClassVar = "/sleep"
     shell_words: ClassVar = {"sleep": "sleep"}
 
     @staticmethod
     @verb
-    def sleep(t: BaseContext, mode: str = "") -> Call:
-        """Release the device's memory, in one of the sleep modes that the adapter declares."""
-        modes = t.run.adapter.limits_of(t.run.config)[1].sleep_modes
+    def sleep(t: BaseContext, mode: str = "", *, level: int = 1, part: str = "") -> Call:
+        """Release the device's memory, in a mode and to a level that the adapter declares; or one part of it."""
+        can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+        modes = ("",) if part else can.sleep_modes
         if mode not in modes:
             raise BadCall(f"sleep() takes {_one_of(modes)} as mode in this configuration, got {mode!r}")
-        return SleepAll(mode=mode).post(t)
+        if level not in can.sleep_levels:
+            raise BadCall(f"sleep() takes {_one_of(can.sleep_levels)} as level, got {level!r}")
+        if part and part not in can.sleep_parts:
+            raise BadCall(f"sleep() takes {_one_of(('', *can.sleep_parts))} as part, got {part!r}")
+        return SleepAll(mode=mode, level=level, part=part).post(t)
 
     @property
     def kind(self) -> str:
-        return f"sleep-{self.mode}" if self.mode else "sleep"
+        level = "" if self.level == 1 else str(self.level)
+        return "-".join(filter(None, ("sleep", self.mode, level, self.part)))
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return [cls(mode=mode) for mode in base.limits[1].sleep_modes]
+        """Yield a sleep of each mode and level, and of each part. Deep levels differ in no mode for a scheduler."""
+        can: Capabilities = base.limits[1]
+        for level in can.sleep_levels:
+            yield from (cls(mode=mode, level=level) for mode in can.sleep_modes[: None if level <= 1 else 1])
+        yield from (cls(part=part) for part in can.sleep_parts)
 
     @classmethod
     def words(cls, event: Sleep) -> str:
-        return f"sleep ({event.mode})" if event.mode else "sleep"
+        level = "" if event.level == 1 else f"level={event.level}"
+        said = ", ".join(filter(None, (event.mode, level, event.part)))
+        return f"sleep ({said})" if said else "sleep"
 
 
 class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
@@ -390,7 +404,7 @@ class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True,
         return f"wake ({event.part})" if event.part else "wake"
 
 
-def _one_of(known: Sequence[str]) -> str:
+def _one_of(known: Sequence[object]) -> str:
     return f"one of {', '.join(map(repr, known))}" if known else "none"
 
 

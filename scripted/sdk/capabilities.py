@@ -62,8 +62,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ``ended_take_seats``: requests launched after their abort count among the requests of a batch. ``kept_logits``: the
     first token of a fully cached prompt may come from logits that an equal prompt left, without a launch.
     ``sleep_modes``: the device can release its memory; each entry names the pause in which requests stop meanwhile, or
-    is "" for none. ``wake_parts``: the parts that the device may take back alone. ``wakes_resume``: a device that is
-    fully awake ends a pause.
+    is "" for none. ``sleep_levels``: how deep it may sleep; 0 pauses alone. ``sleep_parts``: the parts of its memory
+    that it may release alone, without a pause; ``kv_cache`` holds all KV. ``wake_parts``: the parts that the device may
+    take back alone. ``wakes_resume``: a device that is fully awake ends a pause.
     """
 
     flush: bool = True
@@ -88,5 +89,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ended_take_seats: bool = True
     kept_logits: bool = False
     sleep_modes: tuple[str, ...] = ()
+    sleep_levels: tuple[int, ...] = (1,)
+    sleep_parts: tuple[str, ...] = ()
     wake_parts: tuple[str, ...] = ()
     wakes_resume: bool = False

@@ -5,13 +5,16 @@ Plain serializable values. Token ids are ints, positions count from 0, a block h
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from scripted.core.machine import Machine
 from scripted.core.tokens import tokens_alone
 from scripted.sdk.images import Image
+
+# The part of a device's memory that holds all KV.
+KV_PART: Final = "kv_cache"
 
 # -- events: a step's input, in order --
 
@@ -79,13 +82,22 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """The device releases its memory, and all KV with it; the answer says whether it did. ``Wake`` ends it.
+    """The device releases its memory, or one ``part`` of it; the answer says whether it did. ``Wake`` ends it.
 
-    Requests stop as in a pause of this ``mode``, one of the sleep modes that the adapter declares; "" pauses nothing.
+    All KV is lost with the whole memory and with the part ``kv_cache``. Requests stop as in a pause of this ``mode``,
+    one of the sleep modes that the adapter declares; "" pauses nothing. A sleep of ``level`` 0 is the pause alone and
+    releases nothing; levels above 1 release the same memory as 1 and keep less of it elsewhere.
     """
 
     call_id: str
     mode: str = ""
+    level: int = 1
+    part: str = ""
+
+    @property
+    def drops_kv(self) -> bool:
+        """Whether no KV outlives it."""
+        return self.level > 0 and self.part in ("", KV_PART)
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):

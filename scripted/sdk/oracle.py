@@ -67,8 +67,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._behind: dict[str, Pause | Resume] = {}
         # The call whose answer put the device to sleep; empty if it is awake.
         self.asleep = ""
-        # The unanswered sleeps; and the unanswered wakes, each with whether it ends the pause, which a later pause
-        # prevents.
+        # The unanswered sleeps that release memory; and the unanswered wakes, each with whether it ends the pause: not
+        # one that came later.
         self._sleeps: set[str] = set()
         self._wakes: dict[str, bool] = {}
         # The requests that a pause holds back; no pause aborts them.
@@ -172,7 +172,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                     self._behind[event.call_id] = event
             case Sleep():
                 self.account.ask(event.call_id)
-                self._sleeps.add(event.call_id)
+                if event.level:
+                    self._sleeps.add(event.call_id)
                 if event.mode:
                     self.pause(self._mode_named(event.mode))
             case Wake():

@@ -98,8 +98,13 @@ class SimulatedRunner:
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
         """Follow a step's input and replies, before its launch."""
         for event in events:
-            if isinstance(event, FlushCache | Sleep) or (isinstance(event, Pause) and event.mode in self._flushing):
-                self._flush_calls.add(event.call_id)
+            match event:
+                case FlushCache():
+                    self._flush_calls.add(event.call_id)
+                case Sleep() if event.drops_kv:
+                    self._flush_calls.add(event.call_id)
+                case Pause() if event.mode in self._flushing:
+                    self._flush_calls.add(event.call_id)
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
                 self._flushes += 1

@@ -60,12 +60,14 @@ WORDS = (
     "RuntimeError: Out of memory",
     "KeyError: 'kv_cache'",
     "batch 1 is launched while the device sleeps",
+    "is out of bounds for dimension 1",
 )
-# The places of the defects of the host tier, and of released memory.
-TIERED, RELEASED = slice(-4, -2), slice(-2, None)
+# The places of the defects of the host tier, of released memory, and of a least output.
+TIERED, RELEASED, LEAST = slice(-5, -3), slice(-3, -1), slice(-1, None)
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
     "the-tree-outlives-the-release": "sglang-asleep",
+    "the-tree-outlives-a-release-of-kv": "sglang-asleep-in-part",
     "flush-in-flight": "twins",
     "split-forgets-the-lock": "sglang-splits-tight",
     "ends-are-told-twice": "stops",
@@ -136,7 +138,7 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
-@pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-4], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
+@pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-5], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
 def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, front: int) -> None:
     """The benchmark of exports runs the written text."""
     text, _ = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
@@ -151,10 +153,11 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     [
         *((line, "enable_hierarchical_cache") for line in LINES[TIERED]),
         *((line, "enable_memory_saver") for line in LINES[RELEASED]),
+        *((line, "min_new_tokens") for line in LINES[LEAST]),
     ],
 )
 def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None:
-    """Also where the scheduler raises: its turns have no host tier, and release no memory."""
+    """Also where the scheduler raises: its turns have no host tier, release no memory and know no least output."""
     text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
     assert text is None
     assert f"the turns know no {setting}" in str(why)

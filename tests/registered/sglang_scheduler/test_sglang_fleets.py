@@ -48,6 +48,7 @@ SHOWN_BY = {
     "a-parked-request-waits-for-ever": "optimistic",
     "cached-prefixes-are-sent-too-early": "one",
     "prefetches-of-failed-requests": "storage",
+    "released-over-its-transfers": "asleep",
 }
 # With a router that tells both servers, none of these fails.
 ALONE = (
@@ -128,11 +129,25 @@ def test_what_a_pause_retracted_ends_where_its_prefill_server_is_gone() -> None:
     assert failure_of(f'{begun}; 13 at on=d0 do="pause mode=retract"; 16 at on=d0 do=continue') == ""
 
 
+def test_what_a_pause_holds_back_ends_where_its_prefill_server_is_gone() -> None:
+    """It was taken for an error that nothing explains, because SGLang's queues did not have it yet."""
+    held = '1 at on=d0 do="pause mode=abort"; 1 begin on=d0 do="start r prompt=1 new=1"'
+    assert failure_of(f"engines=p0,d0; {held}; 2 cut-link sender=p0 receiver=d0") == ""
+
+
 def test_a_request_that_comes_back_to_a_paused_prefill_server_stops_it() -> None:
     """The page of defects says so: its room still has the state of its first transfer."""
     begun = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; 6 at on=p0 do="pause mode=retract"'
     said = failure_of(f'{begun}; 13 at on=d0 do="pause mode=retract"; 16 at on=d0 do=continue')
     assert said.startswith("Unexpected poll state 4")
+
+
+def test_the_second_equal_prompt_ends_a_decode_server() -> None:
+    """The page of defects says so: the policy matches who has its KV with the tree again, first token included."""
+    settings = "enable_priority_scheduling=True disaggregation_decode_enable_radix_cache=True"
+    both = '1 begin on=d0 do="start a prompt=3 new=2"; 20 begin on=d0 do="start b prompt=3 new=2"'
+    assert "negative dimension" in failure_of(f"engines=p0,d0 schedule_policy=lpm {settings}; {both}")
+    assert failure_of(f"engines=p0,d0 schedule_policy=fcfs {settings}; {both}") == ""
 
 
 def test_a_prefill_server_never_forgets_the_room_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:

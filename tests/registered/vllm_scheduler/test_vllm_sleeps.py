@@ -2,7 +2,8 @@
 
 Goal: nothing is computed on a device whose memory is released, and no KV outlives the release. Method: schedules with
 sleeps twice, wakes without a sleep and wakes of parts; the defects of the released version. Origin: vLLM issues 44395
-and 48310, pull request 44483. Mutant: half-awake-goes-on, asleep-over-its-batches, the-cache-outlives-the-sleep.
+and 48310, pull request 44483. Mutant: half-awake-goes-on, asleep-over-its-batches, the-cache-outlives-the-sleep,
+a-pause-releases-the-memory, kv-memory-released-over-batches, the-cache-outlives-its-memory.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ NAPS = "enable_sleep_mode=True"
         f"{NAPS}; 1 start a prompt=9 new=5; 2 wake; 2 pause mode=keep; 5 sleep mode=keep; 8 wake; 9 start b prompt=9",
         # The next prompt like it finds nothing in the cache.
         f"{NAPS}; 1 start a prompt=12 new=2; 8 sleep mode=abort; 9 wake; 10 start b prompt=12",
+        # Level 0 is a pause, after which the KV is there; the KV cache alone is released in a pause.
+        f"{NAPS}; 1 start a prompt=9 new=5; 3 sleep mode=keep level=0; 5 start b prompt=4; 6 wake part=scheduling",
+        f"{NAPS}; 1 sleep part=kv_cache; 2 start a prompt=9 new=2; 9 pause mode=abort; 11 sleep part=kv_cache; 12 wake",
+        f"{NAPS}; 1 sleep mode=abort level=2; 2 sleep mode=abort; 3 sleep part=kv_cache; 4 wake; 5 start b prompt=9",
     ],
 )
 def test_a_sleep_and_a_wake_break_no_promise(text: str) -> None:

@@ -77,6 +77,9 @@ SHOWN_BY = {
     "half-awake-goes-on": "vllm-asleep",
     "asleep-over-its-batches": "vllm-asleep",
     "the-cache-outlives-the-sleep": "vllm-asleep",
+    "a-pause-releases-the-memory": "vllm-asleep-in-part",
+    "kv-memory-released-over-batches": "vllm-asleep-in-part",
+    "the-cache-outlives-its-memory": "vllm-asleep-in-part",
 }
 
 # The mutants that one promise finds alone, or long before the end of the run: a schedule, the check and its text, and

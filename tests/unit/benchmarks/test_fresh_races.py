@@ -11,19 +11,20 @@ from scripted.core.mutant import read_mutants, refusal_of_mutant
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "benchmarks/tables/fresh_races.md"
-VLLM = ROOT / "adapters/scripted_vllm"
 
 
 def refusal_of(race: Race) -> str | None:
     """The error for a row whose mutant or defect there is not."""
     if race.because:
         return None
-    if race.adapter.partition("+")[0] == "vllm":
-        # Its engine need not be installed.
-        names = [one.name for one in read_mutants(VLLM / "mutants.toml")]
-        names += [one.id for one in read_defects(VLLM / "defects.toml").defect]
+    of = race.adapter.partition("+")[0]
+    if of in ("vllm", "sglang"):
+        # Their engines need not be installed.
+        folder = ROOT / f"adapters/scripted_{of}"
+        names = [one.name for one in read_mutants(folder / "mutants.toml")]
+        names += [one.id for one in read_defects(folder / "defects.toml").defect]
         name = race.mutant or race.defect
-        return None if name in names else f"vllm has no {name}"
+        return None if name in names else f"{of} has no {name}"
     return refusal_of_mutant(adapter_named(race.adapter), race.mutant)
 
 

@@ -242,6 +242,36 @@ def test_a_sleep_over_a_batch_in_flight() -> None:
         run.step(replies=(answered("s"),))
 
 
+def test_a_sleep_of_level_0_is_a_pause_alone() -> None:
+    """Over a batch in flight, and without a wake."""
+    run = asleep()
+    run.step(share("a", 4, 1, 0, 1))
+    run.events.append(Sleep(call_id="s", level=0))
+    run.step(replies=(answered("s"),))
+    run.launch("a", 5, 1, 0, 1)
+
+
+@pytest.mark.parametrize(("level", "part"), [(0, ""), (1, "weights")])
+def test_kv_outlives_a_sleep_that_leaves_its_memory_alone(level: int, part: str) -> None:
+    run = asleep()
+    run.events.append(Sleep(call_id="s", level=level, part=part))
+    run.step(replies=(answered("s"),))
+    run.events.append(Wake(call_id="w"))
+    run.step(replies=(answered("w"),))
+    run.launch("a", 4, 1, 0, 1)
+
+
+@pytest.mark.parametrize(("level", "part"), [(1, "kv_cache"), (2, "")])
+def test_kv_is_lost_with_its_memory_alone(level: int, part: str) -> None:
+    run = asleep()
+    run.events.append(Sleep(call_id="s", level=level, part=part))
+    run.step(replies=(answered("s"),))
+    run.events.append(Wake(call_id="w"))
+    run.step(replies=(answered("w"),))
+    with refused("a reads block 0, which was written before the cache was flushed"):
+        run.step(share("a", 4, 1, 0, 1))
+
+
 def test_a_pause_behind_a_wake_in_one_step_stays() -> None:
     run = asleep(wakes_resume=True)
     run.events += [Wake(call_id="w"), Pause(call_id="p", mode="stop")]
