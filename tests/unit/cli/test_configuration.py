@@ -107,7 +107,7 @@ def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> Non
     expected = {name.replace("_", "-") for name in ServerSettings.model_fields}
     assert sorted(flags) == sorted(expected | {"config", "help", "help-all"})
     for line in (
-        "--schedule-policy fcfs|lpm|priority",
+        "--schedule-policy fcfs|lpm|dfs-weight|priority",
         "--pp-size INTEGER",
         "--start-timeout-s NUMBER",
         "--api-key KEY",
