@@ -245,7 +245,7 @@ def test_a_wrong_shape_shows_both(folder: Path) -> None:
     ("change", "text"),
     [
         ("one missing", r"the weight model\.layers\.3\.mlp\.experts\.down_proj must have shape \(12, .* holds \(11, "),
-        ("one of another shape", r"experts\.down_proj is made of 12 parts, .* must fit together"),
+        ("one of another shape", r"experts\.down_proj has 12 parts, .* must fit together"),
         ("all missing", r"must hold the weight model\.layers\.3\.mlp\.experts\.down_proj"),
     ],
 )
