@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], int, str]]
     "sizes for each layer": (
         lambda: transformers.Gemma4TextConfig(**SHAPE | TOKENS, vocab_size_per_layer_input=199),
         1,
-        "must say one head_dim for all layers",
+        "must give one head_dim for all layers",
     ),
     "attention that cannot be replaced": (
         lambda: transformers.FalconConfig(vocab_size=199, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], int, str]]
     "no bound of positions": (
         lambda: transformers.BloomConfig(vocab_size=199, hidden_size=64, n_layer=2, n_head=4),
         1,
-        "must say max_position_embeddings",
+        "must give max_position_embeddings",
     ),
 }
 

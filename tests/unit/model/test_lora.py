@@ -347,7 +347,7 @@ def test_a_damaged_file_is_refused(
     else:
         save_file({}, file)
     (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
-    expected = {"half": "must hold .*lora_A and lora_B of", "torn": "whole safetensors", "empty": "holds none"}
+    expected = {"half": "must hold lora_A and lora_B of", "torn": "whole safetensors", "empty": "holds none"}
     assert expected[damage] in str(error)
 
 

@@ -101,7 +101,7 @@ def _infinite_weight(folder: Path, value: float = math.nan) -> str:
 def _other_model(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    return "says rms_norm_eps=0.5, and the running model"
+    return "has rms_norm_eps=0.5, and the running model"
 
 
 def _truncated(folder: Path) -> str:
