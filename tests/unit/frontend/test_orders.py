@@ -211,12 +211,12 @@ def test_large_bodies_together_are_bounded_and_small_ones_pass(play) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         answer = done.pop().result()
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        assert "in hand" in answer.json()["error"]["message"]
+        assert "may be processed at once" in answer.json()["error"]["message"]
         assert (await stage.http.post("/generate", json={"text": ""})).status_code == 400
         release.set()
         statuses = {answer.status_code for answer in await asyncio.gather(*tasks)}
         assert statuses == {429, 503}
-        # What was in hand is in hand no more.
+        # The earlier bodies no longer count.
         assert (await stage.http.post("/generate", content=body)).status_code == 503
 
     play(scene, max_body_bytes=100_000)

@@ -62,7 +62,7 @@ def test_a_prompt_is_delivered_and_answered_when_all_is_sent(play) -> None:
         ({"prompt_ids": [1, 2, 3, 4, 5]}, "prompt_ids", "full pages of 4 tokens"),
         ({"first_page": 2}, "prompt_ids", "more than first_page=2"),
         ({"prompt_ids": [1, 2, 3, 100_000]}, "prompt_ids", "got 100000"),
-        ({"page_size": 8}, "page_size", "must be 4, as here, got 8"),
+        ({"page_size": 8}, "page_size", "must be 4, the one of this engine, got 8"),
         ({"prompt_ids": "text"}, "prompt_ids", "list"),
         ({"stream": True}, "stream", "stream"),
     ],

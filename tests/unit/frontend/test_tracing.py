@@ -175,7 +175,7 @@ def test_a_dead_collector_is_told_of_once(caplog: pytest.LogCaptureFixture) -> N
     for number in range(3):
         log.error("try %d failed", number)
     (said,) = caplog.messages
-    assert "try 0 failed; look at the collector at http://c:1/v1/traces" in said
+    assert "try 0 failed; check the collector at http://c:1/v1/traces" in said
 
 
 def test_tracing_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

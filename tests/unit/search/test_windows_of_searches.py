@@ -17,7 +17,8 @@ from scripted.core.refusals import ScriptDefinitionError
 def test_runs_are_counted_in_which_a_window_was_open() -> None:
     line = "default; 1 start a prompt=20 new=9"
     opened = api.explore(line, schedules=3).coverage.windows(windows_of(ADAPTER))
-    assert opened["all microbatches are in flight"] == 3
+    # The first addition kills a stage at once.
+    assert opened["all microbatches are in flight"] == 2
     assert opened["a request was sent back to the queue"] == 0
 
 

@@ -37,7 +37,7 @@ def test_autoscaling_passes_through() -> None:
     [
         ({"replica": "2"}, "replica is neither an option .* got '2'"),
         ({"replicas": "0"}, "replicas: .* got '0'"),
-        ({"port": "8000"}, "port is not an engine's own under Serve.*Serve's proxies listen"),
+        ({"port": "8000"}, "port cannot be set for an engine under Serve.*Serve's proxies listen"),
         ({"record": "x.rec"}, "every replica would write the same file"),
         ({"pp_size": "many"}, "pp.size"),
     ],
