@@ -22,6 +22,7 @@ RULES_OF_ORDER = {
     "equals-preempt-each-other",
     "a-hit-on-its-way-puts-all-of-it-back",
     "the-last-sleep-counts",
+    "guesses-that-nobody-made",
 }
 
 

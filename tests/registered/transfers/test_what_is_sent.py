@@ -109,7 +109,7 @@ def test_what_is_sent_is_not_given_back_for_the_page_of_another(t):
 @scripted(PREFILL)
 def test_a_client_is_sent_to_a_decode_engine(t):
     """In both tiers: the front end refuses it, and nothing arrives."""
-    with pytest.raises(RequestRefused, match="ask a decode engine") as caught:
+    with pytest.raises(RequestRefused, match="call a decode engine") as caught:
         t.start_req(prompt_len=20)
     assert caught.value.status == 421
     yield
