@@ -155,10 +155,13 @@ class Account:
 
     def _compare(self, life: Life, context_tokens: int, reason: str | None) -> None:
         message, said = life.message, life.said
-        most = min(message.max_new_tokens, context_tokens - len(message.prompt_ids))
+        most = max(0, min(message.max_new_tokens, context_tokens - len(message.prompt_ids)))
         alone = message.alone(most)
         if tuple(said) != alone[: len(said)]:
-            raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}{overrun(said, most)}")
+            limit = overrun(said, most)
+            if limit and most < message.max_new_tokens:
+                limit += f", which a context of {context_tokens} leaves beside its prompt"
+            raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}{limit}")
         if reason in OWN_ENDS:
             last = "stop" if said and said[-1] in message.stop_token_ids else "length"
             if tuple(said) != alone or reason != last:

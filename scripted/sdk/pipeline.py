@@ -378,6 +378,11 @@ class SimulatedRunner:
                 if drafts
                 else Bounds(share.rid, end=len(tokens.ids)),
             )
+        if drafts and drafts >= share.count:
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1}, all of them guesses: the token before a guess "
+                "must be computed with it"
+            )
         if end - drafts > self._context:
             raise Violation(
                 f"{share.rid} computes positions {share.start} to {end - 1}, beyond its context of {self._context} "

@@ -271,6 +271,16 @@ def test_a_guess_that_is_told_although_it_was_wrong() -> None:
         run.step(replies=(told("a", second + 1),))
 
 
+def test_guesses_without_the_token_before_them() -> None:
+    """It was an IndexError of the harness: vLLM's scheduler may count a position as computed that was not."""
+    run = PlannedRun(speculative_tokens=2)
+    first, second, *_ = alone(run.add("a", 4, new=6))
+    run.launch("a", 0, 4, 0)
+    run.step(share("a", 4, 1, 0, 1), replies=(told("a", first),))
+    with refused("a computes position 6 too early: position 5 comes next"):
+        run.step(share("a", 6, 1, 0, 1, draft_ids=(second,)))
+
+
 def test_guesses_in_the_middle_of_a_prompt() -> None:
     run = PlannedRun(speculative_tokens=2)
     run.add("a", 6)
