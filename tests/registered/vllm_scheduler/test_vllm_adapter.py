@@ -214,7 +214,7 @@ def test_a_running_request_is_left_out_of_no_plan_with_tokens() -> None:
         (VllmSettings(max_num_seqs=1), False),
         (VllmSettings(num_gpu_blocks=9), False),
         (VllmSettings(max_num_batched_tokens=6), False),
-        (VllmSettings(num_speculative_tokens=1), False),
+        (VllmSettings(num_speculative_tokens=1), True),
     ],
 )
 def test_nobody_waits_beside_tokens_seats_and_blocks(settings: VllmSettings, is_left_out: bool) -> None:
