@@ -380,8 +380,8 @@ class SimulatedRunner:
             )
         if drafts and drafts >= share.count:
             raise Violation(
-                f"{share.rid} computes positions {share.start} to {end - 1}, all of them guesses: the token before a guess "
-                "must be computed with it"
+                f"{share.rid} computes positions {share.start} to {end - 1}, all of them guesses: the token before a "
+                "guess must be computed with it"
             )
         if end - drafts > self._context:
             raise Violation(
