@@ -35,7 +35,7 @@ class FailureKind(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a process was doing when its stacks were taken."""
+    """The activity of a process when its stacks were taken."""
 
     COMPUTES = "computes"
     WAITS = "waits"

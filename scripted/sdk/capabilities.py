@@ -1,4 +1,4 @@
-"""What a scheduler declares: its limits, and the features that not every scheduler has."""
+"""A scheduler's declarations: its limits, and the features that not every scheduler has."""
 
 from __future__ import annotations
 
