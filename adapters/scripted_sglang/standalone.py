@@ -40,7 +40,7 @@ _PROMISES: Final = {
     r"call-\d+ is refused, although no request owns memory": "turns.flushes[-1]",
     r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches)",
 }
-_OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but something waits for ever": _ALL_ENDED}
+_OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but something waits forever": _ALL_ENDED}
 
 
 class _Turns(Standalone):

@@ -138,7 +138,7 @@ class MiniMachine(real.Scheduler):
                 tokens = len(event.prompt_ids) + event.max_new_tokens
                 others = any(not ignores for _, ignores in self.alive.values())
                 if not event.prompt_ids or not event.max_new_tokens or tokens > self.engine.max_seq_len:
-                    # It drops those without a word, or waits for ever.
+                    # It drops those without a word, or waits forever.
                     yield sdk.Refused(rid=event.rid, reason="it has no prompt, no output, or does not fit")
                 elif len(stop) > 1 or (stop and others and stop != (self.eos_token_id,)):
                     yield sdk.Refused(rid=event.rid, reason="there is one end token")

@@ -1,4 +1,4 @@
-"""Aborts that SGLang 0.5.23's prefill and decode servers lose or do not tell one another, and rooms that stay for ever.
+"""Aborts that SGLang 0.5.23's prefill and decode servers lose or do not tell one another, and rooms that stay forever.
 
 Two schedulers with their own KV managers of the Mooncake backend, over their own sockets; only the RDMA engine is
 replaced, by copies within the process. Each test fails. `pytest test_transfers.py` needs SGLang and a CPU.

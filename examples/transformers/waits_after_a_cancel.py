@@ -1,4 +1,4 @@
-"""Continuous batching of transformers, a real model and a real manager: a request that waits for ever.
+"""Continuous batching of transformers, a real model and a real manager: a request that waits forever.
 
 Two requests need more blocks than there are. One is sent back to the queue, and no request starts until another one
 ends: ``OffloadingManager.offload_requests`` sets ``block_new_requests``, which only a request that ends by itself
@@ -18,7 +18,7 @@ REACHED_S = 30
 
 
 def main() -> int:
-    """Run the race: 0 where the request was answered, 1 where it waits for ever."""
+    """Run the race: 0 where the request was answered, 1 where it waits forever."""
     # Here, because these take seconds to import, and the usage needs neither.
     import torch
     from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM

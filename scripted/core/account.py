@@ -221,7 +221,7 @@ class Account:
         """Raise Violation if anything is still open although nothing more can happen."""
         waiting = ", ".join(open_ones)
         if waiting:
-            raise Violation(f"nothing happens any more, but something waits for ever: {waiting}{why}")
+            raise Violation(f"nothing happens any more, but something waits forever: {waiting}{why}")
 
     def _addressed(self, rid: str, what: str) -> Life:
         life = self.live.get(rid)

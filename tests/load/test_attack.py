@@ -53,7 +53,7 @@ def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: P
 
 
 def test_no_damaged_body_pauses_the_engine() -> None:
-    """Later requests would wait for ever: the attack would be on itself."""
+    """Later requests would wait forever: the attack would be on itself."""
     pauses = [body for seed in range(20) for path, body in nearly_right(seed, 500) if path == "/pause_generation"]
     assert len(pauses) > 500
     for body in pauses:

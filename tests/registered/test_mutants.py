@@ -32,7 +32,7 @@ ALL = (*MUTANTS, *CONTRACTS)
 NAMES = [mutant.name for mutant in ALL]
 # Packages of schedulers that this project did not write.
 FOREIGN = ("vllm",)
-# Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
+# Under a mutant a script may wait forever; healthy ones take fewer steps than this.
 MUTANT_MAX_STEPS = 3000
 # Bugs that break every request, so that a script need assert nothing to fail.
 NOTICED_BY_ALL = {

@@ -168,7 +168,7 @@ class FlightOutcome(msgspec.Struct, frozen=True, kw_only=True):
             return self.broken
         if self.error is not None:
             return f"the scheduler dies of {self.error}"
-        return f"nothing happens any more, but {', '.join(self.hangs)} wait for ever" if self.hangs else None
+        return f"nothing happens any more, but {', '.join(self.hangs)} wait forever" if self.hangs else None
 
 
 def replay_flight(adapter: ReplaysFlights, flight: Flight, *, until: int | None = None) -> FlightOutcome:

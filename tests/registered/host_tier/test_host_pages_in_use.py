@@ -75,7 +75,7 @@ def test_a_page_on_its_way_keeps_its_place(t):
 
 
 @scripted(SIX_PAGES, must_reach=[LOADING])
-def test_an_abort_in_the_middle_of_a_load_protects_nothing_for_ever(t):
+def test_an_abort_in_the_middle_of_a_load_protects_nothing_forever(t):
     first = yield from _on_the_host(t, pages=5)
     t.hold_results()
     gone = t.start_req(prompt_len=80, max_new_tokens=4)

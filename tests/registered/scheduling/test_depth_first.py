@@ -42,7 +42,7 @@ def test_the_heaviest_branch_goes_first(t):
 
 
 @scripted(WALK, must_reach=[WALKED])
-def test_a_request_that_shares_nothing_is_not_passed_over_for_ever(t):
+def test_a_request_that_shares_nothing_is_not_passed_over_forever(t):
     """B10: fairness has a bound under every policy."""
     yield from t.warmup_radix([*LARGE, 0])
     lonely = t.start_req(prompt_ids=[33] * 50, max_new_tokens=1)

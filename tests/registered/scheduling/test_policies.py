@@ -38,7 +38,7 @@ def test_longest_prefix_match(t):
 
 
 @scripted(LPM, must_reach=["requests with a match overtake one without"])
-def test_a_request_without_a_match_is_not_overtaken_for_ever(t):
+def test_a_request_without_a_match_is_not_overtaken_forever(t):
     """B10: fairness has a bound under every policy."""
     prefix = list(range(40, 40 + 48))
     yield from t.warmup_radix(prefix)
@@ -54,7 +54,7 @@ def test_a_request_without_a_match_is_not_overtaken_for_ever(t):
 
 
 @scripted(PRIORITY, must_reach=["urgent requests overtake one that is not"])
-def test_a_request_of_low_priority_is_not_overtaken_for_ever(t):
+def test_a_request_of_low_priority_is_not_overtaken_forever(t):
     """B10: the one that has waited longest takes its turn."""
     patient = t.start_req(prompt_len=10, max_new_tokens=1)
     urgent = [t.start_req(prompt_len=10, max_new_tokens=1, priority=1) for _ in range(OVERTAKEN_LIMIT_REQUESTS + 4)]

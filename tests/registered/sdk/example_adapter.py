@@ -54,8 +54,8 @@ MUTANTS = (
     ),
     _of(
         name="what-cannot-fit-is-taken",
-        bug="a request that is larger than all blocks waits for ever",
-        signature="waits for ever",
+        bug="a request that is larger than all blocks waits forever",
+        signature="waits forever",
         target="scheduler:Scheduler.add",
         cut="if -(-most // self.block_size) > len(self.references):",
         becomes="if False:",

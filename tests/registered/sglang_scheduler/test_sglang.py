@@ -52,7 +52,7 @@ WORDS = (
     "a is launched, but it was aborted 2 launches ago",
     "b ends with abort, but nothing aborted it",
     "call-2 is refused, although no request owns memory",
-    "something waits for ever: a (decode since step 2)",
+    "something waits forever: a (decode since step 2)",
     "a is launched, but it was aborted 2 launches ago",
     "a request waits although all that are open fit together: c (waiting since step 1)",
     "a request waits although all that are open fit together: b (waiting since step 1)",
@@ -105,7 +105,7 @@ FULL = "max_total_tokens=24 schedule_conservativeness=0.1; " + "; ".join(
 # without it.
 ALONE = {
     "a-report-of-the-load-empties-it": ("default; 1 start a prompt=4 new=12", "check_queries", ""),
-    "retracted-behind-others": (FULL, "check_told", "waits for ever: b"),
+    "retracted-behind-others": (FULL, "check_told", "waits forever: b"),
     "the-last-output-is-cached": ("page_size=4; 1 start a prompt=6 new=2", "check_prefixes", ""),
 }
 PROMISED = {

@@ -106,14 +106,14 @@ def test_an_abort_at_one_server_is_not_told_to_the_other(events: str, engine: st
     """The page on SGLang says so: without a router that does it, the other one waits for a time limit of 300 s."""
     text = failure_of(f"engines=p0,d0 router_tells_both=False; {events}")
     assert text.startswith(engine)
-    assert f"waits for ever: {who}" in text
+    assert f"waits forever: {who}" in text
     assert failure_of(f"engines=p0,d0; {events}") == ""
 
 
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ('14 at on=d0 do="pause mode=abort"', "waits for ever: a (decode), call-2"),
+        ('14 at on=d0 do="pause mode=abort"', "waits forever: a (decode), call-2"),
         ('14 at on=d0 do="abort a"; 16 at on=d0 do=continue', "a is launched, but it was aborted"),
     ],
 )
@@ -124,7 +124,7 @@ def test_an_abort_during_a_pause_that_retracts_does_not_reach_a_decode_server(ev
 
 
 def test_what_a_pause_retracted_ends_where_its_prefill_server_is_gone() -> None:
-    """SGLang tries for some seconds to reach it; the adapter had let it wait for ever, as no time passes."""
+    """SGLang tries for some seconds to reach it; the adapter had let it wait forever, as no time passes."""
     begun = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; 12 kill-engine on=p0'
     assert failure_of(f'{begun}; 13 at on=d0 do="pause mode=retract"; 16 at on=d0 do=continue') == ""
 

@@ -57,7 +57,7 @@ def test_a_receiver_that_leaves_keeps_its_pages_until_the_stages_are_done(t, lea
     assert len(_told(t, StopTransfer)) == 1, "the stages do not hear that the request has left"
     assert len(_told(t, PrefillDropped)) == 1, "the prefill engine computes for a request that has left"
     assert len(_ended(t)) == 1
-    assert t.state.kv.held == 0, "the pages of a request that has left are held for ever"
+    assert t.state.kv.held == 0, "the pages of a request that has left are held forever"
     assert flush.status == 200, flush.text
 
 

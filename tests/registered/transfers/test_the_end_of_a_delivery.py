@@ -72,7 +72,7 @@ def test_an_aborted_delivery_keeps_its_pages_until_no_stage_reads_them(t):
     assert (a.finish_reason, t.state.kv.held) == ("abort", 6), "pages are given back while stages read them"
     yield
     assert len(_ends(t)) == 3
-    assert t.state.kv.held == 0, "the pages of a delivery that was aborted are held for ever"
+    assert t.state.kv.held == 0, "the pages of a delivery that was aborted are held forever"
 
 
 @scripted(PREFILL, must_reach=[AND_A_CHUNK])

@@ -73,14 +73,14 @@ def test_what_stands_until_another_event_is_found_where_it_stands(monkeypatch: p
         monkeypatch.setattr(Run, "_check_stands", lambda _: None)
         assert execute(schedule).failure is None, "the promise alone sees it"
     assert found is not None
-    assert "waits for ever: a (preempted since step 1)" in found.text
+    assert "waits forever: a (preempted since step 1)" in found.text
     assert found.step < 40
 
 
 @pytest.mark.parametrize(
     ("workload", "what"),
     [
-        ("vllm-loads-tight", "something waits for ever"),
+        ("vllm-loads-tight", "something waits forever"),
         ("vllm-loads-now-async", "but has 9 tokens, those in flight included"),
     ],
 )
@@ -100,7 +100,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
                 "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_load_failure_policy=recompute "
                 "kv_offered_tokens=16; 1 start a prompt=16 new=1; 1 fail-load"
             ),
-            "something waits for ever: a",
+            "something waits forever: a",
         ),
         (
             # Blocks that a withdrawn plan would have filled stay in the prefix cache: vLLM's open pull request 43569.

@@ -64,7 +64,7 @@ def test_a_generated_fleet_keeps_every_promise(number: int) -> None:
 
 
 def test_machines_that_went_in_circles_go_on_when_something_is_released() -> None:
-    """A consumer computes s17 and preempts it, for ever, because held transfers keep its blocks. It is no one's end."""
+    """A consumer computes s17 and preempts it, forever, because held transfers keep its blocks. It is no one's end."""
     circles = (
         "engines=p0,d0 enable_prefix_caching=False scheduler_reserve_full_isl=False; "
         '1 begin on=d0 do="start e prompt=1 new=1"; 1 begin on=d0 do="start d prompt=1 new=1"; '
@@ -90,7 +90,7 @@ def test_blocks_that_a_producer_does_not_keep_are_found(monkeypatch: pytest.Monk
     assert failure.text.startswith("engine p0: d0 reads blocks ")
 
 
-def test_blocks_that_are_kept_for_ever_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_kept_forever_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VllmMember, "end_save", lambda *_: None)
     failure = execute(Schedule.parse(ADAPTER.workloads["one"], of=NAME)).failure
     assert failure is not None

@@ -212,7 +212,7 @@ def test_a_hang_in_production_is_a_schedule_of_two_events(
     """A failed load waits for itself: the schedule has the pool, the connector and the failure, and the hang's words.
 
     The recording has a thousand steps in which the connector is asked in vain. The replay says of the flight itself
-    that its request waits for ever.
+    that its request waits forever.
     """
     (flight,) = flights_of(WAITS_FOR_ITSELF, recorders, why="stall")
     monkeypatch.undo()
@@ -222,7 +222,7 @@ def test_a_hang_in_production_is_a_schedule_of_two_events(
     translated = schedule_of(flight)
     assert translated.notes == ()
     small = shrink(translated.schedule)
-    assert "nothing happens any more, but something waits for ever" in execute(small.schedule).failure.text
+    assert "nothing happens any more, but something waits forever" in execute(small.schedule).failure.text
     assert [one.action.kind for one in small.schedule.placed] == ["start", "fail-load"]
     settings = ADAPTER.config_words(small.schedule.config)
     assert {"num_gpu_blocks", "kv_connector", "kv_load_failure_policy"} <= set(settings)

@@ -107,7 +107,7 @@ def test_what_is_queued_is_answered_after_the_answer_before_it(t):
                 "num_gpu_blocks=9; 1 start a prompt=13 new=1 session=1; 1 start b prompt=13 new=1 seed=1 session=1; "
                 "6 more a tokens=5; 6 more b tokens=5"
             ),
-            "something waits for ever: a (preempted), b (preempted)",
+            "something waits forever: a (preempted), b (preempted)",
         ),
         (
             "pipeline_parallel_size=2 num_speculative_tokens=1; 1 start a prompt=5 new=4; 2 flush force=True",
@@ -122,7 +122,7 @@ def test_what_is_queued_is_answered_after_the_answer_before_it(t):
                 "num_gpu_blocks=9 pipeline_parallel_size=2; 1 start a prompt=12 new=6 seed=1; "
                 "1 start b prompt=9 new=5 session=1; 2 more b tokens=1"
             ),
-            "something waits for ever: b (preempted)",
+            "something waits forever: b (preempted)",
         ),
         (
             "async_scheduling=True mamba_cache_mode=align; 1 start a prompt=9 stop=36 session=1; 2 more a tokens=1",

@@ -92,7 +92,7 @@ ALONE = {
         "the query statistics changed something",
         "",
     ),
-    "dropped-with-the-aborted": (WAITING, "check_told", "the scheduler has dropped c", "waits for ever: c"),
+    "dropped-with-the-aborted": (WAITING, "check_told", "the scheduler has dropped c", "waits forever: c"),
     "the-last-output-is-cached": (
         "default; 1 start a prompt=5 new=3",
         "check_prefixes",

@@ -260,7 +260,7 @@ def test_what_is_smaller_is_another_one_and_ends(action: Action) -> None:
     seen = [action]
     while smaller := list(seen[-1].smaller()):
         seen.append(smaller[0])
-        assert len(set(seen)) == len(seen) < 1_000, f"{action} is shrunk for ever"
+        assert len(set(seen)) == len(seen) < 1_000, f"{action} is shrunk forever"
     assert all(parse_placed(str(Placed(1, one)), all_actions()).action == one for one in seen)
 
 

@@ -24,7 +24,7 @@ from scripted.search.execution import execute
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(adapter=transformers.*)'$", PAGE, re.MULTILINE)
-WAITS, RAISES = "something waits for ever: a (preempted)", "KeyError: 'a#1'"
+WAITS, RAISES = "something waits forever: a (preempted)", "KeyError: 'a#1'"
 # The ways in which a name that returns early goes wrong, in the order of the table's schedules.
 REUSED = (
     "the scheduler has dropped a",
@@ -93,7 +93,7 @@ def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    thinned([("full", "waits for ever"), ("transformers-growing-async", "mark_complete_blocks")], one_in=2),
+    thinned([("full", "waits forever"), ("transformers-growing-async", "mark_complete_blocks")], one_in=2),
 )
 def test_the_sweep_of_a_workload_finds_it(target: str, words: str) -> None:
     """B15: without a hint."""

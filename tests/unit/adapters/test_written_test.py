@@ -62,7 +62,7 @@ def test_a_written_test_fails_with_the_mutant_and_passes_without(mutant: str, li
 
 
 def test_a_pause_that_the_schedule_never_ends_is_ended_in_the_test(tmp_path: Path) -> None:
-    """The bug breaks the run before its pause is ended; the healthy engine would wait for ever."""
+    """The bug breaks the run before its pause is ended; the healthy engine would wait forever."""
     mutant = "pause-does-not-stop-launches"
     schedule = Schedule.parse("max_total_tokens=512; 1 start a prompt=5; 2 pause mode=in_place")
     with switched_on(mutant):

@@ -58,7 +58,7 @@ def test_what_a_later_event_wakes_up_was_found_where_it_stood(monkeypatch: pytes
         found = failure_of(ABORTED)
     assert found is not None
     assert found.text.startswith(
-        "nothing happens any more, but something waits for ever: b (decode since step 3); nothing is in flight, "
+        "nothing happens any more, but something waits forever: b (decode since step 3); nothing is in flight, "
     ), found.text
     assert found.step == 5, "where it stands still, not where the run ends"
 
@@ -68,7 +68,7 @@ def test_what_is_kept_back_may_stand(pause: str) -> None:
     assert failure_of(f"{PAIR}; 3 {pause}; 30 start c prompt=5 seed=2 new=2") is None
 
 
-def test_batches_with_room_do_not_leave_out_who_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_with_room_do_not_leave_out_who_waits_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter_named(EXAMPLE)
     broken = mutant(
         "scheduler:Scheduler.schedule",

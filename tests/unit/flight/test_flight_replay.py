@@ -218,7 +218,7 @@ def test_a_request_that_nothing_wakes_stands_still_and_breaks_a_promise(tmp_path
     path = flown(tmp_path, CROWDED, adapter=str(file), why="stall")
     outcome = again(path, str(file))
     assert outcome.differs is None
-    assert str(outcome.breaks) == "nothing happens any more, but b wait for ever"
+    assert str(outcome.breaks) == "nothing happens any more, but b wait forever"
     shown = CliRunner().invoke(app, ["stuck", str(path)])
     assert shown.exit_code == 1
     first, second, *_ = shown.output.splitlines()

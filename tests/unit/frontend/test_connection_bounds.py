@@ -187,7 +187,7 @@ def test_a_silent_connection_is_closed() -> None:
 
 @pytest.mark.parametrize("dripped", [False, True])
 def test_half_a_header_is_408(dripped: bool) -> None:
-    """Connections with half a header stayed open for ever. That bytes keep coming is no reason to wait longer."""
+    """Connections with half a header stayed open forever. That bytes keep coming is no reason to wait longer."""
 
     async def scene(app: App, port: int) -> None:
         begun = b"POST / HTTP/1.1\r\n"
@@ -226,7 +226,7 @@ def test_half_a_body_is_408_and_its_request_is_told() -> None:
 
 
 def test_a_body_that_is_dripped_after_its_answer_ends_at_the_same_deadline() -> None:
-    """A refusal does not wait for the body: without a deadline the rest of it could come for ever."""
+    """A refusal does not wait for the body: without a deadline the rest of it could come forever."""
 
     async def scene(app: App, port: int) -> None:
         answer = await drip(port, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n", b"a")

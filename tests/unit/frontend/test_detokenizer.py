@@ -80,7 +80,7 @@ def test_a_special_token_between_words_takes_no_space_with_it() -> None:
     assert "".join(_pieces(decoder, ids)) == "Hello world"
 
 
-def test_bytes_that_are_no_character_do_not_hold_the_text_back_for_ever() -> None:
+def test_bytes_that_are_no_character_do_not_hold_the_text_back_forever() -> None:
     decoder, vocabulary = _sentencepiece_like()
     tokens = [*_byte_tokens("\u20ac"), "<0xFF>", "a", "a", "a", "a"]
     pieces = _pieces(decoder, [vocabulary[token] for token in tokens])

@@ -187,7 +187,7 @@ async def worker_of(forked: ForkedWork) -> psutil.Process:
 def test_a_worker_that_hangs_ends_with_its_time_or_with_who_waits(
     monkeypatch: pytest.MonkeyPatch, how: bytes, limited: bool
 ) -> None:
-    """A05: one that hung at its memory's limit kept 983 MB for ever; a grammar's outlived its client."""
+    """A05: one that hung at its memory's limit kept 983 MB forever; a grammar's outlived its client."""
     if limited:
         monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
 

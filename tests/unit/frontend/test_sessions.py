@@ -119,7 +119,7 @@ def test_a_choice_without_time_is_shown_with_the_first_piece_of_another(front: F
 
 
 def test_an_answer_that_is_left_while_it_is_sent_is_forgotten(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its choices was sent, and ends: an answer that stays is kept for ever."""
+    """One of its choices was sent, and ends: an answer that stays is kept forever."""
     monkeypatch.setattr("engine.frontend.sessions.sessions.TOKENS_A_TURN", 1)
     session = front.open_choices("r", 3)
     session.abort()

@@ -120,7 +120,7 @@ class OpenStream:
 
 
 def test_parent_has_one_thread_after_its_imports(parent: PreloadedParent, launch) -> None:
-    """A lock that another thread holds at the fork would stay locked for ever in the server."""
+    """A lock that another thread holds at the fork would stay locked forever in the server."""
     launch().wait_ready()
     assert psutil.Process(parent.pid).num_threads() == 1
 

@@ -256,7 +256,7 @@ def test_calls_are_answered_once(checks: EngineOracle) -> None:
     with pytest.raises(Violation, match="the call x is answered, but it was answered before"):
         after(checks, replies=(answer,))
     after(checks, AbortAll(call_id="y"))
-    with pytest.raises(Violation, match="something waits for ever: y"):
+    with pytest.raises(Violation, match="something waits forever: y"):
         checks.at_rest(EngineMachine(LIMITS, digests=False))
 
 

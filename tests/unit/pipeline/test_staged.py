@@ -147,7 +147,7 @@ def test_stages_end_when_the_scheduler_is_gone(
 
 
 def test_a_stage_that_waits_for_a_dead_neighbour_ends(engine_of: Callable[..., Engine], farm: StageFarm) -> None:
-    """A06: it does not wait for ever for hidden states that never come."""
+    """A06: it does not wait forever for hidden states that never come."""
     pipeline, pids = engine_of(pp_size=2)
     writer = PlanWriter(limits(2))
     run(pipeline, writer.plan(0, PROMPT))

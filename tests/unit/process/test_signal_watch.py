@@ -10,7 +10,7 @@ from engine.process.signals import SignalWatch
 
 
 def test_a_signal_that_the_thread_which_started_this_process_blocked_is_seen() -> None:
-    """A06: threads of Ray block SIGINT. An engine whose parent was killed under one served on for ever."""
+    """A06: threads of Ray block SIGINT. An engine whose parent was killed under one served on forever."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with SignalWatch() as watch:

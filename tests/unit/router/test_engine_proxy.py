@@ -138,7 +138,7 @@ ODD: dict[str, Callable[[], httpx.Response]] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """C01: an address that is no engine's; httpx alone would read its answer for ever."""
+    """C01: an address that is no engine's; httpx alone would read its answer forever."""
     monkeypatch.setattr("engine.cluster.router.proxy.PATIENCE_S", 0.1)
     proxy = proxy_of(lambda _: ODD[name]())
     if "JSON" not in name:

@@ -68,7 +68,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(streams: bool) -> N
         assert stage.in_flight == [1, 0]
         await asked.leave()
         assert stage.one.bodies[0].left, "the engine goes on with a request that its client has left"
-        assert stage.in_flight == [0, 0], "a request that its client has left is counted for ever"
+        assert stage.in_flight == [0, 0], "a request that its client has left is counted forever"
 
     play(scene)
 

@@ -182,7 +182,7 @@ class Fleet:
                 assert state == before[name], f"{name} was not put back after {order}: {state}, not {before[name]}"
 
     def quiet(self) -> None:
-        """Everything comes back and answers: nothing may be owed for ever."""
+        """Everything comes back and answers: nothing may be owed forever."""
         trouble, self.trouble = self.trouble, 1e-9
         for name, engine in self.engines.items():
             engine.others = 0
@@ -195,7 +195,7 @@ class Fleet:
                     self.answer(name)
                 self.take(self.machine.met(name))
         owed = [name for name in NAMES if self.machine.why_not(name)]
-        assert not owed, f"{owed} are kept out for ever"
+        assert not owed, f"{owed} are kept out forever"
         self.trouble = trouble
 
 

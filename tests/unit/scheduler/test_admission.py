@@ -164,7 +164,7 @@ def test_max_running_requests_bounds_the_rows() -> None:
     assert all(len(life.tokens) == 4 for life in engine.lives)
 
 
-def test_oversize_head_is_passed_but_not_for_ever() -> None:
+def test_oversize_head_is_passed_but_not_forever() -> None:
     """B10: those after it run, and after a bound all wait until it fits."""
     engine = SimulatedEngine(page_size=4, max_total_tokens=64, max_running_requests=4)
     engine.step(generate("runs", prompt(10), 30))

@@ -62,7 +62,7 @@ def test_even_stages_need_stages_and_parts(config: dict[str, int]) -> None:
 
 
 def test_a_microbatch_without_a_request_is_refused() -> None:
-    """A bound of 0 would start nothing, for ever."""
+    """A bound of 0 would start nothing, forever."""
     with pytest.raises(ConfigError, match="pp_max_micro_batch_size must be >= 1, got 0"):
         EngineConfig(pp_max_micro_batch_size=0)
     assert limits_of(max_running_requests=5).most_requests == 6

@@ -118,7 +118,7 @@ def test_the_one_that_was_used_longest_ago_makes_room() -> None:
 
 
 def test_a_lora_that_a_request_before_waits_for_makes_no_room() -> None:
-    """B10: otherwise two requests that do not fit would have their LoRAs loaded in turn for ever."""
+    """B10: otherwise two requests that do not fit would have their LoRAs loaded in turn forever."""
     engine = SimulatedEngine(**ONE, max_running_requests=1)
     engine.step(generate("first", prompt(20), 12))
     engine.step(with_lora("a", "x"), with_lora("b", "y"))

@@ -65,7 +65,7 @@ def test_import_paths_of_the_caller_are_used(file: Path, tmp_path: Path, monkeyp
 
 
 def test_a_file_that_starts_a_server_while_one_imports_it_is_refused(tmp_path: Path) -> None:
-    """Each server imports the file of its script; without a rule the first script waited for ever."""
+    """Each server imports the file of its script; without a rule the first script waited forever."""
     file = tmp_path / "script.py"
     start = "ScriptedServer.start(EngineConfig())"
     file.write_text(f"from engine import EngineConfig\nfrom scripted import ScriptedServer\n{start}\n")

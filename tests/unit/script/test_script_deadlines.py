@@ -201,7 +201,7 @@ def test_a_finally_that_yields_is_run_at_once_and_in_no_other_script(sim: Script
 
 
 def test_a_tracer_of_the_tests_goes_on(sim: ScriptedSim) -> None:
-    """A debugger or a coverage tool, which once made the interpreter look for strikes for ever."""
+    """A debugger or a coverage tool, which once made the interpreter look for strikes forever."""
     calls = []
     sys.setprofile(lambda frame, event, argument: calls.append(event))
     try:
@@ -228,7 +228,7 @@ def test_a_script_by_hand_is_bounded_in_a_call_of_c_in_a_child(sim):
 def test_a_script_by_hand_that_stays_in_a_call_of_c_ends_its_process_with_its_line(
     sim: ScriptedSim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It computed for ever, and ignored Ctrl-C."""
+    """It computed forever, and ignored Ctrl-C."""
     monkeypatch.setattr(hard_deadline, "_PATIENCE_S", 0.0)
     stacks = tmp_path / "stacks"
     child = os.fork()

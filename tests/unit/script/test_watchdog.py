@@ -56,7 +56,7 @@ def test_what_is_made_once_in_a_process_is_not_watched_and_what_follows_is() -> 
 
 
 @pytest.mark.parametrize("wait", [time.sleep, _compute])
-def test_what_computes_or_waits_for_ever_is_stopped(wait: object) -> None:
+def test_what_computes_or_waits_forever_is_stopped(wait: object) -> None:
     assert callable(wait)
     with pytest.raises(Overdue), watchdog(0.05, is_busy=True):
         wait(5.0)
@@ -73,7 +73,7 @@ def test_what_catches_every_exception_is_stopped_all_the_same() -> None:
 
 
 def test_the_place_that_is_owner_is_looked_for() -> None:
-    """A loop over what another one yields for ever is in either of both when it is looked at."""
+    """A loop over what another one yields forever is in either of both when it is looked at."""
     looks = []
 
     def is_owner(frame: FrameType | None) -> bool:

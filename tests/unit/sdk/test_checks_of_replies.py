@@ -308,17 +308,17 @@ def test_a_wake_ends_a_pause_where_that_is_declared(*, resumes: bool) -> None:
 # -- the end --
 
 
-def test_a_request_that_waits_for_ever(run: PlannedRun) -> None:
+def test_a_request_that_waits_forever(run: PlannedRun) -> None:
     run.add("a")
     run.step()
-    with refused(r"nothing happens any more, but something waits for ever: a \(waiting\)"):
+    with refused(r"nothing happens any more, but something waits forever: a \(waiting\)"):
         run.oracle.at_rest(run.machine)
 
 
 def test_a_call_that_is_never_answered(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="flush"))
     run.step()
-    with refused("nothing happens any more, but something waits for ever: flush"):
+    with refused("nothing happens any more, but something waits forever: flush"):
         run.oracle.at_rest(run.machine)
 
 

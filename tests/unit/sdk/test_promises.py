@@ -119,7 +119,7 @@ def test_a_healthy_scheduler_keeps_them(line: str) -> None:
 
 
 def test_a_request_that_is_dropped_is_named_at_once() -> None:
-    """At the end it would count as one that waits for ever, without the step that lost it."""
+    """At the end it would count as one that waits forever, without the step that lost it."""
 
     class Drops(_healthy()):  # type: ignore[misc]
         """The end of one request ends the one behind it too, silently."""

@@ -163,12 +163,12 @@ def _busy(records: list[Any]) -> list[Any]:
 
 
 def test_what_is_never_settled_is_not_waited_for(tmp_path: Path) -> None:
-    """A request that waits for ever is the end's own finding; a wait of the script would only run out of steps."""
+    """A request that waits forever is the end's own finding; a wait of the script would only run out of steps."""
     mutant = "what-cannot-fit-is-taken"
     text = write_test([schedule_of("1 start a prompt=60", MUTANTS)], name="written", mutant=mutant).text
     assert text is not None
     assert "run_until_idle" not in text
-    with pytest.raises(ScriptFailed, match=r"nothing happens any more, but something waits for ever: a .preempted."):
+    with pytest.raises(ScriptFailed, match=r"nothing happens any more, but something waits forever: a .preempted."):
         run(loaded(text, tmp_path), mutant=mutant)
 
 

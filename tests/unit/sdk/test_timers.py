@@ -1,6 +1,6 @@
 """Timers: a machine says when it wants the next step, for a batching delay or a poll, and requests wait for that time.
 
-Goal: such a request waits for nothing else, and not for ever; a lost wake-up and busy polling have names. Method: the
+Goal: such a request waits for nothing else, and not forever; a lost wake-up and busy polling have names. Method: the
 example's scheduler behind a delay of 0.15 s, in schedules and in a script.
 """
 
@@ -61,14 +61,14 @@ def test_requests_wait_for_a_timer_and_no_longer() -> None:
 
 
 def test_a_deadline_that_only_ends_requests_excuses_nobody() -> None:
-    with pytest.raises(Violation, match="something waits for ever: a"):
+    with pytest.raises(Violation, match="something waits forever: a"):
         _run(_delayed(is_timer=False))
 
 
 def test_a_lost_wake_up_is_named() -> None:
     """It requests no step; a step after another event would find the delay over."""
     adapter = _delayed(sets_timer=False)
-    with pytest.raises(Violation, match="something waits for ever: a"):
+    with pytest.raises(Violation, match="something waits forever: a"):
         _run(adapter)
 
 

@@ -184,7 +184,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", thinned(ENDLESS, one_in=2))
 def test_a_step_that_does_not_end_well_is_a_finding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A06: and the search goes on, or stops; it never waits for ever, and never dies of it."""
+    """A06: and the search goes on, or stops; it never waits forever, and never dies of it."""
     statement, words = ENDLESS[name]
     path = tmp_path / "wrong_adapter.py"
     path.write_text(

@@ -104,7 +104,7 @@ def test_an_error_of_the_judge_is_no_finding(monkeypatch: pytest.MonkeyPatch) ->
         execute(schedule(""))
 
 
-def test_a_machine_that_says_again_for_ever_is_told_so_at_once() -> None:
+def test_a_machine_that_says_again_forever_is_told_so_at_once() -> None:
     failure = execute(schedule("")).failure
     assert failure is not None
     assert failure.text == (
@@ -118,13 +118,13 @@ def test_a_machine_may_say_again_for_as_long_as_it_has_work_inside() -> None:
     """Its steps show no effect, but they end."""
     failure = execute(schedule("says_again=200")).failure
     assert failure is not None
-    assert failure.text == "nothing happens any more, but something waits for ever: a (waiting)"
+    assert failure.text == "nothing happens any more, but something waits forever: a (waiting)"
 
 
-def test_a_request_that_nothing_serves_waits_for_ever() -> None:
+def test_a_request_that_nothing_serves_waits_forever() -> None:
     failure = execute(schedule("sleeps=True")).failure
     assert failure is not None
-    assert failure.text == "nothing happens any more, but something waits for ever: a (waiting)"
+    assert failure.text == "nothing happens any more, but something waits forever: a (waiting)"
 
 
 def test_without_a_copier_every_schedule_starts_at_its_beginning() -> None:
@@ -165,7 +165,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_what_loops_for_ever_in_the_engine_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_loops_forever_in_the_engine_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A06: a search ended with an error of the harness when a check had called the code that did not return."""
     owner, method, doing = LOOPS[name]
     scope: dict[str, Any] = {"__name__": "engine.loop"}
