@@ -221,9 +221,7 @@ ADAPTER: Final = VllmAdapter(
     },
     actions=ACTIONS,
     needed={
-        "priorities": {"policy": ("priority",)},
         "loras": {"max_loras": (1, 2)},
-        "grammars": {"structured_output": (True,)},
         "images": {"encoder_cache_size": (8, 6, 12)},
         "encoder_compute_budget": {"encoder_cache_size": (8, 6, 12)},
         "long_prefill_token_threshold_adaptive": {"long_prefill_token_threshold": (1, 5)},

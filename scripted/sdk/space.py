@@ -36,7 +36,14 @@ from scripted.search.generated import (
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
-_OWN: Final = ("priorities", "loras", "grammars", "sessions", "images")
+# The kinds of requests, each with whether a scheduler allows it.
+_OWN: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
+    "priorities": lambda can: can.priority,
+    "loras": lambda can: bool(can.loras),
+    "grammars": lambda can: bool(can.grammars),
+    "sessions": lambda can: can.sessions,
+    "images": lambda can: bool(can.images),
+}
 _PRIORITIES: Final = (0, 1, 1, 2, 5)
 _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _IMAGES: Final = (0, 1, 1, 2, 3)
@@ -57,7 +64,8 @@ class SchedulerSpace(Generic[_SettingsT]):
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     named values has each other one as a level, and a number is halved, doubled or moved by one. A target with an event
     of ``actions`` has the settings that the event needs; the same holds for settings and kinds of requests (priorities,
-    loras, grammars, images) in ``needed``. With ``crowded`` settings, with which requests meet, some targets are
+    loras, grammars, images) in ``needed``. A kind of requests outside ``needed`` that the default settings do not allow
+    has the first setting that alone allows it. With ``crowded`` settings, with which requests meet, some targets are
     scenes: these settings, requests of one kind, and little else; so are the adapter's own ``scenes``, each with the
     features that it needs.
     """
@@ -82,11 +90,10 @@ class SchedulerSpace(Generic[_SettingsT]):
             default = self._defaults[name]
             values = (*settings.get(name, ()), *_others(hints[name], default))
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
-        self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
-        self._needed |= needed
+        of_events = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
+        self._declared_needs = {**of_events, **needed, SCENARIO: crowded}
         self._is_crowded = bool(crowded)
         self._own_scenes = scenes
-        self._needed[SCENARIO] = crowded
         self._is_possible: Callable[[_SettingsT | None], bool] = functools.lru_cache(maxsize=4096)(
             self._makes_a_machine
         )
@@ -151,14 +158,31 @@ class SchedulerSpace(Generic[_SettingsT]):
         """The kinds of requests that the default settings allow, or the settings that those kinds need."""
         can = [self._can_of({})]
         can += [self._can_of(self._first_of(one)) for one in _OWN]
-        declared = {
-            "priorities": any(one.priority for one in can),
-            "loras": any(one.loras for one in can),
-            "grammars": any(one.grammars for one in can),
-            "sessions": any(one.sessions for one in can),
-            "images": any(one.images for one in can),
-        }
-        return {name: ("some",) for name, is_there in declared.items() if is_there}
+        return {kind: ("some",) for kind, allowed in _OWN.items() if any(map(allowed, can))}
+
+    @functools.cached_property
+    def _needed(self) -> Mapping[str, Mapping[str, Sequence[object]]]:
+        """The settings that each feature needs, by the feature's name."""
+        return {**{kind: self._allowing(kind) for kind in _OWN}, **self._declared_needs}
+
+    def _allowing(self, kind: str) -> dict[str, tuple[object, ...]]:
+        """Return the first setting that alone allows requests of a kind; nothing if the defaults allow them."""
+        # A setting with the kind's own name is one feature with it.
+        if kind in self._settings or _OWN[kind](self._can_of({})):
+            return {}
+        for name, values in self._settings.items():
+            fit = tuple(value for value in values if self._allows_with(kind, {name: value}))
+            if fit:
+                return {name: fit}
+        return {}
+
+    def _allows_with(self, kind: str, values: Mapping[str, object]) -> bool:
+        if self._with(values) is None:
+            return False
+        try:
+            return _OWN[kind](self._can_of(values))
+        except (ValueError, ScriptDefinitionError):
+            return False
 
     def _can_of(self, values: Mapping[str, object]) -> Capabilities:
         # The defaults of a variant may rule these values out.

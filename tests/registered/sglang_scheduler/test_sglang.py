@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from scripted.core.schedule import Schedule
 from scripted.sdk.messages import Record
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute, record
+from scripted.search.generated import space_of
 
 register_cpu_ci(est_time=110, suite="sglang-cpu")
 
@@ -167,6 +169,14 @@ def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None
 def test_a_workload_alone_is_right(workload: str) -> None:
     """No false alarm without an added event, with tokens compared with those of each request alone."""
     assert failure_of(adapter_named("sglang").workloads[workload]) == ""
+
+
+@pytest.mark.parametrize("of", ["sglang", "sglang-fleet"])
+def test_generated_targets_have_priorities(of: str) -> None:
+    """With the switch without which the scheduler does not read them."""
+    target = str(space_of(of).draw({"priorities": "some", "requests": "many"}, random.Random(1)))
+    assert "enable_priority_scheduling=True" in target
+    assert "priority=5" in target
 
 
 def records_of(line: str) -> list[Record]:

@@ -467,6 +467,37 @@ def test_each_name_of_a_setting_is_a_level() -> None:
         assert set(drawn) == {name}
 
 
+class _Switched(msgspec.Struct, frozen=True):
+    ordered: bool = False
+    max_loras: int = 0
+
+
+SWITCHED = SchedulerAdapter(
+    f"{__name__}:SWITCHED",
+    config=_Switched,
+    machine=lambda _: _example_machine(_Windowed()),
+    limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=4, context_tokens=32),
+    can=lambda config: Capabilities(priority=config.ordered, loras=config.max_loras),
+    settings={"max_loras": (1, 2)},
+)
+
+
+def test_a_kind_of_requests_is_drawn_with_the_setting_that_allows_it() -> None:
+    """SGLang's targets had no priorities, because its adapter did not name the switch."""
+    assert set(SWITCHED.space.features) & {"priorities", "loras", "grammars", "sessions", "images"} == {
+        "priorities",
+        "loras",
+    }
+    drawn = [
+        SWITCHED.space.draw({"priorities": "some", "loras": "some", "requests": "many"}, random.Random(seed))
+        for seed in range(20)
+    ]
+    assert {one.config.ordered for one in drawn} == {True}
+    assert {one.config.max_loras for one in drawn} == {1, 2}
+    for field in ("priority", "lora"):
+        assert {getattr(placed.action, field) for one in drawn for placed in one.placed} >= {0, 1, 2}
+
+
 def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
     crowded = SchedulerAdapter(
         f"{__name__}:CROWDED",
