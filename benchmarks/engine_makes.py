@@ -37,6 +37,7 @@ MAKES: Final = {
     "asyncio_loop": "an asyncio loop",
     "waves": "data-parallel ranks with waves and a coordinator",
     "synced": "data-parallel ranks in step",
+    "window_pool": "two memory pools",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 
@@ -10,6 +12,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     ``blocks`` is the number of blocks that all requests together can own. ``batch_tokens`` and ``batch_requests`` bound
     a batch, ``context_tokens`` bounds a request's prompt and output. ``depth`` batches may be in flight.
+
+    With several memory pools, such as a second one for the layers with a window, ``pools`` are their sizes. They add up
+    to ``blocks``, which are numbered from 0 on through all pools. A request's ``block_ids`` are in the first pool; each
+    other table has its pool, the same for all requests.
     """
 
     block_size: int
@@ -18,16 +24,31 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch_requests: int
     context_tokens: int
     depth: int = 1
+    pools: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in msgspec.structs.asdict(self).items():
+        numbers = msgspec.structs.asdict(self)
+        sizes = numbers.pop("pools")
+        for name, value in [*numbers.items(), *(("pools", size) for size in sizes)]:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"the limit {name} is at least 1, a whole number, got {value!r}")
+        if sizes and sum(sizes) != self.blocks:
+            raise ValueError(f"the limit pools adds up to the limit blocks, {self.blocks}, got {sizes!r}")
+
+    @property
+    def pool_sizes(self) -> tuple[int, ...]:
+        """The blocks of each pool."""
+        return self.pools or (self.blocks,)
 
     @property
     def pool_tokens(self) -> int:
-        """The tokens that fit into all blocks."""
-        return self.block_size * self.blocks
+        """The tokens that fit into the first pool."""
+        return self.block_size * self.pool_sizes[0]
+
+    def pool_of(self, block: int) -> int:
+        """Return the pool of a block; -1 if no pool has it."""
+        ends = itertools.accumulate(self.pool_sizes)
+        return next((pool for pool, end in enumerate(ends) if 0 <= block < end), -1)
 
 
 class PauseMode(msgspec.Struct, frozen=True, kw_only=True):

@@ -198,10 +198,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     are the tokens at these positions if the plan states them, -1 for an unknown one.
 
     If groups of layers attend to different positions, ``windows`` and ``states`` are the tables of the other groups, in
-    blocks of the same pool and size. Layers of a decoder read the encoder's output for the request's first image from
-    the blocks ``crossed``, which its first share writes; None without such layers. No layer of the first group reads
-    positions from ``gap[0]`` to before ``gap[1]``, so their blocks do not matter. Positions before ``rebuilt`` are
-    computed only for the windows: the first group already has them.
+    blocks of the same size, and of the same pool unless ``Limits.pools`` has several. Layers of a decoder read the
+    encoder's output for the request's first image from the blocks ``crossed``, which its first share writes; None
+    without such layers. No layer of the first group reads positions from ``gap[0]`` to before ``gap[1]``, so their
+    blocks do not matter. Positions before ``rebuilt`` are computed only for the windows: the first group already has
+    them.
     """
 
     rid: str
@@ -227,6 +228,16 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     def tables(self) -> tuple[tuple[int, ...], ...]:
         """All of its block tables."""
         return (self.block_ids, *(window.block_ids for window in self.windows)) if self.windows else (self.block_ids,)
+
+    def used(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """Return the blocks, of this size, that it reads or writes in each table, its own table first."""
+        end = -(-(self.start + self.count) // size)
+        windows = [window.block_ids[max(0, window.begins(self.start)) // size : end] for window in self.windows]
+        states = [
+            state.block_ids[max(0, self.start - 1) // state.tokens : -(-(self.start + self.count) // state.tokens)]
+            for state in self.states
+        ]
+        return (self.own_blocks(size)[:end], *windows, *states, *[(ring.block_id,) for ring in self.rings])
 
     @property
     def written(self) -> tuple[tuple[tuple[int, ...], int], ...]:

@@ -6,6 +6,7 @@ left behind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from scripted.core.account import Life
@@ -58,8 +59,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._can = can
         self._fresh = fresh
         self._arrivals = 0
-        # The number of a request's block tables, one per group of layers.
-        self._tables = 1
+        # The pool of each of a request's block tables, one per group of layers.
+        self._pools = {0: 0}
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
         # If pauses wait for their turn: the unanswered pause, and the calls queued behind it.
@@ -91,6 +92,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
     def fit_together(self) -> bool:
         """Whether all open requests fit into the blocks, one batch and the image cache; unused cache makes room."""
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
+        tables = Counter(self._pools.values())
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
             blocks += -(-tokens // size)
@@ -101,7 +103,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             return False
         return (
             self._can.continuous
-            and self._tables * blocks <= self._limits.blocks
+            and all(tables[pool] * blocks <= size for pool, size in enumerate(self._limits.pool_sizes))
             and len(self.account.live) <= self._limits.batch_requests
             and len(loras) <= self._can.loras_together
             and sum(images.values()) <= self._can.images
@@ -297,8 +299,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         if len(blocks) > self._limits.blocks:
             raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {self._limits.blocks}")
         for share in batch.shares:
-            self._tables = max(self._tables, len(share.tables) + len(share.states) + len(share.rings))
             self._check_share(share)
+            self._note_tables(share)
             # Accepted guesses were computed; the token sampled after them comes next.
             known = pipeline.known_tokens(share.rid)
             comes_next = known - 1 if share.draft_ids else share.start + share.count
@@ -312,6 +314,29 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         life = self.account.live.get(share.rid)
         if not self._can.chunked and life is not None and share.start + share.count < len(life.message.prompt_ids):
             raise Violation(f"{share.rid} computes a part of its prompt, but prompts are not to be cut")
+
+    def _note_tables(self, share: Share) -> None:
+        """Note the pool of each table of a share. Raises Violation for a table in another pool than before."""
+        if not self._limits.pools:
+            count = len(share.tables) + len(share.states) + len(share.rings)
+            if count > len(self._pools):
+                self._pools = dict.fromkeys(range(count), 0)
+            return
+        for number, blocks in enumerate(share.used(self._limits.block_size)):
+            pool = self._pool_of(share, blocks)
+            known = self._pools.setdefault(number, pool)
+            if pool != known:
+                raise Violation(f"{share.rid} has table {number} in pool {pool}, but this table is in pool {known}")
+
+    def _pool_of(self, share: Share, blocks: Sequence[int]) -> int:
+        """Return the pool of a table's blocks. Raises Violation if they are not in one pool."""
+        pools = {self._limits.pool_of(block) for block in blocks}
+        if len(pools) != 1 or -1 in pools:
+            sizes = " and ".join(map(str, self._limits.pools))
+            raise Violation(
+                f"{share.rid} has a table in blocks {list(blocks)}, not in one of the pools of {sizes} blocks"
+            )
+        return pools.pop()
 
     def _check_tails(self, batch: Batch, pipeline: SimulatedRunner) -> None:
         """Check that no block is written for two requests at once. Raises Violation."""
