@@ -151,6 +151,10 @@ class Prefills:
     def wanted(self, wanted: PrefillWanted) -> PrefillFailed | None:
         """Order a prompt that the scheduler wants. Returns the failure if the engine must not be called now."""
         self.counts.asked += 1
+        older = self._transfers.get(wanted.rid)
+        if older is not None and not self._calls[older].has_gone_on:
+            # The request lost the pages before it went on with them, as by a sleep.
+            self.dropped(older)
         engine = self._engines.get(wanted.at)
         why = "is not a prefill engine of this engine" if engine is None else self.why_not(wanted.at)
         is_asked = any(call.at == wanted.at for call in self._calls.values())

@@ -10,6 +10,9 @@ from partners import IDLE_LOAD
 
 from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillWanted, SamplingParams, TokenOutput
 from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
+from scripted.core.mutant import Mutant
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 PAGE = 4
@@ -249,6 +252,44 @@ def test_what_was_dropped_is_told_to_nobody() -> None:
     assert scene.prefills.failed(transfer, "is gone") is None
     assert not scene.prefills.dropped(transfer)
     assert scene.prefills.open_calls == 0
+    assert scene.want(A) is None
+
+
+# The pages are there, and a sleep takes them before the request is launched; after the wake it asks again.
+ASKED_TWICE = (
+    "adapter=lockstep-fleet engines=p0,d0 pp_size=2 page_size=1; "
+    '1 begin on=d0 do="start a prompt=2 new=1"; 6 at on=d0 do=sleep'
+)
+KEPT_CALLS = Mutant(
+    name="who-asks-again-keeps-its-first-call",
+    origin="a search over fleets",
+    bug="the call for pages that a sleep took stays open, and a failed engine is never tried again",
+    signature="1 prompts count as asked for",
+    test="",
+    target="engine.core.routing.prefills:Prefills.wanted",
+    cut="if older is not None and not self._calls[older].has_gone_on:",
+    becomes="if False:",
+)
+
+
+def test_who_asks_again_has_one_call() -> None:
+    failure = execute(Schedule.parse(ASKED_TWICE)).failure
+    assert failure is None, failure
+    with KEPT_CALLS.switched_on():
+        failure = execute(Schedule.parse(ASKED_TWICE)).failure
+    assert failure is not None
+    assert KEPT_CALLS.signature in failure.text
+
+
+def test_a_failed_engine_is_tried_again_after_a_request_has_asked_twice() -> None:
+    scene = Scene()
+    wanted = PrefillWanted(rid="r", transfer=8_000, at=A, ids=(1,) * PAGE, first_page=0, weights="")
+    assert scene.prefills.wanted(wanted) is None
+    assert scene.prefills.answered(8_000) == 0
+    assert scene.prefills.wanted(msgspec.structs.replace(wanted, transfer=8_001)) is None
+    assert (scene.prefills.open_calls, scene.prefills.counts.dropped) == (1, 1)
+    scene.prefills.failed(8_001, "is gone")
+    scene.now += FIRST_RETRY_S
     assert scene.want(A) is None
 
 
