@@ -18,7 +18,7 @@ from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
 
 
 class EngineMachine:
-    """A new scheduler with these limits, or a server's. ``is_pressed``: an operator reserves memory."""
+    """Drives a scheduler: a new one with these limits, or a server's. ``is_pressed``: an operator reserves memory."""
 
     def __init__(self, limits: Limits, *, digests: bool, scheduler: Scheduler | None = None) -> None:
         self.limits = limits
@@ -27,8 +27,8 @@ class EngineMachine:
         if not digests:
             self.scheduler.digests = SilentDigests()
         self.is_pressed = False
-        # The prefill engine of a decode engine's next request, if any.
-        self.choose_prefill: Callable[[Generate], str | None] = _imagined
+        # Chooses the prefill engine of a request to a decode engine.
+        self.choose_prefill: Callable[[Generate], str | None] = _default_prefill
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
         return self.scheduler.step(events, now)
@@ -54,7 +54,7 @@ class EngineMachine:
         return self.scheduler.books.requests.keys()
 
     def queries(self) -> Mapping[str, Callable[[], object]]:
-        """Return everything that queries between steps return: counters, books, and the hits of waiting requests."""
+        """Return the queries that may run between steps: statistics, busy counts, and hits of waiting requests."""
         scheduler, tree = self.scheduler, self.scheduler.memory.tree
         waiting = [*scheduler.books.waiting]
         return {
@@ -90,7 +90,7 @@ class EngineMachine:
 
     def intervene(self, event: OperatorEvent) -> None:
         """Intervene between two steps, as an operator does, and check the effect at once. Raises Violation."""
-        most = _most(self.scheduler.pressure)
+        most = _most_left(self.scheduler.pressure)
         self.scheduler.pressure.intervene(event)
         if isinstance(event, SetPressure):
             self.is_pressed = True
@@ -100,20 +100,20 @@ class EngineMachine:
         _check_is_on(self.scheduler.pressure, self.scheduler.memory)
 
 
-def _imagined(message: Generate) -> str:
+def _default_prefill(message: Generate) -> str:
     del message
     return PREFILL_ENGINE
 
 
 def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:
     counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked, asked.leave_window_pages
-    for count, limit, left in zip(counts, most, _left(memory), strict=True):
+    for count, limit, left in zip(counts, most, _now_left(memory), strict=True):
         if count is not None and left != min(count, limit):
             raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
 
 
 def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
-    """Check that an engine with reserved memory reports it: no checkpoint can be taken."""
+    """Check that the engine reports reserved memory exactly while it reserves some: a checkpoint depends on it."""
     window = memory.sliding_window
     kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
     kept += 0 if window is None else window.pages.reserved
@@ -121,8 +121,8 @@ def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
         raise Violation(f"the pressure is said to be {pressure.is_on}, but {kept} pages, rows and nodes are kept back")
 
 
-def _most(pressure: Pressure) -> tuple[int, ...]:
-    """Return the maximum pages, rows, unlocked nodes and window pages that requests leave."""
+def _most_left(pressure: Pressure) -> tuple[int, ...]:
+    """Return how many pages, rows, unlocked nodes and window pages the requests leave at most."""
     return (
         pressure.most_free_pages,
         pressure.most_free_rows,
@@ -131,8 +131,8 @@ def _most(pressure: Pressure) -> tuple[int, ...]:
     )
 
 
-def _left(memory: KVMemory) -> tuple[int, ...]:
-    """Return the numbers of free pages and rows, unlocked nodes and free window pages."""
+def _now_left(memory: KVMemory) -> tuple[int, ...]:
+    """Return how many pages, rows, unlocked nodes and window pages are free now."""
     unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
     window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
     return memory.pages.free, memory.rows.free, unlocked, window

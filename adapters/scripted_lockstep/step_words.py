@@ -1,4 +1,4 @@
-"""Records of the engine's scheduler as the steps that reports show, in the words of its actions."""
+"""Turns records of the engine's scheduler into the steps that reports show."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ _BUSY_COUNT: Final = re.compile(r"\b[a-z_]+=\d+\b")
 
 
 def log_of(records: Iterable[StepRecord], limits: Limits, calls: Mapping[str, str] | None = None) -> StepLog:
-    """Show the records of a run; ``calls`` are the names of calls from before them."""
+    """Return the log of a run. ``calls`` names the calls that were made before its first record."""
     records = tuple(records)
     words = EngineWords(records, calls)
     return StepLog(limits.pp_size, limits.depth, tuple(map(words.shown, records)))
 
 
 def call_names(records: Iterable[StepRecord]) -> dict[str, str]:
-    """Return the name of each administrative call by its id, for the words of its answer."""
+    """Return the names of administrative calls by id, which their answers are shown with."""
     return EngineWords(records).calls
 
 
 class EngineWords(StepWords):
-    """Knows the calls of some records, and which of their microbatches have no requests."""
+    """Describes the events and replies of some records, whose calls and control microbatches it has looked up."""
 
     strong = (FlushCache, Abort, AbortAll)
     of_request = (Generate, Abort)
@@ -97,7 +97,7 @@ class EngineWords(StepWords):
         )
 
     def event_text(self, event: Event) -> str:
-        """Describe an event as it arrives at the scheduler."""
+        """Describe an event that arrives at the scheduler."""
         match event:
             case Completion() if event.error is None:
                 tokens = f"-> {some([str(token) for token in event.token_ids])}" if event.token_ids else "(chunk)"
@@ -169,7 +169,7 @@ def _launched(microbatch: Microbatch) -> ShownBatch:
 
 
 def _order(microbatch: Microbatch) -> str:
-    """Describe a microbatch without requests, an order to the stages."""
+    """Describe a control microbatch."""
     match microbatch:
         case WeightUpdate():
             return f"update to {printable(microbatch.path or 'the configured weights')}"
@@ -193,7 +193,7 @@ def _change_text(change: LoraChange) -> str:
 
 
 def _share(segment: Segment, mode: ForwardMode) -> ShownShare:
-    """Show a segment: ``[64:125]`` of a prompt, ``@125`` for a decode, ``@125+4`` with drafts."""
+    """Show a segment: ``[64:125]`` for a chunk, ``@125`` for a decode, ``@125+4`` for a decode with 4 drafts."""
     end = segment.start + len(segment.token_ids)
     if mode is ForwardMode.DECODE:
         positions = f"@{segment.start}" + (f"+{segment.drafts}" if segment.drafts else "")
@@ -214,7 +214,7 @@ def _numbers(pages: tuple[int, ...]) -> str:
 
 
 def _answer_text(answer: CallAnswer) -> str:
-    """Describe an answer: ``200: flushed 7 cached pages``, or a refusal: ``refused 400: in_flight=2``."""
+    """Describe an answer, such as ``200: flushed 7 cached pages`` or ``refused 400: in_flight=2``."""
     message = printable(answer.message)
     if answer.ok:
         return f"200: {message}"

@@ -139,7 +139,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     @staticmethod
     @verb
     def disconnect(t: BaseContext, r: BaseRequest) -> None:
-        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate.
+        """Drop the connection of a request's client, and wait until the front end's abort has arrived at the gate.
 
         The front end sends none for a request that an abort or a pause already ends.
         """
@@ -168,7 +168,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
     def perform(self, t: BaseContext) -> bool:
-        """Do nothing: to a script's engine it is an abort, which a search adds as well."""
+        """Do nothing: the engine sees an abort, which a search adds anyway."""
         del t
         return False
 
@@ -342,9 +342,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> Any:
-        """Have a prefill engine compute a prompt of full pages and send them, from ``first_page`` on.
+        """Ask a prefill engine, as a decode engine does, for the pages of a prompt from ``first_page`` on.
 
-        As a decode engine asks for it. Raises RequestRefused.
+        Raises RequestRefused.
         """
         if not t.scheduler.limits.prefills:
             raise BadCall("prefill() needs an engine of role='prefill', this one has another; set the role")
@@ -394,7 +394,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         )
 
     def apply(self, run: RunLike) -> None:
-        """Give the next step the message that the front end of an engine of this role makes."""
+        """Give the next step the message that the front end makes for an engine of this role."""
         number = int(run.new_call_id().rpartition("-")[2])
         messages, live = self._messages(self.whole_prompt(run)), run.oracle.account.live
         if self.n > 1 and any(message.rid in live for message in messages):
@@ -445,13 +445,13 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         return {"prompt_len": self.prompt, "prompt_seed": self.seed}
 
     def _changed_arguments(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults, of fields that are one argument each."""
+        """Return the arguments with other values than their defaults, for fields that are one argument each."""
         named = {**_OF_MESSAGE, **_OF_SAMPLING}
         changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
         return {named[field]: getattr(self, field) for field in changed if field in named}
 
     def _derived_arguments(self) -> dict[str, Any]:
-        """Return the arguments that combine several fields, or have another form than their field."""
+        """Return the arguments that combine fields, or that have another form than their field."""
         more: dict[str, Any] = {}
         if self.stop is not None:
             more["stop_token_ids"] = [self.stop]
@@ -472,9 +472,10 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Yield a twin of each prompt, more urgent where that matters; a rid in use; a prompt of half of the pages.
+        """Yield requests that interact with those of the workload.
 
-        Also a twin with each LoRA and cache salt of the workload, and a further turn of the first request.
+        A twin of each prompt for each LoRA and cache salt, more urgent if priorities preempt; a rid that is in use; a
+        grammar again and a new one; a prompt of half of the pages; a further turn of the first request.
         """
         starts = cls.among(base.starts)
         first = 0 if base.limits.prefills else None
@@ -507,7 +508,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         return cls(rid=PRESSURE_RID, prompt=max(1, tokens), seed=PRESSURE_SEED, new=3, first_page=first)
 
     def smaller(self) -> Iterator[Action]:
-        """Yield simpler requests, without optional features: shorter, smaller seeds, more logprobs, no grammar."""
+        """Yield simpler requests: shorter, with smaller seeds, all logprobs, or no dead end."""
         yield from super().smaller()
         if self.logprobs_from:
             yield msgspec.structs.replace(self, logprobs_from=0)
@@ -516,7 +517,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
-        """Return a request with the recorded one's final length, an equally shared prompt, and the same sampling."""
+        """Return a request with the recorded one's output length and sampling, and a prompt that shares as much."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
         start = cls(
             rid=reader.new_name_of(event.rid),
@@ -554,10 +555,10 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 def of_role(
     message: Generate, scheduler: Scheduler, first_page: int | None, number: int, at: str | None = PREFILL_ENGINE
 ) -> Generate:
-    """Return a client's request as the scheduler of an engine with a role gets it.
+    """Return a client's request as the scheduler of an engine with a role receives it.
 
-    A decode engine has chosen the prefill engine ``at``. A prefill engine is asked for the full pages of its prompt,
-    from ``first_page`` on, by an engine that knows them by this number.
+    For a decode engine the request names the prefill engine ``at``. A prefill engine is asked for the full pages of
+    the prompt from ``first_page`` on; ``number`` is the transfer's number at the decode engine.
     """
     limits = scheduler.limits
     if limits.receives:

@@ -112,25 +112,25 @@ def _run_alone(
     request: SpecifiedRequest, end: int, page_size: int, pipeline: SimulatedPipeline, *, lora: int
 ) -> SaidAlone:
     """Compute the prompt in one microbatch, then one token in each, until the request ends or reaches ``end``."""
-    ids, start, told_pages = request.ids, 0, 0
+    ids, start, known_pages = request.ids, 0, 0
     logprobs: tuple[PromptLogprob, ...] = ()
     while True:
         pages = -(-len(ids) // page_size)
-        logprobs_from = request.asked(0, len(ids))[0] if start == 0 else -1
+        logprobs_from = request.due_logprobs(0, len(ids))[0] if start == 0 else -1
         segment = Segment(
             request.rid,
             row=0,
             start=start,
             token_ids=tuple(ids[start:]),
-            page_start=told_pages,
-            pages=tuple(range(told_pages, pages)),
+            page_start=known_pages,
+            pages=tuple(range(known_pages, pages)),
             emits=len(ids) < request.limit_tokens,
             sampling=request.sampling() if start == 0 else None,
             logprobs_from=logprobs_from,
             lora=lora,
         )
         result = _computed(pipeline, Forward(start, PREFILL, (segment,)))
-        start, told_pages = len(ids), pages
+        start, known_pages = len(ids), pages
         for part in result.prompt_logprobs:
             logprobs += part
         # A request at a dead end of its grammar ends without another token.

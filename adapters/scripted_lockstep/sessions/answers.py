@@ -30,7 +30,7 @@ from scripted.sdk import Add
 # The letter of a stop token. No other token has it, so a stop string is found only at this token.
 _STOP_LETTER: Final = ord("z")
 _STOPS: Final = ("z", "xz", "yyz")
-# The rid prefix of requests whose tokens the search does not check.
+# Stop strings of ordinary letters, which outputs often contain.
 _USUAL_STOPS: Final = ("c", "bc", "ab")
 _LETTERS: Final = b"xyabc"
 _BYTES: Final = 256
@@ -78,7 +78,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
 
 
 class TextDecoder:
-    """A token for each byte, and one with a special text."""
+    """Decodes one byte per token; one more token ends the reasoning."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         del skip_special_tokens
@@ -95,28 +95,29 @@ _SERVED: Final[Any] = SimpleNamespace(
 )
 
 
-def spelled(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
-    """Spell the tokens of a simulated model, one byte each: letters, a stop string's end, characters of three bytes.
+def byte_tokens(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
+    """Turn the tokens of the simulated model into tokens of text, mostly one byte each.
 
-    With ``reasons`` one of them ends the reasoning. If a stop string counts, every character is one byte.
+    A stop token becomes the end of a stop string, and with ``reasons`` one token ends the reasoning. Without ``stops``
+    some characters take three bytes.
     """
-    said: list[int] = []
+    emitted: list[int] = []
     rest: list[int] = []
     has_reasoned = not reasons
     for token in tokens:
         if rest:
-            said.append(rest.pop(0))
+            emitted.append(rest.pop(0))
         elif token in stops:
-            said.append(_STOP_LETTER)
+            emitted.append(_STOP_LETTER)
         elif not has_reasoned and token % 3 == 0:
             has_reasoned = True
-            said.append(_END_OF_REASONING)
+            emitted.append(_END_OF_REASONING)
         elif not stops and token % 4 == 0:
             first, *rest = "\u20ac".encode()
-            said.append(first)
+            emitted.append(first)
         else:
-            said.append(_LETTERS[token % len(_LETTERS)])
-    return said
+            emitted.append(_LETTERS[token % len(_LETTERS)])
+    return emitted
 
 
 def logprob_of(token: int, place: int) -> TokenLogprob:
@@ -134,10 +135,10 @@ def _scored(message: Generate) -> list[tuple[int, int]]:
     return list(enumerate(message.prompt_ids))[1:] if message.prompt_logprobs_from >= 0 else []
 
 
-class _Told(NamedTuple):
-    """A client's view of one choice. ``offsets`` are the positions of its logprobs in a completion's text.
+class _ChoiceView(NamedTuple):
+    """One choice as its client received it.
 
-    ``roles`` counts the roles of a chat.
+    ``offsets`` are the positions of its logprobs in a completion's text; ``roles`` counts the role fields of a chat.
     """
 
     ids: list[int]
@@ -151,11 +152,11 @@ class _Told(NamedTuple):
 
 
 class OpenAnswer:
-    """One reply from its first message to its last byte. ``said`` are the tokens of each request, in the order of
-    sending.
+    """One reply from its first message to its last byte.
 
-    ``scored`` are the requests whose prompt logprobs were sent, and ``ends`` the scheduler's finish reasons. A client
-    that ``has_left`` reads no more.
+    ``emitted`` has the output tokens of each request, in the order in which the requests were sent; ``scored`` has the
+    requests whose prompt logprobs were sent, and ``ends`` the scheduler's finish reasons. A client that ``has_left``
+    reads no more.
     """
 
     def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions) -> None:
@@ -170,7 +171,7 @@ class OpenAnswer:
             tokens_a_turn=settings.turn_tokens,
             outputs_a_turn=settings.turn_outputs,
         )
-        self.said: dict[str, list[int]] = {}
+        self.emitted: dict[str, list[int]] = {}
         self.scored: set[str] = set()
         self.ends: dict[str, FinishReason] = {}
         self.is_sending = True
@@ -178,21 +179,19 @@ class OpenAnswer:
         self._written = b""
         self._error: ApiError | None = None
 
-    def what_goes_on_in_vain(self) -> list[str]:
-        """Return the requests that the front end should have ended: because of a failed choice, or after a stop
-        string.
-        """
-        going = [one for one in self.order.messages if one.rid in self.said and one.rid not in self.ends]
+    def unneeded_requests(self) -> list[str]:
+        """Return the requests that the front end should have aborted: a choice failed, or a stop string was found."""
+        going = [one for one in self.order.messages if one.rid in self.emitted and one.rid not in self.ends]
         if self.is_over and any(end in FAILURES for end in self.ends.values()):
             return [one.rid for one in going]
         if self.is_sending or self.has_left or self.session.has_more:
             return []
-        return [one.rid for one in going if _has_stop(self.said[one.rid], one.sampling)]
+        return [one.rid for one in going if _has_stop(self.emitted[one.rid], one.sampling)]
 
     @property
     def is_done(self) -> bool:
-        """True once nobody reads any longer and every sent request has ended."""
-        return (self.is_over or self.has_left) and len(self.ends) == len(self.said)
+        """True once the reply is complete or its client has left, and every request that was sent has ended."""
+        return (self.is_over or self.has_left) and len(self.ends) == len(self.emitted)
 
     def cached_tokens_of(self, message: Generate) -> dict[str, int]:
         """Return the cached tokens that the scheduler reports by tier, different for each prompt."""
@@ -220,43 +219,45 @@ class OpenAnswer:
         except ApiError as exc:
             self._error, self.is_over = exc, True
         if self.is_over:
-            self._judge()
+            self._check_reply()
 
-    # -- what it must have been told --
+    # -- the expected reply --
 
-    def _judge(self) -> None:
+    def _check_reply(self) -> None:
         has_failed = any(end in FAILURES for end in self.ends.values())
         is_error = self._error is not None or b'"error"' in self._written
         if has_failed or is_error:
             if has_failed is not is_error:
                 raise Violation(f"{self.add.rid} ended with {self.ends}, but its client was told {self._error}")
             return
-        told, usage, tiers = self._told()
+        received, usage, tiers = self._received()
         for index, message in enumerate(self.order.messages):
             expected = self._expected(index, message)
-            if told.get(index) != expected:
-                raise Violation(f"choice {index} of {self.add.rid} is told {told.get(index)}, but must be {expected}")
+            if received.get(index) != expected:
+                raise Violation(
+                    f"choice {index} of {self.add.rid} is told {received.get(index)}, but must be {expected}"
+                )
         prompts = self.order.messages[:: self.order.n]
         if tiers != (due := {tier: sum(self.cached_tokens_of(one)[tier] for one in prompts) for tier in _TIERS}):
             raise Violation(f"the cached tokens of {self.add.rid} are {due}, but it says {tiers}")
         if usage is not None:
-            self._judge_usage(usage, prompts, sum(len(one.ids) for one in told.values()))
+            self._check_usage(usage, prompts, sum(len(one.ids) for one in received.values()))
 
-    def _judge_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], told: int) -> None:
+    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], completion: int) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
-            "completion_tokens": told,
+            "completion_tokens": completion,
             "cached_tokens": sum(sum(self.cached_tokens_of(one).values()) for one in prompts),
         }
         found = usage | {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
         if wrong := {name: found[name] for name, count in counts.items() if found[name] != count}:
             raise Violation(f"the usage of {self.add.rid} must have {counts}, but says {wrong}")
 
-    def _expected(self, index: int, message: Generate) -> _Told:
-        said = self.said[message.rid]
-        count, chars = _stopped(said, message.sampling)
+    def _expected(self, index: int, message: Generate) -> _ChoiceView:
+        emitted = self.emitted[message.rid]
+        count, chars = _stop_position(emitted, message.sampling)
         is_stopped = count is not None
-        ids = said[:count]
+        ids = emitted[:count]
         # A text that ends inside a character ends with a replacement character.
         text = DECODER.decode(ids)[:chars]
         reasoning = ""
@@ -266,41 +267,39 @@ class OpenAnswer:
         reason = "stop" if is_stopped else self.ends[message.rid].value
         prompt = list(message.prompt_ids) if self._settings.protocol != "chat" or not index else None
         is_chat = self._settings.protocol == "chat"
-        logprobs, offsets = self._expected_of_prompt(index)
+        logprobs, offsets = self._expected_prompt_scores(index)
         if self._settings.logprobs:
             logprobs += [logprob_of(token, place).logprob for place, token in enumerate(ids)]
             # A token inside a character has that character's position.
             before = [DECODER.decode(ids[:place]).rstrip(_REPLACEMENT) for place in range(len(ids))]
             offsets += [] if is_chat else [len(echo) + len(one) for one in before]
-        return _Told(ids, echo + text, reasoning, logprobs, offsets, reason, prompt, roles=int(is_chat))
+        return _ChoiceView(ids, echo + text, reasoning, logprobs, offsets, reason, prompt, roles=int(is_chat))
 
-    def _expected_of_prompt(self, index: int) -> tuple[list[float | None], list[int]]:
-        """Return the logprobs of an echoed prompt and their positions; unless it is a stream, those of the first
-        choice.
-        """
+    def _expected_prompt_scores(self, index: int) -> tuple[list[float | None], list[int]]:
+        """Return an echoed prompt's logprobs and their positions; without streaming, they are the first choice's."""
         if not (self.order.echo and self._settings.logprobs):
             return [], []
         scorer = self.order.messages[index if self.order.stream else index - index % self.order.n]
         scores = prompt_logprobs_of(scorer) if scorer.rid in self.scored else ()
         return [None, *[one.logprob for one in scores]], list(range(1 + len(scores)))
 
-    def _told(self) -> tuple[dict[int, _Told], dict[str, Any] | None, dict[str, int]]:
-        """Combine the events of a stream, or read the whole reply. Also returns the token counts, if any."""
+    def _received(self) -> tuple[dict[int, _ChoiceView], dict[str, Any] | None, dict[str, int]]:
+        """Return the choices, the usage if any, and the cached tokens by tier, from a stream or a whole reply."""
         events = self._events() if self.order.stream else [json.loads(self._written)]
         parts: dict[int, list[dict[str, Any]]] = {}
         prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
         for event in events:
             for choice in event["choices"]:
                 parts.setdefault(choice["index"], []).append(choice)
-        told = {index: _added_up(choices) for index, choices in parts.items()}
-        if 0 in told and prompt is not None:
-            told[0] = told[0]._replace(prompt=prompt)
+        received = {index: _combined(choices) for index, choices in parts.items()}
+        if 0 in received and prompt is not None:
+            received[0] = received[0]._replace(prompt=prompt)
         shown = (event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event)
         tiers: dict[str, int] = next(shown, {})
-        return told, events[-1].get("usage"), tiers
+        return received, events[-1].get("usage"), tiers
 
     def _events(self) -> list[dict[str, Any]]:
-        """Read the events of a stream, whose token counts must be in the requested events."""
+        """Parse the events of a stream. Raises Violation unless exactly the requested events carry the usage."""
         lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
         if lines[-1:] != [b"[DONE]"]:
             raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
@@ -320,8 +319,8 @@ class OpenAnswer:
         return events
 
 
-def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
-    """Add up the parts of one choice, of a stream or of a whole answer."""
+def _combined(choices: Sequence[dict[str, Any]]) -> _ChoiceView:
+    """Concatenate the parts of one choice; a reply without streaming has one part."""
     ids: list[int] = []
     texts: list[str] = []
     reasoning: list[str] = []
@@ -329,23 +328,23 @@ def _added_up(choices: Sequence[dict[str, Any]]) -> _Told:
     offsets: list[int] = []
     roles = 0
     for choice in choices:
-        said = choice.get("delta") or choice.get("message") or {}
+        message = choice.get("delta") or choice.get("message") or {}
         ids += choice.get("token_ids") or ()
-        texts.append(choice.get("text") or said.get("content") or "")
-        reasoning.append(said.get("reasoning_content") or "")
+        texts.append(choice.get("text") or message.get("content") or "")
+        reasoning.append(message.get("reasoning_content") or "")
         values = choice.get("logprobs") or {}
         logprobs += values.get("token_logprobs") or [one["logprob"] for one in values.get("content") or ()]
         offsets += values.get("text_offset") or ()
-        roles += "role" in said
+        roles += "role" in message
     prompt = next((choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice), None)
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     if len(reasons) != 1:
         raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once")
-    return _Told(ids, "".join(texts), "".join(reasoning), logprobs, offsets, reasons[0], prompt, roles)
+    return _ChoiceView(ids, "".join(texts), "".join(reasoning), logprobs, offsets, reasons[0], prompt, roles)
 
 
-def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
-    """Return the tokens up to a stop string's last one, and the characters before that string; None for all."""
+def _stop_position(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
+    """Return the number of tokens up to the end of a stop string, and of characters before it, or None twice."""
     scanned_from = 0
     for count in range(1, len(tokens) + 1):
         text = DECODER.decode(tokens[:count])
@@ -359,7 +358,7 @@ def _stopped(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | Non
 
 
 def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
-    """Return whether an output has a stop string after its minimum of tokens."""
+    """Return whether an output contains a stop string once it has its minimum number of tokens."""
     if not sampling.stop or len(tokens) < sampling.min_new_tokens:
         return False
     start = len(DECODER.decode(tokens[: max(0, sampling.min_new_tokens - 1)]))
@@ -368,9 +367,9 @@ def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
 
 
 def _order_of(add: Add, settings: SessionSettings) -> Order:
-    """Return the order whose first request is ``add``; further prompts begin differently.
+    """Return the order whose first request is ``add``; every further prompt has another beginning.
 
-    Made by the front end of a completion's body; only the sampling parameters differ between the choices.
+    The front end makes it from the body of a completion; the sampling parameters are then set for each choice.
     """
     prompts = [[*(ord("p") + number for number in range(index)), *add.prompt_ids] for index in range(settings.prompts)]
     body: dict[str, Any] = {
@@ -395,10 +394,10 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
 
 
 def model_tokens(add: Add, number: int) -> list[int]:
-    """Return the model's tokens for the request of this number: the first gets its own, others get them rotated."""
-    said = add.alone(add.max_new_tokens)
-    start = number % len(said)
-    return [*said[start:], *said[:start]]
+    """Return the tokens that the model emits for this request: its own output for the first, rotated for the others."""
+    output = add.alone(add.max_new_tokens)
+    start = number % len(output)
+    return [*output[start:], *output[:start]]
 
 
 def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingParams:
@@ -406,8 +405,8 @@ def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingPa
     stops += _USUAL_STOPS if settings.stops and number else ()
     sampling = SamplingParams(max_new_tokens=add.max_new_tokens, stop=stops, seed=7, temperature=0.0)
     if settings.least:
-        said = spelled(model_tokens(add, number), add.stop_token_ids, reasons=settings.reasoning)
-        return msgspec.structs.replace(sampling, min_new_tokens=_stopped(said, sampling)[0] or 0)
+        emitted = byte_tokens(model_tokens(add, number), add.stop_token_ids, reasons=settings.reasoning)
+        return msgspec.structs.replace(sampling, min_new_tokens=_stop_position(emitted, sampling)[0] or 0)
     return sampling
 
 

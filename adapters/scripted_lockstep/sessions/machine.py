@@ -22,41 +22,44 @@ from scripted.sdk.messages import Event, Reply
 from scripted_lockstep.sessions.answers import (
     OpenAnswer,
     SessionSettings,
+    byte_tokens,
     logprob_of,
     model_tokens,
     prompt_logprobs_of,
-    spelled,
 )
 
 LIMITS: Final = Limits(block_size=4, blocks=24, batch_tokens=64, batch_requests=8, context_tokens=64)
 
 
 @dataclass(eq=False)
-class _Real:
-    """The request of an answer that the device computes. ``is_told``: its end was reported to the search."""
+class _DeviceRequest:
+    """The one request of a reply that the simulated device computes.
+
+    ``is_reported``: the search was told that it has ended.
+    """
 
     add: Add
     ids: list[int]
     blocks: tuple[int, ...] = ()
     computed: int = 0
     is_in_flight: bool = False
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(eq=False)
 class _Sent:
-    """One request that the front end has sent. ``tokens`` are its output; None if the device computes it."""
+    """A request that the front end has sent. ``tokens`` is its whole output, or None if the device computes it."""
 
     answer: OpenAnswer
     message: Generate
     place: int
     tokens: list[int] | None = None
-    told: int = 0
+    delivered: int = 0
     model: list[int] = field(default_factory=list)
 
 
 class SessionsMachine:
-    """Answers under way. ``depth`` batches may be in flight."""
+    """The replies that are not complete. Up to ``depth`` batches may be in flight."""
 
     def __init__(self, settings: SessionSettings) -> None:
         self.depth = settings.depth
@@ -69,41 +72,41 @@ class SessionsMachine:
         self._sent: dict[str, _Sent] = {}
         # Requests that wait for blocks or run, in order of arrival; a rid may be reused while its last batch is in
         # flight.
-        self._real: list[_Real] = []
+        self._device_requests: list[_DeviceRequest] = []
         self._free = list(range(LIMITS.blocks))
-        self._in_flight: dict[int, list[_Real]] = {}
+        self._in_flight: dict[int, list[_DeviceRequest]] = {}
         self._launched = self._step = 0
         self._replies: list[Reply] = []
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take these events, extend the other requests' outputs, let clients read, and launch a batch."""
+        """Apply the events, emit the rotated outputs, let clients read, and launch a batch."""
         del now
         self._step += 1
         self._replies = []
         for event in events:
             self._take(event)
-        self._say()
+        self._emit_rotated()
         for answer in self._answers:
             if answer.is_sending:
                 self._send(answer)
-        self._deliver()
+        self._take_messages()
         if not events or not self._step % self._settings.lag:
             for answer in self._answers:
                 answer.read()
-            self._deliver()
+            self._take_messages()
         for answer in self._answers:
-            if rids := answer.what_goes_on_in_vain():
+            if rids := answer.unneeded_requests():
                 raise Violation(f"the answer {answer.add.rid} needs no more of {', '.join(rids)}, which go on")
         self._answers = [answer for answer in self._answers if not answer.is_done]
         if not self._answers and self._sessions.open_requests:
             raise Violation(f"every answer is over, but {self._sessions.open_requests} requests are registered")
         batch = self._launch() if len(self._in_flight) < self.depth else None
-        again = batch is not None or self._goes_on
+        again = batch is not None or self._has_more_to_do
         return Stepped(microbatch=batch, replies=tuple(self._replies), again=again)
 
     @property
-    def _goes_on(self) -> bool:
-        """Return whether a step without events does more: sends, reads, or emits tokens without the device."""
+    def _has_more_to_do(self) -> bool:
+        """Return whether a step without events still sends, reads, or emits tokens."""
         open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
         return any(one.is_sending or one.session.has_more for one in open_ones) or any(
             one.tokens is not None for one in self._sent.values()
@@ -116,8 +119,8 @@ class SessionsMachine:
     def counts(self) -> Mapping[str, int]:
         """Return the requests that the search knows, the batches in flight, and the free blocks."""
         return {
-            "waiting": sum(not one.blocks for one in self._real),
-            "running": sum(bool(one.blocks) for one in self._real),
+            "waiting": sum(not one.blocks for one in self._device_requests),
+            "running": sum(bool(one.blocks) for one in self._device_requests),
             "in_flight": len(self._in_flight),
             "blocks_free": len(self._free),
         }
@@ -151,8 +154,8 @@ class SessionsMachine:
             self._replies.append(Refused(rid=add.rid, reason=exc.body.error.message))
             return
         self._answers.append(answer)
-        self._real.append(_Real(add, list(add.prompt_ids)))
-        self._deliver()
+        self._device_requests.append(_DeviceRequest(add, list(add.prompt_ids)))
+        self._take_messages()
 
     def _abort(self, rid: str) -> None:
         """End the latest answer of this rid, for a client that leaves or for an operator."""
@@ -162,7 +165,7 @@ class SessionsMachine:
                 answer.leave()
         else:
             self._sessions.send(AbortMessage(rid=rid, call_id="call"))
-        self._deliver()
+        self._take_messages()
 
     def _send(self, answer: OpenAnswer) -> None:
         self._sender = answer
@@ -173,7 +176,7 @@ class SessionsMachine:
 
     # -- the scheduler's side --
 
-    def _deliver(self) -> None:
+    def _take_messages(self) -> None:
         """Take the front end's messages in order."""
         while self._messages:
             answer, message = self._messages.popleft()
@@ -181,50 +184,54 @@ class SessionsMachine:
                 assert answer is not None, f"{message.rid} is sent for no answer"
                 self._start(answer, message)
             elif isinstance(message, AbortMessage):
-                self._end_by(message)
+                self._abort_one(message)
 
     def _start(self, answer: OpenAnswer, message: Generate) -> None:
         index = answer.session.rids.index(message.rid)
-        answer.said[message.rid] = []
+        answer.emitted[message.rid] = []
         sent = self._sent[message.rid] = _Sent(answer, answer.order.messages[index], index)
         if index:
             sent.tokens = model_tokens(answer.add, index)
 
-    def _end_by(self, abort: AbortMessage) -> None:
+    def _abort_one(self, abort: AbortMessage) -> None:
         sent = self._sent.get(abort.rid)
         if sent is None and abort.call_id is None:
             raise Violation(f"the front end aborts {abort.rid} ({abort.finish_reason}), which has ended")
         if sent is not None:
             self._end(sent, abort.finish_reason)
 
-    def _say(self) -> None:
-        """Emit one or two tokens for each request that the device does not compute, each at its own pace."""
+    def _emit_rotated(self) -> None:
+        """Emit one or two tokens of each rotated output, some in every step and some in every other step."""
         for sent in list(self._sent.values()):
             if sent.tokens is None or self._step % (1 + sent.place % 2):
                 continue
-            count = min(1 + sent.place % 2, len(sent.tokens) - sent.told)
-            self._tell(sent, sent.tokens[sent.told : sent.told + count], is_last=sent.told + count == len(sent.tokens))
+            count = min(1 + sent.place % 2, len(sent.tokens) - sent.delivered)
+            self._emit(
+                sent,
+                sent.tokens[sent.delivered : sent.delivered + count],
+                is_last=sent.delivered + count == len(sent.tokens),
+            )
 
-    def _tell(self, sent: _Sent, tokens: Sequence[int], *, is_last: bool) -> None:
-        """Send further tokens of a request to the front end."""
+    def _emit(self, sent: _Sent, tokens: Sequence[int], *, is_last: bool) -> None:
+        """Pass new tokens of a request to the front end."""
         add = sent.answer.add
         sent.model += tokens
-        sent.told = len(sent.model)
+        sent.delivered = len(sent.model)
         scores = self._scores(sent)
-        said = sent.answer.said[sent.message.rid]
-        new = spelled(sent.model, add.stop_token_ids, reasons=self._settings.reasoning)[len(said) :]
-        places = range(len(said), len(said) + len(new))
-        said += new
+        emitted = sent.answer.emitted[sent.message.rid]
+        new = byte_tokens(sent.model, add.stop_token_ids, reasons=self._settings.reasoning)[len(emitted) :]
+        places = range(len(emitted), len(emitted) + len(new))
+        emitted += new
         output = TokenOutput(
             rid=sent.message.rid,
             token_ids=tuple(new),
             logprobs=tuple([logprob_of(token, place) for token, place in zip(new, places, strict=True)]),
             finish_reason=FinishReason.LENGTH if is_last else None,
             **_cached(sent),
-            completion_tokens=len(said),
+            completion_tokens=len(emitted),
             prompt_logprobs=scores,
         )
-        self._hand_over(sent, output)
+        self._pass_on(sent, output)
 
     def _scores(self, sent: _Sent) -> tuple[PromptLogprob, ...]:
         """Send the first half of a prompt's logprobs before the first token; return the other half, once."""
@@ -233,40 +240,40 @@ class SessionsMachine:
             return ()
         scored.add(message.rid)
         half = len(scores) // 2
-        self._hand_over(sent, TokenOutput(rid=message.rid, prompt_logprobs=scores[:half]))
+        self._pass_on(sent, TokenOutput(rid=message.rid, prompt_logprobs=scores[:half]))
         return scores[half:]
 
     def _end(self, sent: _Sent, reason: FinishReason, error: str | None = None) -> None:
-        self._tell_end(sent, reason)
+        self._report_end(sent, reason)
         output = TokenOutput(
             rid=sent.message.rid,
             finish_reason=reason,
             error=error,
             **_cached(sent),
         )
-        self._hand_over(sent, output)
+        self._pass_on(sent, output)
 
-    def _hand_over(self, sent: _Sent, output: TokenOutput) -> None:
+    def _pass_on(self, sent: _Sent, output: TokenOutput) -> None:
         if output.finish_reason is not None:
             sent.answer.ends[sent.message.rid] = output.finish_reason
             del self._sent[sent.message.rid]
         self._sessions.take(output)
 
-    def _tell_end(self, sent: _Sent, reason: FinishReason) -> None:
-        """Report the end of an answer's request to the search, once."""
-        real = next((one for one in self._real if one.add is sent.answer.add), None)
-        if sent.place or real is None:
+    def _report_end(self, sent: _Sent, reason: FinishReason) -> None:
+        """Tell the search, once, that the request of a reply has ended."""
+        request = next((one for one in self._device_requests if one.add is sent.answer.add), None)
+        if sent.place or request is None:
             return
-        if not real.is_told:
-            self._replies.append(Tokens(rid=real.add.rid, finish_reason=reason.value))
-            real.is_told = True
-        self._give_back(real)
+        if not request.is_reported:
+            self._replies.append(Tokens(rid=request.add.rid, finish_reason=reason.value))
+            request.is_reported = True
+        self._free_blocks_of(request)
 
     # -- batches --
 
     def _launch(self) -> Batch | None:
         shares: list[Share] = []
-        requests: list[_Real] = []
+        requests: list[_DeviceRequest] = []
         tokens = 0
         for request in self._ready():
             count = len(request.ids) - request.computed
@@ -284,29 +291,29 @@ class SessionsMachine:
         self._in_flight[self._launched] = requests
         return Batch(id=self._launched, shares=tuple(shares))
 
-    def _ready(self) -> Iterator[_Real]:
-        """Return the requests that can compute, in order of arrival; one that waits for blocks blocks later ones."""
-        for request in list(self._real):
+    def _ready(self) -> Iterator[_DeviceRequest]:
+        """Yield the requests that can be computed, in order of arrival; none passes one that waits for blocks."""
+        for request in list(self._device_requests):
             if not request.blocks and not self._admit(request):
                 return
-            if not request.is_in_flight and not request.is_told:
+            if not request.is_in_flight and not request.is_reported:
                 yield request
 
-    def _admit(self, request: _Real) -> bool:
+    def _admit(self, request: _DeviceRequest) -> bool:
         need = -(-(len(request.add.prompt_ids) + request.add.max_new_tokens) // LIMITS.block_size)
         if need > len(self._free):
             return False
         request.blocks, self._free = tuple(self._free[:need]), self._free[need:]
         return True
 
-    def _table_of(self, request: _Real) -> tuple[int, ...]:
+    def _table_of(self, request: _DeviceRequest) -> tuple[int, ...]:
         return request.blocks[: -(-len(request.ids) // LIMITS.block_size)]
 
-    def _land(self, request: _Real, ids: Sequence[int], error: str | None = None) -> None:
+    def _land(self, request: _DeviceRequest, ids: Sequence[int], error: str | None = None) -> None:
         request.is_in_flight = False
         sent = self._sent_of(request)
-        if request.is_told or sent is None:
-            self._give_back(request)
+        if request.is_reported or sent is None:
+            self._free_blocks_of(request)
             return
         if error is not None:
             self._end(sent, FinishReason.ERROR, error)
@@ -318,23 +325,23 @@ class SessionsMachine:
         reason = "stop" if is_stop else "length" if is_last else None
         self._replies.append(Tokens(rid=request.add.rid, token_ids=tuple(ids), finish_reason=reason))
         if reason is not None:
-            request.is_told = True
-            self._give_back(request)
+            request.is_reported = True
+            self._free_blocks_of(request)
         if is_stop and not is_last:
             # It continues until the front end has found the stop string, which the device need not compute.
             left = request.add.max_new_tokens - count
             filler = min(set(range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)).difference(request.add.stop_token_ids))
-            sent.tokens, sent.told = [*request.ids[-count:], *[filler] * left], count
-        self._tell(sent, ids, is_last=is_last)
+            sent.tokens, sent.delivered = [*request.ids[-count:], *[filler] * left], count
+        self._emit(sent, ids, is_last=is_last)
 
-    def _sent_of(self, request: _Real) -> _Sent | None:
+    def _sent_of(self, request: _DeviceRequest) -> _Sent | None:
         return next((one for one in self._sent.values() if one.answer.add is request.add and not one.place), None)
 
-    def _give_back(self, request: _Real) -> None:
+    def _free_blocks_of(self, request: _DeviceRequest) -> None:
         """Free the blocks of a request that has ended, once no batch with it is in flight."""
-        if request.is_in_flight or request not in self._real:
+        if request.is_in_flight or request not in self._device_requests:
             return
-        self._real.remove(request)
+        self._device_requests.remove(request)
         self._free = sorted([*self._free, *request.blocks])
 
 

@@ -6,10 +6,11 @@ from engine.core.messages import FinishReason, RequestError
 from engine.core.plan import LoraUpdate, Microbatch, Segment
 
 
-def dead_end(segment: Segment, said: int) -> RequestError:
-    """Make the error of a request whose grammar has a dead end after ``said`` tokens of output."""
+def dead_end(segment: Segment, length: int) -> RequestError:
+    """Make the error of a request whose grammar has a dead end after this many tokens of output."""
     why = (
-        f"the grammar cannot be followed after {said} tokens of output: nothing may come there; correct or simplify it"
+        f"the grammar cannot be followed after {length} tokens of output: nothing may come there; "
+        "correct or simplify it"
     )
     return RequestError(segment.rid, why, FinishReason.INVALID)
 

@@ -33,24 +33,24 @@ class SimulatedGrammar:
         self._ends = None if regex is not None else tuple(ends)
         self._parts = _parts_of(grammar if regex is None else Grammar(GrammarKind.REGEX, regex))
 
-    def allowed(self, said: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the tokens that may follow an output: only an end token if complete, none after a forbidden output.
+    def allowed(self, output: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the tokens that may follow an output: end tokens if it is complete, none if it is forbidden.
 
-        Returns None if an allowed output cannot continue.
+        Returns None at a dead end.
         """
         place = 0
         for tokens, count in self._parts:
-            here = said[place : place + count]
+            here = output[place : place + count]
             if not set(here) <= set(tokens):
                 return ()
             if len(here) < count:
                 return tokens
             place += count
-        return self._ends if len(said) == place else ()
+        return self._ends if len(output) == place else ()
 
 
 class HeldGrammars(HeldOrders):
-    """The unanswered orders to compile. ``failed`` counts the answers that were turned into errors."""
+    """The unanswered orders to compile a grammar. ``failed`` counts the answers that became errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class HeldGrammars(HeldOrders):
         self.failed = 0
 
     def answer(self, ready: GrammarReady) -> GrammarReady:
-        """Return the answer for the scheduler: the last stage's, or an error if the next one must fail."""
+        """Return the last stage's answer, or an error in its place if the next answer is to fail."""
         if not self._fails:
             return ready
         self._fails = False
@@ -70,7 +70,7 @@ class HeldGrammars(HeldOrders):
         self._fails = True
 
     def spare_next(self) -> None:
-        """Cancel a failure that no answer has met."""
+        """Cancel a failure that has not happened yet."""
         self._fails = False
 
     def start_over(self) -> None:

@@ -7,23 +7,24 @@ from collections.abc import Iterable, Iterator
 
 
 class HeldOrders:
-    """The unanswered orders by their numbers, in order.
+    """The numbers of the unanswered orders, oldest first.
 
-    By default the answer to an order of one step comes in the next.
+    Unless answers are held, an order is answered in the next step.
     """
 
     def __init__(self) -> None:
         self._open: deque[int] = deque()
-        self._may_come: int | None = None
+        # The number of held answers that may be taken; None while answers are not held.
+        self._released: int | None = None
 
     def ordered(self, numbers: Iterable[int]) -> None:
         self._open += numbers
 
     def take_due(self) -> Iterator[int]:
-        """Take the numbers of the orders whose answers the next step gets."""
-        while self._open and self._may_come != 0:
-            if self._may_come is not None:
-                self._may_come -= 1
+        """Take the orders that are answered in the next step."""
+        while self._open and self._released != 0:
+            if self._released is not None:
+                self._released -= 1
             yield self._open.popleft()
 
     def is_open(self, number: int) -> bool:
@@ -31,21 +32,21 @@ class HeldOrders:
 
     @property
     def is_holding(self) -> bool:
-        """True while an unreleased answer is held."""
-        return self._may_come == 0 and bool(self._open)
+        """True while a held answer has not been released."""
+        return self._released == 0 and bool(self._open)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def hold(self) -> None:
-        """Hold every answer that is not yet taken."""
-        self._may_come = 0
+        """Hold all answers that have not been taken."""
+        self._released = 0
 
     def release(self, count: int | None) -> None:
         if count is None:
-            self._may_come = None
-        elif self._may_come is not None:
-            self._may_come += count
+            self._released = None
+        elif self._released is not None:
+            self._released += count
 
     def lose(self) -> None:
         self._open.clear()

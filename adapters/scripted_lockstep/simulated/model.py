@@ -27,7 +27,7 @@ def alphabet_of(limits: Limits) -> int:
 
 
 def salt_of(*values: object) -> int:
-    """Hash these values to a number, equal in every process."""
+    """Hash these values. The hash is the same in every process."""
     return zlib.crc32(repr(values).encode()) & MASK
 
 
@@ -59,7 +59,7 @@ def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed
 
 
 def prompt_logprobs_of(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
-    """Derive prompt logprobs from the KV before a token and from the token, so that a misplaced one shows."""
+    """Derive each prompt logprob from the token and the KV before it, so that a misplaced one is noticed."""
     first, values = segment.logprobs_from, []
     for position, target in enumerate(segment.targets, first):
         number = (links[position - segment.start + 1] ^ (target + 1) * CHAIN) * MIX >> 40 & 0xFFFF

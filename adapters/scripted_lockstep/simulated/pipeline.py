@@ -1,4 +1,4 @@
-"""A pipeline without a model: it computes tokens from fingerprints of the KV that a request really reads.
+"""A pipeline without a model. Its tokens come from fingerprints of the KV that each request actually reads.
 
 Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written
 twice breaks a chain, which changes the output and is reported. It runs in the caller's thread, in launch order, and
@@ -199,7 +199,7 @@ class SimulatedPipeline:
         return LoraRead(version=version, error=why)
 
     def answer_source(self) -> int | None:
-        """Return no source to wait on."""
+        """Return None: answers come at once, so there is nothing to wait on."""
         return None
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class SimulatedPipeline:
             self.transfers.order(order)
 
     def ended_transfers(self, deliveries: Iterable[Generate]) -> Sequence[TransferEvent]:
-        """Take the ends of transfers that are due; ``deliveries`` are the prompts that this engine had to send."""
+        """Take the ends of transfers that are due; ``deliveries`` are the prompts that this engine sends."""
         if self._dead is not None or not self.transfers.open:
             return ()
         return self.transfers.take_ended(self, self._root, deliveries, self.corruptions)
@@ -267,9 +267,9 @@ class SimulatedPipeline:
         self._failed = tuple(count + (first <= stage <= last) for stage, count in enumerate(self._failed))
 
     def _fail(self, microbatch: Microbatch) -> Completion:
-        """Adopt a microbatch's pages and specs without computing, as a stage does after a failure."""
+        """Apply the changes of a microbatch to its rows without computing it, as a stage does after a failure."""
         for segment in microbatch.segments:
-            self._take_over(segment).poisoned = True
+            self._update_row(segment).poisoned = True
         if isinstance(microbatch, LoraUpdate):
             self._read_paths.pop(microbatch.change.version, None)
         stage, self._failing_stage = self._failing_stage, None
@@ -280,11 +280,11 @@ class SimulatedPipeline:
     def _compute(self, microbatch: Microbatch) -> Completion:
         if microbatch.is_control:
             # There is nothing to profile here.
-            return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
+            return Completion(microbatch_id=microbatch.id, error=self._run_control(microbatch))
         if self._is_asleep:
             self.corruptions.append(f"microbatch {microbatch.id} is computed while the stages sleep")
         if microbatch.copies is not None:
-            self._carry_out(microbatch.copies)
+            self._copy_pages(microbatch.copies)
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         accepted: list[int] = []
@@ -325,14 +325,14 @@ class SimulatedPipeline:
         logprobs: list[TokenLogprob | None],
         errors: list[RequestError],
     ) -> tuple[int, int]:
-        """Add a segment's new tokens; return the end of the KV before the last one, and its fingerprint."""
+        """Append the new tokens of a segment. Returns the end and the fingerprint of the KV before the last one."""
         spec, before = row.spec, len(tokens)
         # The tokens after the drafts that hold, each from the KV before it.
         for draft in range(segment.drafts, -1, -1):
             end = segment.start + len(segment.token_ids) - draft
             fingerprint = links[-1 - draft]
             value, allowed, is_stuck = fingerprint ^ row.salt, None, False
-            if row.looks_back and not row.poisoned:
+            if row.needs_history and not row.poisoned:
                 value ^= self._penalty(end, row) if spec.has_penalty else 0
                 allowed = self._allowed(segment, end, row) if spec.grammar_id else None
                 is_stuck = spec.grammar_id > 0 and allowed is None
@@ -350,20 +350,20 @@ class SimulatedPipeline:
                 break
         return end, fingerprint
 
-    def _control(self, microbatch: Microbatch) -> str | None:
-        """Carry out a control microbatch, as every stage does. Returns the reason of a failure."""
+    def _run_control(self, microbatch: Microbatch) -> str | None:
+        """Execute a control microbatch, as every stage does. Returns the reason for a failure."""
         if isinstance(microbatch, WeightUpdate):
-            return self._update(microbatch.path)
+            return self._update_weights(microbatch.path)
         if isinstance(microbatch, SleepSwitch):
             self._is_asleep = microbatch.level > 0
             for kept in (self._kv, self._window_kv, self._host_kv):
                 kept[:] = [[]] * len(kept)
             return None
         if isinstance(microbatch, LoraUpdate):
-            self._change(microbatch.change)
+            self._change_lora(microbatch.change)
         return None
 
-    def _change(self, change: LoraChange) -> None:
+    def _change_lora(self, change: LoraChange) -> None:
         if change.path is not None:
             path = self._read_paths.pop(change.version, None)
             if path != change.path or self.loras.is_open(change.version):
@@ -390,8 +390,8 @@ class SimulatedPipeline:
             guesses.append(token)
         return tuple(guesses)
 
-    def _update(self, weights: str | None) -> str | None:
-        """Take the weights of another seed. Returns the reason of a failure."""
+    def _update_weights(self, weights: str | None) -> str | None:
+        """Switch to the weights of another seed. Returns the reason for a failure."""
         seed = self._seed if weights is None else embedded_seed(weights, self._seed)
         if seed is None or (weights is not None and has_embedded_window(weights) is not bool(self._window_tokens)):
             name = EMBEDDED_WINDOW_MODEL if self._window_tokens else EMBEDDED_MODEL
@@ -401,8 +401,8 @@ class SimulatedPipeline:
 
     # -- the KV cache --
 
-    def _carry_out(self, copies: Copies) -> None:
-        """Copy pages to the host, then pages from it, which are overwritten."""
+    def _copy_pages(self, copies: Copies) -> None:
+        """Copy pages to the host, then load pages from it over others."""
         for page, host in copies.out:
             self._host_kv[host] = list(self._kv[page])
             self._host_filled[host] = self._filled[page]
@@ -412,7 +412,7 @@ class SimulatedPipeline:
             self._writes[page] += 1
 
     def describe(self) -> tuple[StageView, ...]:
-        """Return every stage's own view; all have computed the same microbatches, and differ only in their failures."""
+        """Return each stage's view. All stages computed the same microbatches; only their failures differ."""
         self._describes += 1
         return tuple(
             StageView(
@@ -437,7 +437,7 @@ class SimulatedPipeline:
 
     def _forward(self, segment: Segment) -> tuple[list[int], Row]:
         """Write one segment's KV. Returns the fingerprint before it and the one after each of its tokens."""
-        row = self._take_over(segment)
+        row = self._update_row(segment)
         if row.poisoned:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
         fingerprint = self._read(segment, row)
@@ -449,16 +449,16 @@ class SimulatedPipeline:
         return links, row
 
     def _newest_of(self, segment: Segment, row: Row) -> tuple[int, ...]:
-        """Return the token from which a segment planned ahead continues; the histories of the host lack it."""
-        if row.looks_back:
-            what = "what it says next depends on the token before, which is not known when it is planned ahead"
+        """Return the token that a segment planned ahead follows, which the host did not know when it planned."""
+        if row.needs_history:
+            what = "its next token depends on the one before, which is unknown when it is planned ahead"
             return (self._corrupted(segment, what),)
         if row.newest is None:
-            return (self._corrupted(segment, "no token was chosen that what is planned ahead could go on from"),)
+            return (self._corrupted(segment, "it was planned ahead, but no token was chosen before it"),)
         return (row.newest,)
 
-    def _take_over(self, segment: Segment) -> Row:
-        """Update a row's page table and request."""
+    def _update_row(self, segment: Segment) -> Row:
+        """Apply a segment's changes to its row: a new request, new pages."""
         if segment.sampling is not None:
             self._rows[segment.row] = Row(segment.sampling)
         row = self._rows[segment.row]
@@ -469,7 +469,7 @@ class SimulatedPipeline:
         return row
 
     def _read(self, segment: Segment, row: Row) -> int:
-        """Return the fingerprint of the KV before this segment, after checking that this row may read all of it."""
+        """Return the fingerprint of the KV before this segment. Checks that the row may read all of it."""
         if segment.lora not in self._loras:
             return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
         if segment.start == 0:
@@ -483,7 +483,7 @@ class SimulatedPipeline:
             return self._corrupted(segment, f"position {segment.start - 1} in page {pages[last]} was never written")
         if segment.page_start == 0 and segment.pages and not self._is_chain(pages, segment.lora):
             return self._corrupted(segment, f"the pages {pages} are not one prefix")
-        if self._window_tokens and (place := self._strange_window_place(segment, row, last)) is not None:
+        if self._window_tokens and (place := self._mismatched_window_page(segment, row, last)) is not None:
             what = f"window page {row.window[place]} does not hold what page {pages[place]} does"
             return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
@@ -518,7 +518,7 @@ class SimulatedPipeline:
         return allowed or self._ends
 
     def _tokens_of(self, end: int, row: Row) -> list[int] | None:
-        """Read all tokens of a row before ``end`` back from its KV; None when one was never written."""
+        """Recover all tokens of a row before ``end`` from its KV; None if one was never written."""
         size = self._page_size
         tokens: list[int] = []
         for start in range(0, end, size):
@@ -530,8 +530,8 @@ class SimulatedPipeline:
             tokens += [(after - before * CHAIN - 1) & MASK for before, after in links]
         return tokens
 
-    def _strange_window_place(self, segment: Segment, row: Row, last: int) -> int | None:
-        """Find the first position in the segment's window whose window page has other content."""
+    def _mismatched_window_page(self, segment: Segment, row: Row, last: int) -> int | None:
+        """Return the first page in the segment's window whose window page has other content."""
         first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
         for place in range(first, last + 1):
             twin = row.window[place]
@@ -550,7 +550,7 @@ class SimulatedPipeline:
         return True
 
     def _write(self, segment: Segment, row: Row, links: list[int]) -> None:
-        """Store ``links[1:]`` from the segment's start on; the pages' other slots stay as they are."""
+        """Write ``links[1:]`` to the slots from the segment's start on; other slots keep their content."""
         size, done, count = self._page_size, 0, len(links) - 1
         while done < count:
             index, offset = divmod(segment.start + done, size)

@@ -1,4 +1,4 @@
-"""KV that a simulated engine sends to other engines and receives from them.
+"""KV transfers of a simulated engine, to other engines and from them.
 
 A single engine has an imaginary peer, which sends the requested pages and takes all. A transfer then ends in the step
 after its order, unless transfers are held or the peer fails. In a fleet, both ends are engines of the fleet.
@@ -24,7 +24,7 @@ PageContent = list[int]
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that has not ended. ``came`` are its pages by index, ``failed_at`` the page of a failure."""
+    """An open transfer. ``came`` has the received pages by index; ``failed_at`` is the page at which it failed."""
 
     order: ReceivePages | SendPages
     wanted: PrefillWanted | None = None
@@ -71,9 +71,9 @@ class Pool(Protocol):
 
 
 class SimulatedTransfers:
-    """Follows transfers; ``open`` are those that have not ended, by number. In a fleet nothing ``is_imagined``.
+    """Tracks the ``open`` transfers by number.
 
-    ``sent`` are pages that have left, for a fleet that carries them.
+    ``is_imagined``: the peer is imaginary, as it is outside a fleet. ``sent`` has the pages that the fleet is to carry.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -96,7 +96,7 @@ class SimulatedTransfers:
                 one.failed_at = len(one.order.pages) - order.transfer % 2 if one.wanted is not None else 0
 
     def want(self, replies: Iterable[Reply]) -> None:
-        """Note the orders to prefill engines."""
+        """Note which prompt each open transfer is to receive."""
         for reply in replies:
             if isinstance(reply, PrefillWanted) and reply.transfer in self.open:
                 self.open[reply.transfer].wanted = reply
@@ -105,17 +105,17 @@ class SimulatedTransfers:
 
     @property
     def holds_some(self) -> bool:
-        """Return whether held transfers would have ended otherwise."""
+        """Return whether a transfer is open only because transfers are held."""
         return self.is_holding and any(not one.is_stopped for one in self.open.values())
 
     @property
     def ends_soon(self) -> bool:
-        """Return whether a transfer was stopped or broke, so that the next step brings its end."""
+        """Return whether a transfer was stopped or has failed, so that it ends in the next step."""
         return any(one.is_stopped or one.failed_at is not None for one in self.open.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of transfers that have not ended, in their order."""
+        """The numbers of the open transfers, oldest first."""
         return tuple(self.open)
 
     def is_received(self, number: int) -> bool:
@@ -123,18 +123,18 @@ class SimulatedTransfers:
         return isinstance(self.open[number].order, ReceivePages)
 
     def comes(self, number: int) -> int:
-        """Count the pages that still arrive for a stopped transfer."""
+        """Return how many pages still arrive for a stopped transfer."""
         return self.open[number].failed_at or 0
 
     # -- the other end --
 
     def fail(self, number: int, pages: int) -> None:
-        """Fail the other engine after this many pages of a transfer. A stopped transfer gets no pages anyway."""
+        """Make the other engine fail after this many pages. A stopped transfer is left alone."""
         if not self.open[number].is_stopped:
             self.open[number].failed_at = pages
 
     def confirm(self, verdict: ConfirmedPages) -> None:
-        """Take the other engine's answer to pages."""
+        """Note whether the other engine received the pages."""
         if verdict.sending in self.open:
             self.open[verdict.sending].verdict = verdict
 
@@ -145,7 +145,7 @@ class SimulatedTransfers:
                 one.failed_at = 0
 
     def arrive(self, pages: SentPages) -> str | None:
-        """Take pages from another engine. Returns why they are dropped: the transfer has ended or was stopped."""
+        """Receive pages. Returns the reason if they are dropped because the transfer has ended or was stopped."""
         one = self.open.get(pages.transfer)
         if one is None or one.is_stopped or not isinstance(one.order, ReceivePages):
             return f"nothing is received for transfer {pages.transfer}, or not any more"
@@ -166,7 +166,7 @@ class SimulatedTransfers:
             if isinstance(one.order, ReceivePages):
                 event = self._end_receiving(one, one.order, pool, root)
             else:
-                event = self._why_not_sent(one, one.order)
+                event = self._failed_sending(one, one.order)
                 if event is None and not self.is_holding:
                     event = self._send(one, one.order, pool, root, deliveries, corruptions)
             if event is not None:
@@ -194,7 +194,7 @@ class SimulatedTransfers:
             pool.receive(page, one.came[index])
         return PagesReceived(transfer=number, pages=whole)
 
-    def _why_not_sent(self, one: _Open, order: SendPages) -> PagesSent | None:
+    def _failed_sending(self, one: _Open, order: SendPages) -> PagesSent | None:
         if one.is_stopped or one.failed_at is not None:
             return PagesSent(transfer=order.transfer, error="stopped" if one.is_stopped else GONE)
         return None
@@ -208,14 +208,14 @@ class SimulatedTransfers:
         deliveries: Iterable[Generate],
         corruptions: list[str],
     ) -> PagesSent | None:
-        """Send pages until the other engine confirms them; until then they must hold what was sent."""
+        """Send pages, and wait for the confirmation; until then the pages must keep their content."""
         if one.has_left and one.verdict is None:
             return None
         contents = tuple([list(pool.content(page)) for page in order.pages])
         for message in deliveries:
             deliver = message.deliver
             if deliver is not None and (deliver.to, deliver.transfer) == (order.to, order.to_transfer):
-                corruptions += self._strange(message, deliver.first_page + order.first, contents, root)
+                corruptions += self._wrong_pages(message, deliver.first_page + order.first, contents, root)
                 break
         else:
             corruptions.append(f"pages {order.pages} are sent for transfer {order.to_transfer}, which nobody asked for")
@@ -225,8 +225,8 @@ class SimulatedTransfers:
         self.sent.append(SentPages(order.to[0], order.to_transfer, order.first, contents, order.transfer))
         return None
 
-    def _strange(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
-        """Name each page of a sent prompt that does not have its KV."""
+    def _wrong_pages(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
+        """Describe each sent page that does not hold the KV of its prompt."""
         size, links = self._page_size, links_of(root, message.prompt_ids)
         for index, content in enumerate(contents, first):
             if content != links[index * size : (index + 1) * size + 1]:

@@ -83,13 +83,13 @@ _STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
 
 
 def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Yield the additions to a schedule. Where a crowd would take too long, a request is ended in flight instead."""
+    """Yield the events that a scenario adds. If a crowd would take too long, end a request in flight instead."""
     if scenario == PRESSED:
         return _pressed_again(rng, schedule, limits)
     if scenario == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
-        return _equals(rng, schedule, limits)
+        return _equal_prompts(rng, schedule, limits)
     if scenario == LOADS and limits.host_pages:
-        return _loads(rng, limits)
+        return _host_loads(rng, limits)
     if scenario == OFTEN:
         return _used_often(rng, limits)
     if scenario in (STREAM, LORAS, SHORT):
@@ -100,10 +100,10 @@ def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, li
         return _passed_over(rng, tokens, limits)
     if scenario == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
-    return _caught(rng, schedule)
+    return _caught_in_flight(rng, schedule)
 
 
-def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+def _caught_in_flight(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     """Hold results, and end their requests meanwhile; usually with another event at the same time.
 
     Many requests have a twin that comes with or after them, and shares or waits for their work in flight.
@@ -119,17 +119,17 @@ def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
         for number in range(2):
             pair = StartRequest(rid=f"w{number}", prompt=rng.randint(2, 9), seed=20 + number, logprobs_from=0)
             yield Placed(step, pair)
-        yield from _ended_in_flight(
+        yield from _end_in_flight(
             rng, rng.choice(("w0", "w0", "w0", "w1")), step + rng.choice((0, 0, 1)), by_itself=True
         )
         return
     if rng.random() < 0.5:
         twin = msgspec.structs.replace(start, rid=f"{start.rid}-w", seed=rng.choice((start.seed, 7)))
         yield Placed(step + rng.choice((0, 0, 1, 2)), twin)
-    yield from _ended_in_flight(rng, start.rid, step + rng.choice((0, 0, 1, 1, 2, 4, 8)), schedule)
+    yield from _end_in_flight(rng, start.rid, step + rng.choice((0, 0, 1, 1, 2, 4, 8)), schedule)
 
 
-def _ended_in_flight(
+def _end_in_flight(
     rng: random.Random, rid: str, held: int, schedule: Schedule | None = None, *, by_itself: bool = False
 ) -> Iterator[Placed]:
     """Hold results, and end a request meanwhile, mostly ``by_itself`` if set; usually with another event."""
@@ -150,7 +150,7 @@ def _ended_in_flight(
     yield Placed(end + rng.randint(1, 5), ReleaseResults(count=rng.choice((None, 1, 1, 2))))
 
 
-def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+def _equal_prompts(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
     """Start long prompts with a common beginning close together: it is all, most or little of each.
 
     Often the first one's work is lost; small prompts follow.
@@ -169,13 +169,13 @@ def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[
         yield Placed(step + rng.randint(0, 2), small)
     held = first + rng.choice((0, 0, 1, 1, 2, 4))
     if rng.random() < 0.7:
-        yield from _ended_in_flight(rng, "e0", held)
+        yield from _end_in_flight(rng, "e0", held)
     elif rng.random() < 0.6:
         yield Placed(held, HoldResults())
         yield Placed(held + rng.randint(2, 6), ReleaseResults())
 
 
-def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
+def _host_loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
     """Compute prompts, evict them to the host and start them again; a load is often in flight when its request ends."""
     page = limits.page_size
     pages = max(1, min(limits.host_pages, limits.total_pages // 2 - 1, rng.randint(1, 5)))
@@ -193,7 +193,7 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
     for number, start in enumerate(starts):
         yield Placed(step, msgspec.structs.replace(start, rid=f"l{number}-w", new=rng.randint(1, 4)))
         if rng.random() < 0.6:
-            yield from _ended_in_flight(rng, f"l{number}-w", step + rng.randint(0, 1))
+            yield from _end_in_flight(rng, f"l{number}-w", step + rng.randint(0, 1))
         step += rng.randint(0, 6)
     if rng.random() < 0.5:
         yield Placed(step + rng.randint(4, 12), msgspec.structs.replace(starts[0], rid="l-x"))
@@ -201,9 +201,9 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """Keep starting small requests, and early among them usually two that do not fit beside some of them.
+    """Keep starting small requests, and early among them one to three that do not fit beside several of these.
 
-    Both have waited too long when the first one starts.
+    By the time the first of them starts, the others have been overtaken too often.
     """
     for number in range(rng.choice((1, 2, 2, 2, 2, 3))):
         start = StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=rng.choice((1, 1, 3, 6)), seed=9 + number)
@@ -216,10 +216,7 @@ def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Pl
 
 
 def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
-    """Use one prefix again and again beside an unused one, until cached pages are evicted.
-
-    There are more uses than the tree remembers.
-    """
+    """Hit one prefix more often than the tree counts, beside a prefix that is never hit; then evict pages."""
     page = limits.page_size
     pages = max(1, min(limits.total_pages // 2 - 1, rng.randint(1, 3)))
     yield Placed(1, StartRequest(rid="o", prompt=pages * page + 1, new=1, seed=15))
@@ -238,7 +235,7 @@ def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """Give one request most of the pool, start requests that do not fit beside it, then small ones."""
+    """Start a request that takes most of the pool, then many that do not fit beside it, then small ones."""
     step = rng.randint(1, 4)
     yield Placed(step, StartRequest(rid="q", prompt=tokens, new=rng.randint(4, 16), seed=9, ignore_eos=True))
     for number in range(ADMISSION_TRIES_LIMIT_REQUESTS + rng.choice((-1, -1, 0, 0, 1, 3))):
@@ -250,7 +247,7 @@ def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
 
 
 def _pressed_again(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Have an operator ask for one amount and then for larger or smaller ones."""
+    """Have an operator reserve memory several times, in different amounts."""
     most = {"pages": limits.total_pages // 2, "rows": _ROWS, "window": limits.window_pages // 2}
     what = rng.choice([name for name, count in most.items() if count])
     step = rng.randint(1, schedule.last_step)

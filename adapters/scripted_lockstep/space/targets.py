@@ -171,33 +171,34 @@ _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
 )
 _OFTEN: Final = 0.3
 # One engine in this many publishes KV events.
-_TOLD_EVERY: Final = 4
-# Of the requests whose guesses are looked up, one in this many has two-byte ids, and emits one that they contain.
+_KV_EVENTS_EVERY: Final = 4
+# Of the requests with prompt lookup, one in this many has two-byte ids, and emits one of their bytes as an id.
 _LOOKED_UP: Final = ("looked-up", "of-one-token")
 _WIDE_EVERY: Final = 3
 # One request in this many has choices.
 _CHOICES_EVERY: Final = 23
-# One engine in this many that mixes prompts and decodes bounds gaps in milliseconds, one in so many in steps.
+# Of the engines that mix prompts and decodes, one in this many bounds gaps in milliseconds.
 _GAP_BOUND_EVERY: Final = 3
+# Of the others, one in this many bounds them in steps.
 _GAP_STEPS_EVERY: Final = 4
 _MAX_GAP_MS: Final = 100
 _MAX_GAP_STEPS: Final = 3
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
-_CARRIED: Final = 0.6
+_SHARE_WITH_KIND: Final = 0.6
 # Sizes of a pool in tokens.
 _POOLS: Final = {None: (96, 128, 200), "tight": (36, 40, 44, 48, 56), "least": (16, 20, 24, 28)}
 _WINDOWED_POOLS: Final = {None: (512, 640), "tight": (224, 256, 320), "least": (112, 128, 160)}
 _LARGE_POOLS: Final = {None: (4096, 8192), "tight": (1536, 2048, 2560), "least": (768, 1024)}
 _LONG_OUTPUT: Final = 100
-_ACCOMPANIED: Final = 0.7
+_SHARE_WITH_COMPANIONS: Final = 0.7
 _LONGEST: Final = 60
 _LONGEST_WINDOWED: Final = 150
 _LONGEST_LARGE: Final = 1500
 
 
 class EngineSpace:
-    """Implements ``scripted.search.generated.Space`` by hand-written tables.
+    """Implements ``scripted.search.generated.Space`` with hand-written tables.
 
     ``SchedulerSpace`` of the SDK varies each setting by itself; here a level of a feature sets several that act only
     together, with requests that exercise them.
@@ -232,17 +233,17 @@ class EngineSpace:
         return SCENES
 
     def allows(self, row: Row) -> bool:
-        return _makes_a_config(tuple(_config_levels(_completed(row)).items()))
+        return _makes_a_config(tuple(_config_levels(_with_needed(row)).items()))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Raises ConfigError, and ValueError for events without an effect at these numbers."""
-        row = _completed(row)
+        row = _with_needed(row)
         for feature, level, other, its_level in _OFTEN_WITH:
             if feature in row and row[feature] == (level or row[feature]) and rng.random() < _OFTEN:
                 row = {other: its_level, **row}
         schedule = self.workload(_config(row, rng), row, rng)
         limits = limits_of(schedule.config)
-        schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
+        schedule = schedule.with_placed(_passing_events(row, rng, schedule, limits))
         schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
         if SCENARIO in row:
             schedule = schedule.with_placed(list(scenario_additions(row[SCENARIO], rng, schedule, limits)))
@@ -253,18 +254,18 @@ class EngineSpace:
         limits = limits_of(config)
         longest = _LONGEST_LARGE if "scale" in row else _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
         marks = _marks(limits, longest, is_long="prompts" in row)
-        placed = list(_opening(row))
+        placed = list(_first_events(row))
         first = 3 if placed else 0
         row = _with_sharing(row, rng)
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
-            for index in _carriers(row, rng, [fields for _, fields in starts]):
+            for index in _requests_with(row, rng, [fields for _, fields in starts]):
                 fields = starts[index][1]
                 fields |= _KINDS[name][row[name]](rng, fields)
         for _, fields in starts:
             _make_effective(row, rng, fields)
-        if row.get("requests") != "one" and rng.random() < _ACCOMPANIED:
+        if row.get("requests") != "one" and rng.random() < _SHARE_WITH_COMPANIONS:
             starts += _companions(row, rng, limits)
         for index, (step, fields) in enumerate(starts):
             if "loras" in row and row.get("requests") == "stream":
@@ -278,17 +279,17 @@ class EngineSpace:
 SPACE: Final = EngineSpace()
 
 
-def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequence[int]:
-    """Choose the requests of a kind, at least one. In a stream all similar ones have it, or all others."""
+def _requests_with(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequence[int]:
+    """Choose the requests that get a kind, at least one; in a stream often all equal prompts, or all others."""
     if row.get("requests") == "stream" and rng.random() < 0.7:
         alike = rng.random() < 0.5
         return [index for index, fields in enumerate(starts) if (fields["seed"] == 0) is alike]
-    drawn = {rng.randrange(len(starts)), *(i for i in range(len(starts)) if rng.random() < _CARRIED)}
+    drawn = {rng.randrange(len(starts)), *(i for i in range(len(starts)) if rng.random() < _SHARE_WITH_KIND)}
     return sorted(drawn)
 
 
 def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[int, _Drawn]]:
-    """Make requests with almost no features, for settings that other features of a request disable."""
+    """Yield plain requests, because other features of a request disable some settings."""
     salt = {"salt": rng.choice(("u", "v"))} if "salts" in row and rng.random() < 0.5 else {}
     if row.get("stages") == "async":
         for number in range(rng.randint(1, 3)):
@@ -311,8 +312,8 @@ def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[
             step += rng.choice((0, 0, 1, 1, 2))
 
 
-def _completed(row: Row) -> Row:
-    """Add the features that its events need, unless the row has another level of them."""
+def _with_needed(row: Row) -> Row:
+    """Add the features that the row's events need, unless the row has them at another level."""
     needed = dict(_NEEDS[name] for name in row if name in _NEEDS)
     if row.get("policy") in _IMPLIED:
         needed["priorities"] = _IMPLIED[row["policy"]]
@@ -362,7 +363,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         values["model"] = EMBEDDED_WINDOW_MODEL
     # Settings that are drawn from the others change no other target.
     drawn = zlib.crc32(repr(sorted(values.items())).encode())
-    if values.get("radix_cache", True) and not drawn % _TOLD_EVERY:
+    if values.get("radix_cache", True) and not drawn % _KV_EVENTS_EVERY:
         values["kv_events"] = True
     if "mixed" in row and chunk != -1 and not drawn % _GAP_BOUND_EVERY:
         values["max_gap_ms"] = _MAX_GAP_MS
@@ -389,7 +390,7 @@ def _tight_window_pages(config: EngineConfig, rng: random.Random) -> int:
 
 
 def _with_sharing(row: Row, rng: random.Random) -> Row:
-    """Let prompts share their tokens where other features depend on it."""
+    """Make the prompts of a row share tokens if one of its other features has no effect otherwise."""
     if "sharing" in row or rng.random() >= (0.8 if "scale" in row else 0.5):
         return row
     if "scale" in row:
@@ -411,7 +412,7 @@ def _chunk_sizes(level: str | None, page: int, *, large: bool) -> tuple[int, ...
 
 
 def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
-    """Give drafts a guessable output, and a stop token an output that contains it, in half of the requests."""
+    """In half of the requests, make the output guessable for drafts, or make it contain the stop token."""
     if "drafts" in row and fields["new"] and rng.random() < 0.5:
         fields["new"] = max(fields["new"], rng.choice((8, 14, 20, 30)))
         if "biased" not in fields and rng.random() < 0.3:
@@ -455,7 +456,7 @@ def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:
     )
 
 
-def _opening(row: Row) -> Iterator[Placed]:
+def _first_events(row: Row) -> Iterator[Placed]:
     if "loras" in row:
         yield Placed(1, LoraLoad(name="x"))
         yield Placed(1, LoraLoad(name="y", seed=2))
@@ -463,8 +464,8 @@ def _opening(row: Row) -> Iterator[Placed]:
         yield Placed(1, HoldGrammars())
 
 
-def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Advance the clock where limits matter, evict where there is a host tier, release held grammars."""
+def _passing_events(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+    """Yield events for the row: clock advances for limits, evictions for a host tier, releases of held answers."""
     if "time-limit" in row or limits.waiting_timeout_s is not None:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
@@ -491,7 +492,7 @@ def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -
 
 
 def _with_everything() -> Schedule:
-    """Make a schedule whose requests have all kinds, so that each kind of event can be added."""
+    """Return a schedule with a request of every kind, to which every kind of event can be added."""
     config = EngineConfig(model=EMBEDDED_WINDOW_MODEL, max_loras=1, waiting_timeout_s=1.0, max_total_tokens=1024)
     start = StartRequest(rid="a", prompt=9, regex="[a-c]{2}", lora="x", timeout_s=1.0)
     return Schedule(config, (Placed(1, start),), DEFAULT_ADAPTER)

@@ -238,7 +238,7 @@ class Conformance:
             raise Nonconformance("Refuse", f"the refusal of {message.rid} must say {says!r}, but is {refusal}")
 
     def check_cache(self, scheduler: Scheduler) -> None:
-        """Compare the whole cache, prefixes, their hits and the order of their last uses, and the statistics."""
+        """Compare the statistics and the whole cache: prefixes, their hits, and the order of their last uses."""
         _compare_stats(self.specification.stats(), scheduler.stats())
         self._check_contents(scheduler)
 
@@ -277,12 +277,12 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
     told = getattr(microbatch, _TELLS[expected.mode], None) if expected.mode in _TELLS else None
     change = microbatch.change if isinstance(microbatch, LoraUpdate) else None
     copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
-    due = expected.mode, expected.told, expected.lora, expected.number, expected.copies
+    due = expected.mode, expected.order, expected.lora, expected.number, expected.copies
     if due == (mode, told, change, number, copies):
         return
     rule, what = _OF_CONTROL.get(expected.mode, "Mixed"), f"microbatch {number}"
     _must_be_equal(rule, f"the mode of {what}", expected.mode, mode)
-    _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
+    _must_be_equal(rule, f"what {what} tells the stages", expected.order, told)
     _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, change)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, number)
     _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
@@ -353,13 +353,13 @@ def _compare_host(expected: SpecifiedHostTier, host: HostTier, size: int) -> Non
 
 @functools.lru_cache(maxsize=4096)
 def _key_of(prefix: tuple[Any, ...], size: int) -> bytes:
-    """Return the key of a prefix's last page."""
+    """Return the key of the last page of a prefix."""
     kv_key, *ids = prefix
     return [*page_keys(ids, size, kv_key)][-1]
 
 
 def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
-    """Compare the cached prefixes: exactly the specified ones."""
+    """Check that exactly the specified prefixes are cached."""
     last, leaves = {tree.root: cache}, list[tuple[int, int]]()
     for node in tree.nodes():
         assert node.parent is not None, f"{node} is the root"
@@ -445,7 +445,7 @@ def _rule_of(reply: Reply) -> str:
 
 
 def _agree(specification: Specification, scheduler: Scheduler, waiting: int) -> bool:
-    """Return whether all counters are equal; making the statistics would cost as much as all other checks together."""
+    """Return whether all counters are equal, without making the statistics: they cost as much as all other checks."""
     memory, specified, loras = scheduler.memory, specification.memory, specification.loras
     return (
         _specified_sizes(specification, waiting) == _sizes_of(scheduler)

@@ -1,4 +1,4 @@
-"""Drafts of the executable specification: the guesses, the room for them, and the number that holds.
+"""Drafts of the executable specification: the guesses, the room for them, and how many are accepted.
 
 Names in bold are the rules of docs/rules.md.
 """
@@ -26,7 +26,7 @@ class _Specified(Protocol):
 
 
 def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
-    """**Drafts**: the guesses that fit the free pages and the rest of the request's output."""
+    """**Drafts**: as many guesses as the free pages and the rest of the output have room for."""
     limits, ids = engine.limits, request.ids
     if len(ids) < request.guesses_from:
         return ()
@@ -46,7 +46,7 @@ def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
 
 
 def verify(request: Request, engine: _Specified, accepted: Iterator[int], guesses: Iterator[tuple[int, ...]]) -> int:
-    """**Verify**: accepted drafts hold; rejected ones were not computed and own no pages. Returns the tokens."""
+    """**Verify**: keep the accepted drafts; rejected ones count as not computed. Returns the number of tokens."""
     drafts, request.drafts, request.guesses = request.drafts, (), next(guesses, ())
     right = next(accepted) if drafts else 0
     engine.totals["drafted_tokens"] += len(drafts)

@@ -1,6 +1,6 @@
 """The output that the executable specification requires of a step.
 
-This module has the forms only. The specification fills them; conformance compares them.
+Only data: the specification makes it, and conformance compares it with the engine's.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ExpectedSegment(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """One step. ``number`` is the number of the last microbatch; ``mode`` is None when this step launches none.
+    """One step. ``number`` is the last microbatch's; ``mode`` is None if the step launches none.
 
-    ``told`` is the order of a microbatch without requests: the new weights, or the folder of a profile. ``copies``
+    ``order`` is the argument of a microbatch without requests: the new weights, or the folder of a profile. ``copies``
     counts the pages copied to the host and from it; the choice of pages is not specified. ``transfers`` are the orders
     to send and receive KV. The texts in ``replies`` are the specified parts of answers and refusals.
     """
@@ -46,7 +46,7 @@ class Expected(NamedTuple):
     mode: ForwardMode | None
     number: int
     segments: Sequence[ExpectedSegment]
-    told: str | int | None
+    order: str | int | None
     lora: LoraChange | None
     replies: Sequence[Reply]
     deadline: float | None

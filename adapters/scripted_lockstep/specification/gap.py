@@ -13,7 +13,7 @@ _NEWEST_SHARE: Final = 0.25
 
 
 class SpecifiedGap:
-    """**Gap**: the average time of a token in microbatches with prompts; only those of half the allowed size count.
+    """**Gap**: the average time per token in microbatches with prompts, if they have half of the allowed size.
 
     With ``max_gap_steps`` also the average time and size of microbatches of decodes.
     """
@@ -27,7 +27,7 @@ class SpecifiedGap:
         self.decodes: list[tuple[float, int]] = []  # seconds and tokens, oldest first
 
     def allowed(self, decodes: int) -> int:
-        """Tokens of a microbatch, decodes included."""
+        """The most tokens of a microbatch, decodes included."""
         limits, token_s = self.limits, _average(self.measured)
         budget, alone_s = limits.prefill_budget_tokens, _average([seconds for seconds, _ in self.decodes])
         if token_s and limits.max_gap_s is not None:
@@ -64,7 +64,7 @@ class SpecifiedGap:
 
 
 def _average(values: Sequence[float]) -> float:
-    """The newest counts for a quarter, the first one whole."""
+    """Return a moving average: the newest value has a weight of a quarter, the first one counts in full."""
     average = 0.0
     for value in values:
         average = _NEWEST_SHARE * value + (1 - _NEWEST_SHARE) * average if average else value

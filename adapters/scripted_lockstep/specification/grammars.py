@@ -17,10 +17,10 @@ class _Known:
 
 
 class SpecifiedGrammars:
-    """Follows grammars; ``orders`` are this step's orders to the last stage."""
+    """Tracks grammars. ``orders`` are this step's orders to the last stage."""
 
     def __init__(self, kept: int) -> None:
-        self.kept, self.given = kept, 0
+        self.kept, self.numbered = kept, 0
         self.known: list[_Known] = []  # unused ones in the order in which they lost their last user
         self.orders: list[GrammarOrder] = []
 
@@ -31,8 +31,8 @@ class SpecifiedGrammars:
             return
         known = next((one for one in self.known if one.grammar == grammar), None)
         if known is None:
-            self.given += 1
-            known = _Known(self.given, grammar)
+            self.numbered += 1
+            known = _Known(self.numbered, grammar)
             self.known.append(known)
             self.orders.append(GrammarOrder(known.number, grammar))
         known.users.append(request)
@@ -45,7 +45,7 @@ class SpecifiedGrammars:
         return [request for request in waiting if request not in late] if late else waiting
 
     def leave(self, request: SpecifiedRequest) -> None:
-        """**Kept**: until nothing with it is alive or in flight; then the longest unused grammar goes first."""
+        """**Kept**: drop a user that neither lives nor is in flight; the longest unused grammar goes first."""
         if request.end is None or request.owns_memory or not request.grammar_id:
             return
         for known in self.known:
@@ -84,5 +84,5 @@ class SpecifiedGrammars:
         return orders
 
     def waiting(self) -> int:
-        """The requests that wait for their grammar."""
+        """Return the number of requests that wait for their grammar."""
         return sum([len(one.users) for one in self.known if not one.is_ready])

@@ -17,14 +17,14 @@ _Prefix = tuple[Any, ...]
 
 
 class _Kept:
-    """A page on the host: ``state`` is 'due' until its copy is launched, 'written' until it is back, then 'ready'."""
+    """A page on the host: 'due' until its copy is launched, 'written' until the result arrives, then 'ready'."""
 
     def __init__(self) -> None:
         self.state, self.readers = "due", 0
 
 
 class SpecifiedHostTier:
-    """Follows the host tier; ``kept`` are its pages, least recently used first."""
+    """Tracks the host tier. ``kept`` has its pages, least recently used first."""
 
     def __init__(self, limits: Limits) -> None:
         self._pages, self._size = limits.host_pages, limits.page_size
@@ -52,7 +52,7 @@ class SpecifiedHostTier:
         return found
 
     def protect(self, found: Sequence[_Prefix]) -> None:
-        """**Host page**: a page that will be loaded stays."""
+        """**Host page**: keep the pages that will be loaded."""
         for prefix in found:
             self.kept[prefix].readers += 1
 
@@ -63,7 +63,7 @@ class SpecifiedHostTier:
         self._due_in += found
 
     def keep(self, page: Page) -> None:
-        """**Host page**: an evicted page is written back, unless it is on the host or there is no place for it."""
+        """**Host page**: write back an evicted page, unless the host has it already or has no place for it."""
         prefix: _Prefix = ()
         kv_key, above = page.tokens[0], page
         while above.above is not None:
@@ -80,7 +80,7 @@ class SpecifiedHostTier:
             self.kept[prefix] = _Kept()
 
     def launch(self, number: int) -> tuple[int, int]:
-        """**Copies**: all due copies go with this microbatch. Returns how many go to the host and from it."""
+        """**Copies**: launch all due copies with this microbatch. Returns how many go to the host and from it."""
         out, into = [prefix for prefix, page in self.kept.items() if page.state == "due"], self._due_in
         for prefix in out:
             self.kept[prefix].state = "written"

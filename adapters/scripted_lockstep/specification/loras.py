@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.core.limits import Limits
 from engine.core.messages import LoadLora, LoraRead, UnloadLora
 from engine.core.plan import LoraChange, LoraOrder
+from scripted_lockstep.specification.calls import Answer
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.queue import by_policy
 from scripted_lockstep.specification.request import SpecifiedLora as Lora
 from scripted_lockstep.specification.request import SpecifiedRequest as Request
 
 _Call = LoadLora | UnloadLora
-# A call, whether it was carried out, its answer, and the other fields of the answer as pairs.
-Told = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedChange:
-    """A change: its call, if any, the LoRA, and the LoRA that makes room for it."""
+    """A change of the resident LoRAs: the call that asked for it, if any, the LoRA, and the LoRA that it replaces."""
 
     call: _Call | None
     lora: Lora
@@ -33,10 +31,10 @@ class SpecifiedChange:
 
 
 class SpecifiedLoras:
-    """Follows LoRAs. ``due`` are accepted calls, ``flight`` is under way, ``unload`` waits until ``deadline``.
+    """Tracks LoRAs. ``due`` are accepted calls, ``flight`` is the current change, ``unload`` waits until ``deadline``.
 
-    What is under way is first ``being_read``, then ``has_been_read``, then in flight. ``orders`` are this step's orders
-    to the stages.
+    The current change is first ``being_read``, then ``has_been_read``, then in flight. ``orders`` are this step's
+    orders to the stages.
     """
 
     def __init__(self, limits: Limits, totals: dict[str, int]) -> None:
@@ -61,8 +59,8 @@ class SpecifiedLoras:
 
     # -- calls --
 
-    def ask(self, call: _Call, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**LoRAs**, **Unload**: accept, refuse or defer a call. ``everyone`` is alive or owns memory."""
+    def ask(self, call: _Call, everyone: Sequence[Request], now: float) -> Iterator[Answer]:
+        """**LoRAs**, **Unload**: accept, refuse or defer a call. ``everyone``: all requests that live or own memory."""
         lora = self.known.get(call.name)
         users = _users_of(lora, everyone)
         waiting = f"waiting={sum([not one.owns_memory for one in users])} "
@@ -89,8 +87,8 @@ class SpecifiedLoras:
             else:
                 self.due.append(call)
 
-    def look_at_unload(self, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**Unload**: the waiting call is due once no request uses the LoRA, and refused when its time is over."""
+    def check_unload(self, everyone: Sequence[Request], now: float) -> Iterator[Answer]:
+        """**Unload**: the deferred call is due once no request uses the LoRA, and refused after its deadline."""
         if self.unload is None:
             return
         call, lora = self.unload, self.known[self.unload.name]
@@ -104,8 +102,8 @@ class SpecifiedLoras:
         else:
             self.due.append(call)
 
-    def give_up(self, why: str) -> Iterator[Told]:
-        """**Death**: nothing changes any more, and every call is answered with that."""
+    def fail_all(self, why: str) -> Iterator[Answer]:
+        """**Death**: every pending call fails, because no LoRA changes any more."""
         flying = None if self.flight is None else self.flight.call
         calls = [call for call in (flying, *self.due, self.unload) if call is not None]
         self.due, self.orders, self.flight, self.unload, self.deadline = [], [], None, None, None
@@ -117,7 +115,7 @@ class SpecifiedLoras:
 
     @property
     def is_call_due(self) -> bool:
-        """**Again**: a change that has been read, or a call's, may be launched as soon as it has a place."""
+        """**Again**: a change that has been read, or that a call asks for, is launched as soon as there is a slot."""
         return self.has_been_read or (self.flight is None and bool(self.due))
 
     def change(
@@ -155,8 +153,8 @@ class SpecifiedLoras:
             self.orders.append(LoraOrder(says.version, says.name, says.path))
         return not self.being_read
 
-    def read(self, event: LoraRead, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
-        """Take the end of a reading. Returns the answers, and the requests that are left without their LoRA."""
+    def read(self, event: LoraRead, waiting: Iterable[Request]) -> tuple[list[Answer], list[Request]]:
+        """Handle the end of a read. Returns the answers, and the requests that are left without their LoRA."""
         if self.flight is None or not self.being_read or self.flight.says.version != event.version:
             return [], []
         self.being_read = False
@@ -173,13 +171,13 @@ class SpecifiedLoras:
         orders, self.orders = tuple(self.orders), []
         return orders
 
-    def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
-        """Take a change's result. Returns the answers, and the requests that are left without their LoRA."""
+    def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Answer], list[Request]]:
+        """Handle the result of a change. Returns the answers, and the requests that are left without their LoRA."""
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
         call, lora, says, victim = landed.call, landed.lora, landed.says, landed.victim
         fault = ("fault", None if error is None or says.path is None else "path")
-        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", fault)]
+        told: list[Answer] = [] if call is None else [(call, error is None, error or "successfully", fault)]
         if error is not None:
             lora.is_leaving = lora.is_leaving and says.path is not None
             if victim is not None:
@@ -216,7 +214,7 @@ class SpecifiedLoras:
     def _loading(
         self, call: LoadLora | None, lora: Lora, wanted: Sequence[Lora], owners: Sequence[Request]
     ) -> SpecifiedChange | None:
-        """**LoRAs**: into a free place, or into the place of the idle LoRA that was used longest ago."""
+        """**LoRAs**: load into a free place, or replace the idle LoRA that was used least recently."""
         victim: Lora | None = None
         if len(self.resident) >= self._limits.max_loras:
             in_use = [*wanted, *[owner.lora for owner in owners]]
@@ -229,5 +227,5 @@ class SpecifiedLoras:
 
 
 def _users_of(lora: Lora | None, everyone: Iterable[Request]) -> list[Request]:
-    """Yield each request once: one may be alive and own memory."""
+    """Return the requests that use a LoRA, each once: a request may both live and own memory."""
     return [one for one in dict.fromkeys(everyone) if one.lora is not None and one.lora is lora]

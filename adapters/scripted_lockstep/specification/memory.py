@@ -29,23 +29,23 @@ class SpecifiedMemory:
         self.cache, self._pins = Page(None, ()), list[Page]()
         self._uses = 0
         self.owners: list[SpecifiedRequest] = []
-        self.cached_pages = self.kept_pages = self.kept_rows = self.evictions = 0
+        self.cached_pages = self.reserved_pages = self.reserved_rows = self.evictions = 0
 
-    # -- what there is --
+    # -- sizes --
 
     @property
     def free_rows(self) -> int:
-        """Rows that requests can take."""
-        return self._limits.rows - self.kept_rows - len(self.owners)
+        """The rows that are neither owned nor reserved."""
+        return self._limits.rows - self.reserved_rows - len(self.owners)
 
     @property
     def free_pages(self) -> int:
         """Pages that are neither held by a request nor cached nor reserved."""
-        return self._limits.total_pages - self.kept_pages - self.cached_pages - _held_by(self.owners)
+        return self._limits.total_pages - self.reserved_pages - self.cached_pages - _held_by(self.owners)
 
     def sizes(self) -> dict[str, int]:
         """**Counters** of pages and rows. Reserved ones count as held."""
-        limits, held = self._limits, _held_by(self.owners) + self.kept_pages
+        limits, held = self._limits, _held_by(self.owners) + self.reserved_pages
         return {
             "pages_total": limits.total_pages, "pages_free": limits.total_pages - self.cached_pages - held,
             "pages_cached": self.cached_pages, "pages_held": held, "page_size": limits.page_size,
@@ -56,10 +56,10 @@ class SpecifiedMemory:
     def available_pages(self, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
         """Pages that are free, or cached and unused, if ``owners`` owned all memory in use and ``hit`` were used."""
         used = self._used_by(owners).union(hit)
-        return self._limits.total_pages - self.kept_pages - _held_by(owners) - len(used)
+        return self._limits.total_pages - self.reserved_pages - _held_by(owners) - len(used)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that this many tokens take."""
+        """Return the number of pages that this many tokens take."""
         return -(-tokens // self._limits.page_size)
 
     def has_room(
@@ -101,7 +101,7 @@ class SpecifiedMemory:
         return hit if self.window is None else self.window.usable(hit)
 
     def use(self, prefix: Sequence[Page]) -> None:
-        """**Use**: a prefix is used as a whole, by every attempt to admit and by every publication."""
+        """**Use**: note the use of a whole prefix, at each attempt to admit and each publication."""
         self._uses += 1
         for page in prefix:
             page.used = self._uses
@@ -109,7 +109,7 @@ class SpecifiedMemory:
             prefix[-1].ends_node = True
 
     def publish(self, request: SpecifiedRequest, tokens: int, *, counts: bool = True) -> None:
-        """**Publish**: full pages go to the cache; where the cache has the page already, the request's own is freed."""
+        """**Publish**: move full pages to the cache; a page that the cache already has is freed."""
         size, prefix = self._limits.page_size, request.prefix
         if not self._limits.radix_cache:
             return
@@ -119,7 +119,7 @@ class SpecifiedMemory:
                 (request.kv_key, *request.ids[index * size : (index + 1) * size]),
             )
             if key in above.below:
-                request.told_pages = min(request.told_pages, index)
+                request.known_pages = min(request.known_pages, index)
             else:
                 above.below[key] = Page(above, key)
                 above.ends_node = (
@@ -134,17 +134,17 @@ class SpecifiedMemory:
         self.use(prefix)
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
-        """Give a request a row and its hit, if all of its tokens have room. Returns whether it was admitted."""
+        """Admit a request if all of its tokens have room: it gets a row and the pages that it hits. Returns whether."""
         hit, window, tokens, host = self.match_of(request), self.window, len(request.ids), self.host
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
                 self.owners, hit
             ):
-                window.leave(window.seen_of(hit))  # It got its pages before it looked for window pages.
+                window.leave(window.seen_of(hit))  # The engine takes the pages before it looks for window pages.
             return False
         self.owners.append(request)
-        request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0
+        request.owns_memory, request.prefix, request.pages, request.known_pages = True, list(hit), len(hit), 0
         request.window_start = 0 if window is None else len(hit) - len(window.seen_of(hit))
         if host is not None:
             found = self.on_host(request)
@@ -169,18 +169,18 @@ class SpecifiedMemory:
         return True
 
     def free_tokens(self, request: SpecifiedRequest, *, spare_pages: int) -> int:
-        """Tokens for which a request could get free pages, except for some pages."""
+        """Return how many tokens the request's pages and the free pages have room for, except ``spare_pages``."""
         window = self.window
         free = self.free_pages if window is None else min(self.free_pages, window.free_pages(self.owners))
         return (request.pages + max(0, free - spare_pages)) * self._limits.page_size
 
     def trim(self, request: SpecifiedRequest) -> None:
-        """Take the pages after its planned tokens from a request."""
+        """Free the pages of a request behind its planned tokens."""
         request.pages = self.pages_for(request.planned_tokens)
-        request.told_pages = min(request.told_pages, request.pages)
+        request.known_pages = min(request.known_pages, request.pages)
 
     def evict(self, count: int) -> None:
-        """**Evict**: least recently used first, a prefix from its end, never a page in use."""
+        """**Evict**: free the least recently used pages, a prefix from its end, and never a page in use."""
         if count <= 0:
             return
         self.evictions += 1
@@ -202,14 +202,14 @@ class SpecifiedMemory:
             request.window_start = start
 
     def release(self, request: SpecifiedRequest) -> None:
-        """Take all memory from a request."""
+        """Free all memory of a request."""
         if self.window is not None:
             self.window.leave(request.prefix[request.window_start :])
         self.owners.remove(request)
-        request.prefix, request.pages, request.told_pages, request.window_start = [], 0, 0, 0
+        request.prefix, request.pages, request.known_pages, request.window_start = [], 0, 0, 0
 
     def flush(self) -> int:
-        """Forget the cache and its pins. Returns how many pages it had."""
+        """Drop the cache and its pins. Returns the number of dropped pages."""
         dropped, self.cached_pages = self.cached_pages, 0
         self.cache, self._pins = Page(None, ()), []
         if self.window is not None:
@@ -246,37 +246,37 @@ class SpecifiedMemory:
         return written, read
 
     def land_copies(self, number: int | None, *, failed: bool) -> None:
-        """**Copies**: this microbatch is back; None stands for a death, after which nothing comes back."""
+        """**Copies**: handle the result of this microbatch, or with None the loss of all of them."""
         if self.host is not None:
             self.host.land(number, failed=failed)
 
     # -- operators --
 
     def press(self, event: OperatorEvent) -> None:
-        """**Pressure**: reserved memory is given back, then cache is evicted, then the excess is reserved."""
+        """**Pressure**: give back reserved memory, then evict cached pages, then reserve the excess."""
         if isinstance(event, EvictCache):
             self.evict(self.cached_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
-            self.kept_pages, self.kept_rows, self._pins = 0, 0, []
+            self.reserved_pages, self.reserved_rows, self._pins = 0, 0, []
             if self.window is not None:
-                self.window.kept_pages = 0
+                self.window.reserved_pages = 0
         else:
-            self._keep(event)
+            self._reserve(event)
 
-    def _keep(self, event: SetPressure) -> None:
+    def _reserve(self, event: SetPressure) -> None:
         if event.leave_pages is not None:
-            self.kept_pages -= min(self.kept_pages, max(0, event.leave_pages - self.free_pages))
+            self.reserved_pages -= min(self.reserved_pages, max(0, event.leave_pages - self.free_pages))
             self.evict(event.leave_pages - self.free_pages)
-            self.kept_pages += max(0, self.free_pages - event.leave_pages)
+            self.reserved_pages += max(0, self.free_pages - event.leave_pages)
         window = self.window
         if event.leave_window_pages is not None and window is not None:
             more = event.leave_window_pages - window.free_pages(self.owners)
-            window.kept_pages -= min(window.kept_pages, max(0, more))
+            window.reserved_pages -= min(window.reserved_pages, max(0, more))
             window.evict(event.leave_window_pages - window.free_pages(self.owners), self.owners)
-            window.kept_pages += max(0, window.free_pages(self.owners) - event.leave_window_pages)
+            window.reserved_pages += max(0, window.free_pages(self.owners) - event.leave_window_pages)
         if event.leave_rows is not None:
-            self.kept_rows -= min(self.kept_rows, max(0, event.leave_rows - self.free_rows))
-            self.kept_rows += max(0, self.free_rows - event.leave_rows)
+            self.reserved_rows -= min(self.reserved_rows, max(0, event.leave_rows - self.free_rows))
+            self.reserved_rows += max(0, self.free_rows - event.leave_rows)
         if event.leave_unlocked is not None:
             self._pins = []
             nodes = [page for page in self._idle_pages() if page.ends_node]

@@ -14,14 +14,14 @@ from scripted_lockstep.specification.drafts import drafts_of
 from scripted_lockstep.specification.gap import SpecifiedGap
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
 from scripted_lockstep.specification.memory import SpecifiedMemory
-from scripted_lockstep.specification.queue import by_policy, gives_way, is_overdue, overtake
+from scripted_lockstep.specification.queue import by_policy, is_overdue, overtake, victim_order
 from scripted_lockstep.specification.request import SpecifiedRequest as Request
 from scripted_lockstep.specification.transfers import SpecifiedTransfers
 
 TRIES_LIMIT: Final = 16
 LEAST_SPARED_TOKENS: Final = 256
 
-Part = tuple[Request, int, int]  # A request, its first token in a microbatch, and the token after its last one there.
+Part = tuple[Request, int, int]  # A request, and the range of its tokens in a microbatch.
 
 
 class _Engine(Protocol):
@@ -55,7 +55,7 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
     left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
     has_prompts = engine.chunked is not None or bool(engine.waiting or engine.transfers.transferring)
     most = limits.most_requests
-    count = len(_choose(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
+    count = len(_choose_decodes(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
     beside = budget - count
     if engine.running and engine.gap.is_bounded:
         beside = min(beside, engine.gap.beside(count))
@@ -69,12 +69,14 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     """**Start**: the next part of the split prompt, then requests of the queue while the budget lasts."""
     plan: list[Part] = []
     tries = 0
-    for request in _in_turn(engine, plan, budget, seats):
+    for request in _candidates(engine, plan, budget, seats):
         overtaken: list[Request] = []
         if not request.owns_memory:
             if request.lacks_lora and not is_overdue(request):
                 continue
-            has_row = engine.memory.free_rows or (engine.limits.priority_preemption and _lower_than(engine, request))
+            has_row = engine.memory.free_rows or (
+                engine.limits.priority_preemption and _of_lower_priority(engine, request)
+            )
             is_worth = len(plan) < seats and _is_worth(engine, budget, request, alone=not plan)
             if engine.chunked is not None or request.lacks_lora or not has_row or not is_worth:
                 break
@@ -102,7 +104,7 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     return plan
 
 
-def _in_turn(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> Iterator[Request]:
+def _candidates(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> Iterator[Request]:
     """**Order**: the split prompt, then the queue as it is once that prompt's next part has its pages.
 
     **Receive**: between the two come received prompts, as far as their rest fits the microbatch as a whole.
@@ -137,7 +139,7 @@ def _waits_for_another(engine: _Engine, request: Request) -> bool:
 
 
 def _is_worth(engine: _Engine, budget: int, request: Request, *, alone: bool) -> bool:
-    """**Sliver**: beside other prompts, a whole prompt or a part of at least one page."""
+    """**Sliver**: beside other prompts only a whole prompt, or a part of at least one page, is worth it."""
     if alone or len(request.ids) <= budget:
         return budget > 0
     may_split = engine.limits.chunking or len(request.ids) > engine.limits.prefill_budget_tokens
@@ -145,7 +147,7 @@ def _is_worth(engine: _Engine, budget: int, request: Request, *, alone: bool) ->
 
 
 def _admit(engine: _Engine, request: Request) -> bool:
-    """**Room**: for all of its tokens, and a page for each running request."""
+    """**Room**: admit a request if there is room for all of its tokens and a page for each running request."""
     memory = engine.memory
     if engine.limits.priority_preemption:
         _preempt_for(engine, request)
@@ -158,8 +160,8 @@ def _admit(engine: _Engine, request: Request) -> bool:
     return True
 
 
-def _choose(engine: _Engine, most: int) -> list[Request]:
-    """**Turns**: launched longest ago first, no more than one stage's share of all running requests."""
+def _choose_decodes(engine: _Engine, most: int) -> list[Request]:
+    """**Turns**: least recently launched first, and at most one stage's share of all running requests."""
     most = min(most, -(-len(engine.running) // engine.limits.pp_size))
     chosen: list[Request] = []
     waits = False
@@ -175,7 +177,7 @@ def _choose(engine: _Engine, most: int) -> list[Request]:
 
 
 def _decodes(engine: _Engine, most: int, *, with_drafts: bool) -> list[Part]:
-    chosen, places = _choose(engine, most), []
+    chosen, places = _choose_decodes(engine, most), []
     for request in chosen:
         places.append(len(request.ids) + request.in_flight)
         if with_drafts and engine.limits.draft_tokens:
@@ -187,12 +189,12 @@ def _decodes(engine: _Engine, most: int, *, with_drafts: bool) -> list[Part]:
 
 
 def _make_room(engine: _Engine, request: Request, chosen: list[Request]) -> bool:
-    """**Victim**: while a decode has no page for its next token, one request gives way, if need be itself.
+    """**Victim**: while a decode has no page for its next token, retract one request, if need be the decode itself.
 
     A victim that is in flight because it was planned ahead must land first.
     """
     while not engine.memory.extend(request, request.planned_tokens + 1):
-        victim = max(engine.running if engine.limits.async_scheduling else engine.ready(), key=gives_way)
+        victim = max(engine.running if engine.limits.async_scheduling else engine.ready(), key=victim_order)
         if victim.in_flight:
             return False
         chosen[:] = [one for one in chosen if one is not victim]
@@ -202,17 +204,17 @@ def _make_room(engine: _Engine, request: Request, chosen: list[Request]) -> bool
     return True
 
 
-def _lower_than(engine: _Engine, request: Request) -> list[Request]:
+def _of_lower_priority(engine: _Engine, request: Request) -> list[Request]:
     return [one for one in engine.ready() if one.priority < request.priority]
 
 
 def _preempt_for(engine: _Engine, request: Request) -> None:
-    """**Preempt**: as many of lower priority as are needed, or none if all of them are not enough."""
-    memory, victims, need = engine.memory, _lower_than(engine, request), (len(request.ids), len(engine.running))
+    """**Preempt**: retract as many requests of lower priority as needed, or none if all would not suffice."""
+    memory, victims, need = engine.memory, _of_lower_priority(engine, request), (len(request.ids), len(engine.running))
     if not memory.has_room(*need, [owner for owner in memory.owners if owner not in victims]):
         return
     while victims and not (memory.free_rows and memory.has_room(*need, memory.owners)):
-        victim = max(victims, key=gives_way)
+        victim = max(victims, key=victim_order)
         victims.remove(victim)
         engine.retract(victim)
 

@@ -26,7 +26,7 @@ def why_refused(
     loras: Container[str],
     weights: str | None,
 ) -> tuple[RefusalKind, str] | None:
-    """**Refuse**: for the first of these reasons that applies."""
+    """**Refuse**: the first reason that applies, or None."""
     never = limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
     if failure is not None:
         return RefusalKind.UNAVAILABLE, failure
@@ -41,7 +41,7 @@ def why_refused(
         return RefusalKind.NOT_FOUND, repr(message.lora)
     if message.rid in live:
         return RefusalKind.DUPLICATE, repr(message.rid)
-    # An answer's choices find room for all of them, or none enters; the first one's room is the others' too.
+    # All choices of an answer enter the queue, or none; the first one reserves the room of the others.
     if message.first_choice in live or waiting + message.choices <= limits.max_queued_requests:
         return None
     fits = message.choices <= limits.max_queued_requests
@@ -49,7 +49,7 @@ def why_refused(
 
 
 def is_overdue(request: SpecifiedRequest) -> bool:
-    """**Overtaken**: as often as allowed."""
+    """**Overtaken**: whether it was overtaken as often as allowed."""
     return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
 
 
@@ -64,12 +64,12 @@ def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: Speci
     if limits.schedule_policy == "priority":
         return sorted(due, key=_by_priority) + sorted(others, key=_by_priority)
     if limits.schedule_policy == "dfs-weight":
-        return due + _walked([(one, memory.match_of(one)) for one in others])
+        return due + _depth_first([(one, memory.match_of(one)) for one in others])
     return due + sorted(others, key=lambda one: -memory.hit_pages(one))
 
 
 def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], limits: Limits) -> list[SpecifiedRequest]:
-    """**Overtaken**: earlier requests that still wait; with priorities, only the one that waits longest."""
+    """**Overtaken**: count and return the earlier requests that still wait; with priorities only the first of them."""
     overtaken = [one for one in waiting if one.arrival < started.arrival]
     if limits.schedule_policy == "priority":
         overtaken = [one for one in overtaken if one is waiting[0]]
@@ -79,12 +79,12 @@ def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], lim
     return overtaken
 
 
-def gives_way(request: SpecifiedRequest) -> tuple[int, int]:
-    """**Victim**: of the lowest priority, the latest to arrive."""
+def victim_order(request: SpecifiedRequest) -> tuple[int, int]:
+    """**Victim**: the sort key: of the lowest priority, the latest to arrive comes last."""
     return -request.priority, request.arrival
 
 
-def _walked(hits: list[tuple[SpecifiedRequest, Sequence[Page]]]) -> list[SpecifiedRequest]:
+def _depth_first(hits: list[tuple[SpecifiedRequest, Sequence[Page]]]) -> list[SpecifiedRequest]:
     """**Order**: below a page, first the requests that continue to a child, the child with most requests first."""
     order: list[SpecifiedRequest] = []
     groups = [(0, hits)]
@@ -112,14 +112,14 @@ def _by_priority(request: SpecifiedRequest) -> int:
 def out_of_time(
     live: Iterable[SpecifiedRequest], limits: Limits, now: float
 ) -> list[tuple[float, int, str, SpecifiedRequest]]:
-    """Yield requests past their deadline, by deadline, then by arrival, each with the name of its limit."""
+    """Return the requests past their deadline, by deadline, then by arrival, each with the name of its limit."""
     limited = [request for request in live if request.has_time_limit]
     ends = [(end, request) for request in limited if (end := _deadline_of(request, limits)) is not None]
     return sorted([(at, request.arrival, says, request) for (at, says), request in ends if now >= at])
 
 
 def next_deadline(calls: tuple[float | None, ...], live: Collection[SpecifiedRequest], limits: Limits) -> float | None:
-    """The earliest deadline of waiting calls, transfers and requests."""
+    """Return the earliest deadline of deferred calls, transfers and requests."""
     if not live and calls.count(None) == len(calls):
         return None
     limited = [request for request in live if request.has_time_limit]

@@ -25,7 +25,7 @@ from engine.core.messages import (
 from engine.core.plan import SamplingSpec
 from scripted_lockstep.specification.expected import ExpectedSegment
 
-_NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
+_NONE_DUE: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 # The fields with one name for stages and clients, except the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = sorted({*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"})
 _given: Final = attrgetter(*_FROM_THE_MESSAGE)
@@ -59,7 +59,7 @@ class SpecifiedLora:
 class SpecifiedRequest:
     """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
 
-    The first of its ``pages`` are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
+    The first of its ``pages`` are those of ``prefix``, in the cache; the stages know the ones before ``known_pages``.
     With window layers it uses a window page beside each page from ``window_start`` on. ``hit_tokens`` of its tokens
     were cached at its admission, the tokens before ``planned_tokens`` are launched, and ``goal_tokens`` are computed
     before it decodes; ``parts`` counts the parts of a split prompt. ``cached_tokens`` were hit at its first admission,
@@ -93,7 +93,7 @@ class SpecifiedRequest:
         self.sent_pages = 0 if message.deliver is None else message.deliver.first_page
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
-        self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
+        self.pages = self.known_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
         self.overtaken = self.cached_tokens = self.cached_tokens_host = self.window_start = 0
         self.grammar_id = self.parts = self.retractions = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
@@ -125,13 +125,13 @@ class SpecifiedRequest:
         return self.in_flight == 1 and len(self.ids) + 1 < self.limit_tokens and not looks_back
 
     def why_ended(self, token: int) -> FinishReason | None:
-        """**End**: by its newest token; None while it continues."""
+        """**End**: the reason to end with this newest token; None to continue."""
         if token in self.stop_ids:
             return STOP
         return LENGTH if len(self.ids) >= self.limit_tokens else None
 
     @staticmethod
-    def told_parts(
+    def prompt_logprob_outputs(
         plan: Sequence[tuple[SpecifiedRequest, int, int]],
         segments: Sequence[ExpectedSegment],
         completion: Completion,
@@ -147,12 +147,12 @@ class SpecifiedRequest:
                 request.versions += () if version in request.versions else (version,)
                 yield request.output(part=part)
 
-    def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
+    def due_logprobs(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
         """**Prompt logprobs**: the first position of this part, and the tokens after the positions that are due."""
         if self.due_end < 0:
-            return _NOTHING_ASKED
+            return _NONE_DUE
         first, end = max(start, self.due), min(end, self.due_end)
-        return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
+        return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NONE_DUE
 
     @property
     def lacks_lora(self) -> bool:
@@ -170,7 +170,7 @@ class SpecifiedRequest:
         return self.version, self._salt
 
     def use_lora(self, microbatch: int) -> int:
-        """Return the LoRA version for a microbatch, and note the use."""
+        """Return the version of the LoRA for a microbatch, and note that it was used."""
         if self.lora is None:
             return 0
         self.lora.used = microbatch
@@ -201,7 +201,7 @@ class SpecifiedRequest:
         )
 
     def sampling(self) -> SamplingSpec:
-        """**Sampling**: nothing in it depends on the output so far, so it is the same after a retraction."""
+        """**Sampling**: independent of the output so far, and therefore the same after a retraction."""
         sampling, prompt_tokens = self.message.sampling, len(self.message.prompt_ids)
         return SamplingSpec(
             seed=self.seed,

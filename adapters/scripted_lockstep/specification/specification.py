@@ -20,7 +20,7 @@ from scripted_lockstep.specification.drafts import verify
 from scripted_lockstep.specification.expected import Expected, ExpectedSegment, mode_of
 from scripted_lockstep.specification.gap import SpecifiedGap
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
-from scripted_lockstep.specification.loras import SpecifiedLoras, Told
+from scripted_lockstep.specification.loras import SpecifiedLoras
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.plan import Part, plan_of
 from scripted_lockstep.specification.queue import next_deadline, out_of_time, why_refused
@@ -35,7 +35,7 @@ _Flight = tuple[list[Part], list[ExpectedSegment], ForwardMode]
 
 
 class Specification:
-    """Specifies a new or reset engine, step by step."""
+    """Computes the required output of a new or reset engine, step by step."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
@@ -68,15 +68,15 @@ class Specification:
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
         if self.loras.unload is not None:
-            self._answer_all(self.loras.look_at_unload([*self.live.values(), *self.memory.owners], now))
-        retractions, (mode, plan, told) = self.totals["retractions"], self._launch()
+            self._answer_all(self.loras.check_unload([*self.live.values(), *self.memory.owners], now))
+        retractions, (mode, plan, order) = self.totals["retractions"], self._launch()
         segments = [self._segment(*part) for part in plan]
         copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
             self.flights.append((plan, segments, mode))
             self.gap.launch(now)
             self.launched += 1
-        ordered, asked = self.transfers.take_news()
+        ordered, asked = self.transfers.take_outgoing()
         self.replies += asked
         changed = bool(mode is not None or self.totals["retractions"] != retractions or ordered or asked)
         changed |= self.loras.is_postponed
@@ -86,7 +86,7 @@ class Specification:
         again = changed and (self._may_plan() or (self._has_slot() and self.loras.is_call_due))
         orders = self.grammars.take_orders()
         more = deadline, again, orders, copies, ordered, self.loras.take_orders()
-        return Expected(mode, self.launched - 1, segments, told, change, self.replies, *more)
+        return Expected(mode, self.launched - 1, segments, order, change, self.replies, *more)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -135,7 +135,7 @@ class Specification:
             self._end(alive, event.finish_reason)
         self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
 
-    # -- what is where, recounted --
+    # -- the state, recounted --
 
     @property
     def waiting(self) -> list[Request]:
@@ -145,7 +145,7 @@ class Specification:
     @property
     def is_quiescent(self) -> bool:
         """**Quiescent**: nothing is in flight and no request owns memory."""
-        return not (self.memory.owners or self.flights or self.calls.update or self.calls.turns)
+        return not (self.memory.owners or self.flights or self.calls.update or self.calls.sleep_calls)
 
     def _busy(self) -> str:
         return "" if self.is_quiescent else self._busy_counts()
@@ -154,16 +154,16 @@ class Specification:
         leaving = sum([request.is_leaving or request.end is not None for request in self.memory.owners])
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
-            f"in_flight={len(self.flights) or int(bool(self.calls.update or self.calls.turns))} releasing={leaving}"
-            + (f" transferring={len(moving)}" if (moving := self.transfers.transferring) else "")
+            f"in_flight={len(self.flights) or int(bool(self.calls.update or self.calls.sleep_calls))} "
+            f"releasing={leaving}" + (f" transferring={len(moving)}" if (moving := self.transfers.transferring) else "")
         )
 
     def ready(self) -> list[Request]:
-        """Decodes that are in no microbatch, launched longest ago first."""
+        """Return the decodes that are in no microbatch, least recently launched first."""
         return [request for request in self.running if not request.in_flight]
 
     def ahead(self) -> list[Request]:
-        """**Ahead**: decodes that are in one microbatch; none while a request waits that could preempt them."""
+        """**Ahead**: the decodes in one microbatch; none while a waiting request could preempt them."""
         if not self.limits.async_scheduling or (self.limits.priority_preemption and self.waiting):
             return []
         return [request for request in self.running if request.may_go_ahead]
@@ -181,21 +181,21 @@ class Specification:
         )  # fmt: skip
 
     def pending_tokens(self) -> int:
-        """**Load**: of receiving requests, the tokens that they will not have received."""
+        """**Load**: count the tokens to compute, of receiving requests only those that they do not receive."""
         pending = self.memory.pending_tokens(self.waiting, self.chunked)
         return pending + sum([one.goal_tokens - one.planned_tokens for one in self.transfers.transferring])
 
     # -- results --
 
     def _on_completion(self, completion: messages.Completion) -> None:
-        """**Result**: for each request of the microbatch, in its order; with an error, all of them end."""
+        """**Result**: apply it to each request of the microbatch, in order; after an error all of them end."""
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
         self.gap.land(self.now, mode, segments, failed=error is not None)
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         if completion.prompt_logprobs:
-            self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
+            self.replies += Request.prompt_logprob_outputs(plan, segments, completion, self.totals["weights_version"])
         for failed in completion.errors:
             for request in [one for one, *_ in plan if one.rid == failed.rid and one.end is None]:
                 self._end(request, failed.reason, error=failed.error)
@@ -235,14 +235,14 @@ class Specification:
             return
         self._end_change(error, *self.loras.land(error, self.launched, self.waiting))
 
-    def _end_change(self, error: str | None, answers: Iterable[Told], left: Iterable[Request]) -> None:
-        """**Changes**: the call of a change is answered; requests that wait for a LoRA without one end."""
+    def _end_change(self, error: str | None, answers: Iterable[Answer], left: Iterable[Request]) -> None:
+        """**Changes**: answer the call of a change, and end the requests whose LoRA could not be loaded."""
         self._answer_all(answers)
         for request in left:
             self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _end_outdated(self) -> None:
-        """**Send**: a request that waits to be sent with weights that the engine no longer has ends."""
+        """**Send**: end the waiting requests whose KV was wanted with weights that the engine no longer has."""
         weights = self.calls.weights[-1] or ""
         for request in self.waiting:
             deliver = request.message.deliver
@@ -252,13 +252,13 @@ class Specification:
                 self._end(request, FinishReason.UNAVAILABLE, error=why)
 
     def _end_if_prefilled(self, request: Request) -> None:
-        """**End**: a request without new tokens ends with its prompt; if that is delivered, when all of it is sent."""
+        """**End**: a request for no tokens ends with its prompt, or once all of the prompt has been sent."""
         if request.is_prefilled and not (request.in_flight or request.end is not None):
             self.memory.publish(request, request.planned_tokens)
             self._end(request, FinishReason.LENGTH)
 
     def _on_transfer(self, event: messages.PagesReceived | messages.PagesSent) -> None:
-        """**Receive**, **Send**: the stages use no page of the transfer any more."""
+        """**Receive**, **Send**: the transfer has ended, and the stages no longer use its pages."""
         is_sent, one = isinstance(event, messages.PagesSent), self.transfers.open.get(event.transfer)
         if one is not None and isinstance(event, messages.PagesReceived):
             self.totals["pages_received"] += event.pages
@@ -339,7 +339,7 @@ class Specification:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
         self.failure, self.flights = self.failure or why, []
         self.memory.land_copies(None, failed=True)
-        self.transfers.give_up()
+        self.transfers.fail_all()
         for request in [*self.memory.owners]:
             request.in_flight = 0
             if request.end is not None:
@@ -352,7 +352,7 @@ class Specification:
     def why_refused(
         self, message: messages.Generate, live: Container[str], waiting: int
     ) -> tuple[messages.RefusalKind, str] | None:
-        """**Refuse**: the rule, and the specified part of the refusal; None for a request that is not refused."""
+        """**Refuse**: the kind of the refusal and the specified part of its text; None if the request is accepted."""
         return why_refused(
             message, self.failure, live, waiting, self.limits, self.loras.to_ask_for, self.calls.weights[-1]
         )
@@ -376,7 +376,7 @@ class Specification:
         if call.call_id is not None:
             self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, **more))
 
-    def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
+    def _answer_all(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             self._answer(answer[0], ok=answer[1], says=answer[2], **dict(answer[3:]))
 
@@ -400,17 +400,17 @@ class Specification:
         )
 
     def _launch(self) -> tuple[ForwardMode | None, list[Part], str | int | None]:
-        """**Launch**: an update of the weights or a sleep alone, or a profile, or LoRAs, or prompts, or decodes."""
+        """**Launch**: weights or a sleep with nothing in flight, or a profile, or LoRAs, or prompts, or decodes."""
         if self.failure is not None:
-            self._answer_all([*self.calls.give_up(self.failure), *self.loras.give_up(self.failure)])
+            self._answer_all([*self.calls.fail_all(self.failure), *self.loras.fail_all(self.failure)])
             return None, [], None
-        told = self.calls.launch(len(self.flights), self.limits.depth, len(self.transfers.open))
+        order = self.calls.launch(len(self.flights), self.limits.depth, len(self.transfers.open))
         if self.limits.max_loras:
-            has_slot, queue = told is None and self._has_slot(), self.grammars.startable(self.waiting)
+            has_slot, queue = order is None and self._has_slot(), self.grammars.startable(self.waiting)
             if self.loras.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):
                 return ForwardMode.LORA, [], None
-        if told is not None:
-            return told[0], [], told[1]
+        if order is not None:
+            return order[0], [], order[1]
         if self._may_plan():
             prompts, decodes = plan_of(self)
             if prompts or decodes:
@@ -418,13 +418,13 @@ class Specification:
         return None, [], None
 
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
-        """**Told**: the pages that the stages do not know yet; the sampling with the first part."""
-        told, request.told_pages = request.told_pages, request.pages
+        """**Told**: the pages that the stages do not know yet, and with the first part the sampling."""
+        known, request.known_pages = request.known_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        # **Ahead**: a marker stands in the place of the newest token, which is not known yet.
+        # **Ahead**: a marker replaces the newest token, which is not known yet.
         ids = tuple(request.ids[start:end]) or (UNKNOWN_TOKEN,)
         emits = len(request.ids) <= end < request.limit_tokens
-        places = range(told, request.pages) if self.memory.window is not None else ()
+        places = range(known, request.pages) if self.memory.window is not None else ()
         window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
-        more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)
+        more = known, request.pages - known, emits, sampling, window, len(drafts), *request.due_logprobs(start, end)
         return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_lora(self.launched))

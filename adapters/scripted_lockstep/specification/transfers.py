@@ -25,27 +25,27 @@ class SpecifiedTransfer:
 
 
 class SpecifiedTransfers:
-    """Follows transfers; ``open`` are those that the stages have not ended, by number."""
+    """Tracks the ``open`` transfers by number: the stages have not ended them."""
 
     def __init__(self, limits: Limits, memory: SpecifiedMemory) -> None:
         self._limits, self._memory = limits, memory
-        # Read in every step, mostly by engines without a role.
+        # Saves a scan in every step of an engine without a role.
         self._has_role = limits.receives or limits.prefills
         self.open: dict[int, SpecifiedTransfer] = {}
         self._begun = 0
         self.orders: list[SpecifiedOrder] = []
-        self.told: list[PrefillWanted | PrefillDropped] = []
+        self.messages: list[PrefillWanted | PrefillDropped] = []
 
-    def take_news(self) -> tuple[list[SpecifiedOrder], list[PrefillWanted | PrefillDropped]]:
-        """Take this step's orders, and its messages to prefill engines."""
-        news = self.orders, self.told
-        if self.orders or self.told:
-            self.orders, self.told = [], []
-        return news
+    def take_outgoing(self) -> tuple[list[SpecifiedOrder], list[PrefillWanted | PrefillDropped]]:
+        """Return and clear this step's orders, and its messages to prefill engines."""
+        outgoing = self.orders, self.messages
+        if self.orders or self.messages:
+            self.orders, self.messages = [], []
+        return outgoing
 
     @property
     def transferring(self) -> list[Request]:
-        """The requests that receive, or that deliver the last of their prompt."""
+        """The requests that receive their prompt, or that send the last pages of it."""
         owners = self._memory.owners if self._has_role else ()
         return [one for one in owners if one.is_receiving or one.is_delivering]
 
@@ -57,13 +57,13 @@ class SpecifiedTransfers:
 
     @property
     def next_received(self) -> Request | None:
-        """**Receive**: of the requests whose transfer has ended, the first to be admitted continues."""
+        """**Receive**: the request whose transfer has ended and that was admitted first; it continues next."""
         owners = self._memory.owners if self._has_role else ()
         return next((one for one in owners if one.is_receiving and not one.in_flight), None) if owners else None
 
     @staticmethod
     def may_receive(request: Request) -> bool:
-        """**Receive**: not with a LoRA, nor with logprobs of its prompt."""
+        """**Receive**: whether a request may: it has no LoRA and asks for no prompt logprobs."""
         is_plain = request.lora is None and request.message.prompt_logprobs_from == _NO_LOGPROBS
         return is_plain and request.prefill_at is not None
 
@@ -79,7 +79,7 @@ class SpecifiedTransfers:
         self._begin(SpecifiedTransfer(request, first, end - first, now + self._limits.prefill_timeout_s))
         self.orders.append(("receive", self._begun, end - first))
         message = request.message
-        self.told.append(
+        self.messages.append(
             PrefillWanted(
                 rid=request.rid, transfer=self._begun, at=at, ids=tuple(request.ids[: end * size]), first_page=first,
                 weights=weights, priority=message.priority, cache_salt=message.cache_salt,
@@ -114,25 +114,25 @@ class SpecifiedTransfers:
         return one.request
 
     def fail(self, number: int, *, is_late: bool = False) -> None:
-        """**Receive**: its prefill engine is not asked again."""
+        """**Receive**: stop a transfer that failed; the request computes its prompt itself."""
         if number in self.open and self.open[number].request.message.deliver is None:
             self.open[number].request.prefill_at = None
             self._stop(number, is_late=is_late)
 
     def fail_overdue(self, now: float) -> None:
-        """**Receive**: for no longer than prefill_timeout_s."""
+        """**Receive**: fail the transfers that take longer than prefill_timeout_s."""
         for number, one in self.open.items():
             if one.until is not None and now >= one.until:
                 self.fail(number, is_late=True)
 
     def stop(self, request: Request) -> None:
-        """**Receive**, **Send**: when the request has ended, or is retracted while it receives."""
+        """**Receive**, **Send**: stop the transfers of a request that has ended or is retracted."""
         for number, one in self.open.items():
             if one.request is request:
                 self._stop(number)
 
-    def give_up(self) -> None:
-        """**Death**: the stages use nothing any more."""
+    def fail_all(self) -> None:
+        """**Death**: no transfer is open any more."""
         self.open, self.orders = {}, []
 
     def _begin(self, one: SpecifiedTransfer) -> None:
@@ -148,4 +148,4 @@ class SpecifiedTransfers:
         self.orders.append(("stop", number))
         if one.until is not None:
             one.until = None
-            self.told.append(PrefillDropped(transfer=number, is_late=is_late))
+            self.messages.append(PrefillDropped(transfer=number, is_late=is_late))

@@ -13,12 +13,12 @@ from scripted_lockstep.specification.request import Page, SpecifiedRequest
 
 
 class SpecifiedWindow:
-    """The window pool. ``beside`` are the cached pages with a window page, those left longest ago first."""
+    """The window pool. ``beside`` has the cached pages with a window page, in the order in which requests left them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.beside: dict[Page, None] = {}
-        self.kept_pages = 0
+        self.reserved_pages = 0
 
     def first_page(self, position: int) -> int:
         """**Window**: the first page that the token at this position sees: W tokens, itself included."""
@@ -26,19 +26,19 @@ class SpecifiedWindow:
 
     def free_pages(self, owners: Iterable[SpecifiedRequest]) -> int:
         """Window pages that are neither held by a request nor cached nor reserved."""
-        return self._limits.window_pages - self.kept_pages - len(self.beside) - _held_by(owners)
+        return self._limits.window_pages - self.reserved_pages - len(self.beside) - _held_by(owners)
 
     def available_pages(self, owners: Iterable[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
         """Window pages that are free, or cached and unused, if ``owners`` owned all and ``hit`` were used too."""
         used = {page for owner in owners for page in owner.prefix[owner.window_start :]}.union(self.seen_of(hit))
-        return self._limits.window_pages - self.kept_pages - _held_by(owners) - len(used)
+        return self._limits.window_pages - self.reserved_pages - _held_by(owners) - len(used)
 
     def seen_of(self, hit: Sequence[Page]) -> Sequence[Page]:
-        """The pages of a prefix that the token after it sees."""
+        """Return the pages of a prefix that the next token sees."""
         return hit[self.first_page(len(hit) * self._limits.page_size) :]
 
     def usable(self, hit: Sequence[Page]) -> Sequence[Page]:
-        """**Window hit**: a prefix is hit up to where all that its next token sees is cached."""
+        """**Window hit**: the longest prefix whose next token sees only cached pages."""
         lengths = range(len(hit), 0, -1)
         return hit[: next((n for n in lengths if all(page in self.beside for page in self.seen_of(hit[:n]))), 0)]
 
@@ -48,7 +48,7 @@ class SpecifiedWindow:
         return min(pages - len(hit), self._limits.row_window_pages - seen)
 
     def leave(self, prefix: Sequence[Page]) -> None:
-        """**Window evict**: the page left longest ago goes first; of pages left together, the end of the prefix."""
+        """**Window evict**: note that a request left these pages; of pages left together, the last goes first."""
         for page in reversed(prefix):
             del self.beside[page]
             self.beside[page] = None
