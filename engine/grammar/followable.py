@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.patterns import is_found
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
@@ -38,10 +39,19 @@ def followable(schema: Any) -> Any:
     return _Mending(schema).mended(schema)
 
 
+def misreads(schema: Any) -> bool:
+    """Return whether numbers that the library misreads are among the values of a schema, or are all of them."""
+    if not isinstance(schema, dict):
+        return False
+    mending = _Mending(schema)
+    return mending.mended(schema) is False or mending.misreads
+
+
 class _Mending:
     def __init__(self, root: dict[str, Any]) -> None:
         self._ends = SchemaEnds(root)
         self._anchors = dict(_dynamic_anchors(root, ""))
+        self.misreads = False
 
     def mended(self, part: Any) -> Any:
         if not self._ends.ends(part):
@@ -62,6 +72,9 @@ class _Mending:
         for name in ("if", "then", "else", "not", "propertyNames"):
             if isinstance(mended.get(name), dict):
                 mended[name] = self.mended(mended[name])
+        self.misreads |= not is_writable([mended.get("const"), mended.get("enum")])
+        if not (drop_unwritable(mended) and round_bounds(mended)):
+            return _FORBIDDEN
         return self._in_known_keywords(mended)
 
     def _in_known_keywords(self, part: dict[str, Any]) -> dict[str, Any]:

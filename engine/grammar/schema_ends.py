@@ -17,6 +17,24 @@ LISTED_PARTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE_PARTS: Final = ("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems")
 
 
+def target_in(root: Any, schema: dict[str, Any]) -> tuple[str, Any] | None:
+    """Return the pointer and the part that a local reference names in the whole schema; None for other references."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    found = root
+    place = unquote(reference[1:])
+    for step in place.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return place, found
+
+
 class SchemaEnds:
     """The parts of one schema that have a finite value."""
 
@@ -33,20 +51,7 @@ class SchemaEnds:
 
     def target_of(self, schema: dict[str, Any]) -> tuple[str, Any] | None:
         """Return the pointer and the part of a local reference; None for other references."""
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return None
-        found: Any = self._root
-        place = unquote(reference[1:])
-        for step in place.split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                return None
-        return place, found
+        return target_in(self._root, schema)
 
     def _collect(self, root: Any) -> None:
         open_parts = [root]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.grammar.followable import followable
+from engine.grammar.followable import followable, misreads
 from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
 from engine.grammar.schema_ends import endless_place
@@ -45,12 +46,21 @@ _ENDLESS_RULE: Final = (
     "it has no finite text, because each alternative of the rule {!r} needs a rule that never ends; give it an "
     "alternative that ends"
 )
+_MISREAD: Final = (
+    "it has an integer that is no double of 64 bits, or only such integers; describe it as a string, because others "
+    "would be taken for it"
+)
 # The library's messages on unsupported keywords.
 _OVERLAPPING: Final = "oneOf constraints are not supported"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
 _OF_ONE_OF: Final = "use anyOf, or make them exclusive by a required property with a different const in each"
 _LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves these keywords to the model'
+# The sign of a definition in GBNF, an escape there, and the codes that are no character or need no long escape.
+_GBNF: Final = "::="
+_ESCAPE: Final = re.compile(r"\\(?:u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})|.)", re.DOTALL)
+_SURROGATES: Final = range(0xD800, 0xE000)
+_ASCII: Final = 0x80
 # The second byte makes the library build the automaton of a long repetition.
 _FIRST_BYTES: Final = 2
 
@@ -101,7 +111,22 @@ def _forcing_definition_of(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind is GrammarKind.CHOICE:
         return grammar_from("choice", grammar.text)
-    return _with_bounded_json(grammar_from("ebnf", grammar.text))
+    return _with_bounded_json(grammar_from("ebnf", _with_short_escapes(grammar.text)))
+
+
+def _with_short_escapes(text: str) -> str:
+    """Return a GBNF grammar whose characters by number are written as themselves, or by two digits if they are ASCII.
+
+    The conversion to Lark drops the leading zeros of longer numbers, and then has no escape.
+    """
+    return _ESCAPE.sub(_short_escape, text) if _GBNF in text else text
+
+
+def _short_escape(found: re.Match[str]) -> str:
+    code = int(found["short"] or found["long"] or "", 16) if found["short"] or found["long"] else None
+    if code is None or code > sys.maxunicode or code in _SURROGATES:
+        return found[0]
+    return f"\\x{code:02x}" if code < _ASCII else chr(code)
 
 
 def _with_bounded_json(lark: str) -> str:
@@ -150,11 +175,13 @@ def fault_of(grammar: Grammar) -> Fault | None:
 
 
 def _endless(grammar: Grammar) -> Fault | None:
-    """Return a required part of a grammar that requires itself."""
+    """Return a required part of a grammar that requires itself, or a constant that would be misread."""
     try:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
-            place = endless_place(json.loads(grammar.text))
-            return None if place is None else Fault(_ENDLESS_PART, place)
+            schema = json.loads(grammar.text)
+            if (place := endless_place(schema)) is not None:
+                return Fault(_ENDLESS_PART, place)
+            return Fault(_MISREAD) if misreads(schema) else None
         if grammar.kind is not GrammarKind.EBNF:
             return None
         rule = endless_rule(_forcing_definition_of(grammar))

@@ -34,8 +34,8 @@ from engine.frontend.sessions.requests import (
 )
 from engine.frontend.text.dialect import Parsing
 from engine.frontend.text.reasoning import ReasoningStart
+from engine.frontend.text.tools.argument_schemas import properties_of
 from engine.frontend.text.tools.call_grammar import after_reasoning, calls_if_any, calls_or_answer, required_calls
-from engine.frontend.text.tools.call_parser import properties_of
 from engine.frontend.text.tools.families import FAMILIES
 from engine.grammar.source import schema_grammar
 

@@ -16,7 +16,8 @@ import msgspec
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
-from engine.frontend.text.tools.call_parser import choices_of, is_text, properties_of
+from engine.frontend.text.tools.argument_schemas import properties_of
+from engine.frontend.text.tools.call_parser import choices_of, is_text
 from engine.grammar.followable import followable
 from engine.grammar.source import MAX_GRAMMAR_CHARS
 
@@ -136,7 +137,12 @@ class ArgumentForm(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
     """Add rules for the arguments of a tool, in schema order; return the reference to them."""
     schema = followable(schema) or schema
-    properties = {key: one for key, one in properties_of(schema).items() if schema["properties"][key] is not False}
+    # Only the reader of texts needs what a reference names; the library resolves the others itself.
+    properties = {
+        key: one if is_text(one) or not isinstance(described := schema["properties"][key], dict) else described
+        for key, one in properties_of(schema).items()
+        if schema["properties"][key] is not False
+    }
     if not properties:
         return "" if schema.get("additionalProperties") is False else _add_any(rules, form, name)
     required = schema.get("required")

@@ -391,14 +391,6 @@ class CallObject:
         self._parts.begin(name)
 
 
-def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the schemas of a tool's arguments by name, if ``properties`` lists them."""
-    found = (parameters or {}).get("properties")
-    if not isinstance(found, dict):
-        return {}
-    return {name: schema if isinstance(schema, dict) else {} for name, schema in found.items()}
-
-
 def choices_of(schema: Mapping[str, Any]) -> list[Any]:
     """Return the values of a schema that lists them; else none."""
     choices = [schema["const"]] if "const" in schema else schema.get("enum")

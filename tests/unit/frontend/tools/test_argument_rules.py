@@ -10,8 +10,8 @@ from parsed_answers import parsed, shown
 from test_call_grammar import Walk, tokenizer
 from thinned import thinned
 
+from engine.frontend.text.tools.argument_schemas import properties_of
 from engine.frontend.text.tools.call_grammar import CallForm, OfferedTool, calls_if_any, calls_or_answer, required_calls
-from engine.frontend.text.tools.call_parser import properties_of
 from engine.frontend.text.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES
 from engine.grammar.source import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
 

@@ -17,6 +17,7 @@ from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, M
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import Part, appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.tools.families.llama4 import MOST_SKIPPED
 
 TOOLS = ("add", "look_up")
 PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}
@@ -275,3 +276,36 @@ def test_a_call_that_the_length_cut_is_not_completed(family: str) -> None:
     choice = said(family, half, end=FinishReason.LENGTH)
     assert choice.blocks[-1].text.endswith('"s": "Os')
     assert choice.finish_reason(FinishReason.LENGTH) == "length"
+
+
+@pytest.mark.parametrize("damaged", ["@@", "1 2", "", "{1: 2}", "'a' 'b'", "1, 7", "[1, @, 2", "f(1, 2)", "<1"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_call_of_llama4_that_cannot_be_read_leaves_the_later_ones(damaged: str, marked: bool) -> None:
+    listed = f"[look_up(s='x'), add(n={damaged}), look_up(s='a, b(c'), add(l=[1, 2])]"
+    text = f"<|python_start|>{listed}<|python_end|>" if marked else listed
+    calls = [call for call in calls_of_damaged("llama4", text) if call[0] == "call" and call[2] != {"n": 1}]
+    assert calls[0] == ("call", "look_up", {"s": "x"})
+    assert calls[-2:] == [("call", "look_up", {"s": "a, b(c"}), ("call", "add", {"l": [1, 2]})]
+
+
+def test_a_call_without_names_is_content_and_leaves_the_later_ones() -> None:
+    whole = parts_of("llama4", ["[add(5), look_up(s='x')]"])
+    assert parts_of("llama4", "[add(5), look_up(s='x')]") == whole
+    assert shown(whole) == [("content", "[add(5),"), ("call", "look_up", '{"s": "x"}')]
+
+
+def test_a_damaged_call_without_a_later_one_holds_no_more_than_its_bound() -> None:
+    parser = FAMILIES["llama4"](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    parts = [part for piece in ("[add(n=@), ", *["word, "] * MOST_SKIPPED) for part in parser.push(piece)]
+    assert any("word" in str(part) for part in parts)
+
+
+def calls_of_damaged(family: str, text: str) -> list[tuple[Any, ...]]:
+    """Calls as in ``calls_of``, with None for the arguments of one that was cut."""
+    whole = parts_of(family, [text])
+    assert parts_of(family, text) == whole, text
+    return [
+        (kind, *rest, json.loads(last) if kind == "call" else None)
+        for kind, *rest, last in shown(whole)
+        if kind != "content"
+    ]

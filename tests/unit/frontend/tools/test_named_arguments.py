@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.text.reasoning import CallArguments
+from engine.frontend.text.tools.argument_schemas import properties_of
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.tagged_values import TaggedValues, json_of
 
@@ -291,3 +292,36 @@ def test_other_arguments_are_content_as_they_were_written(said: str) -> None:
 def test_a_value_without_quotes_is_of_its_schema(said: str, schema: dict[str, Any], value: Any) -> None:
     """mlx-lm pull request 1310: a value of another type than the schema's lost the call."""
     assert json.loads(json_of(said, schema)) == value
+
+
+REFERRED: dict[str, Any] = {
+    "properties": {
+        "city": {"$ref": "#/$defs/text"},
+        "unit": {"allOf": [{"$ref": "#/$defs/unit"}], "default": "1"},
+        "area": {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}], "description": "or none"},
+        "count": {"$ref": "#/$defs/more~1count"},
+        "ring": {"$ref": "#/$defs/ring"},
+        "short": {"$ref": "#/$defs/text", "minLength": 1},
+        "lost": {"$ref": "#/$defs/nothing"},
+    },
+    "$defs": {
+        "text": {"$ref": "#/$defs/plain"},
+        "plain": {"type": "string", "title": "Text"},
+        "unit": {"enum": ["1", "2"]},
+        "more/count": {"type": "integer"},
+        "ring": {"$ref": "#/$defs/ring"},
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm45"])
+def test_a_type_behind_a_reference_decides_how_a_value_is_read(family: str) -> None:
+    given = dict.fromkeys(REFERRED["properties"], "1")
+    read = parsed(FAMILIES[family](("add",), {"add": properties_of(REFERRED)}), [written(family, [("add", given)])])
+    ((_, _, said),) = shown(read)
+    assert json.loads(said) == given | {"count": 1, "ring": 1, "lost": 1}
+
+
+def test_references_are_resolved_no_further_than_a_bound() -> None:
+    wide = {"anyOf": [{"$ref": "#/$defs/wide"}] * 50}
+    assert properties_of({"properties": {"a": wide}, "$defs": {"wide": wide}})["a"]["anyOf"]

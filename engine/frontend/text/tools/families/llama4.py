@@ -19,6 +19,9 @@ _OPENING = frozenset("[({'\"")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<'\"]*")
 _PYTHON_KEY = re.compile(r"[^\s=,()\[\]{}\"']*")
 _COMMAS = re.compile(r"[\s,]*")
+_BEFORE_COMMA = re.compile(r"[^,<]*")
+# The text after a damaged call that is held back until it is known whether another call follows.
+MOST_SKIPPED: Final = 4096
 
 
 class Llama4Parser(CallParser):
@@ -41,6 +44,8 @@ class Llama4Parser(CallParser):
         closing=("]", END),
         arguments=ArgumentForm(between=("=",), separator=(", ",), raw=False),
     )
+
+    _has_begun = False
 
     def _read(self) -> Reading[None]:
         text = self._text
@@ -69,7 +74,8 @@ class Llama4Parser(CallParser):
             if not name or (bare and name not in self._tools) or (yield from text.peek()) != "(":
                 break
             text.take(1)
-            if not (yield from self._read_call(name)):
+            self._has_begun = False
+            if not (yield from self._read_call(name)) and not (yield from self._skip_to_call()):
                 return
             found = True
             yield from text.run(_COMMAS)
@@ -118,7 +124,33 @@ class Llama4Parser(CallParser):
         arguments.end()
         return True
 
+    def _skip_to_call(self) -> Reading[bool]:
+        """Skip the rest of a damaged call, up to the next one; False if none follows, and then the rest is content."""
+        text, skipped = self._text, 0
+        text.mark()
+        while skipped < MOST_SKIPPED:
+            skipped += len((yield from text.word(_BEFORE_COMMA)))
+            character = yield from text.peek()
+            if not character or (yield from text.sees(self.markers)) is not None:
+                break
+            skipped += len(text.take(1))
+            if character != ",":
+                continue
+            yield from text.run(SPACE)
+            name = yield from text.word(_PYTHON_NAME)
+            skipped += len(name)
+            if name in self._tools and (yield from text.peek()) == "(":
+                text.step_back(len(name))
+                lost = text.unmark()
+                if not self._has_begun:
+                    self._parts.say(lost)
+                text.mark()
+                return True
+        text.rewind()
+        return False
+
     def _begin(self, name: str) -> None:
+        self._has_begun = True
         self._text.unmark()
         self._parts.begin(name)
 
