@@ -38,10 +38,15 @@ class SpecifiedGap:
         return budget
 
     def beside(self, decodes: int) -> int:
-        """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget."""
+        """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget.
+
+        A microbatch of about 128 tokens or more has the nearest multiple of 64 instead.
+        """
         page, limits = self.limits.page_size, self.limits
         least = 1 if limits.max_gap_steps is None else limits.prefill_budget_tokens // 4 // page
-        return max(1, least, (self.allowed(decodes) - decodes) // page) * page
+        tokens = max(1, least, (self.allowed(decodes) - decodes) // page) * page
+        nearest = (tokens + decodes + 32) // 64 * 64
+        return tokens if nearest < 128 else max(page, nearest - decodes)
 
     def launch(self, now: float) -> None:
         """Note a microbatch in flight."""

@@ -2,10 +2,12 @@
 
 Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
 faster, always at least a page; without a running request, and before anything was measured, in whole chunks. In steps
-of decodes the bound follows their number, and a quarter of a chunk always fits. Method: the clock is advanced by hand
+of decodes the bound follows their number, and a quarter of a chunk always fits. Large microbatches are filled to
+whole tiles of 64 tokens, decodes included. Method: the clock is advanced by hand
 while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
-gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages.
+gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages,
+gap-bound-ignores-tiles.
 """
 
 from ci.register import register_cpu_ci
@@ -23,6 +25,9 @@ PART = 32
 STEPS = 4
 IN_STEPS = EngineConfig(mixed_chunk=True, chunked_prefill_size=CHUNK, max_gap_steps=STEPS, max_total_tokens=8192)
 FIXED_S = 20 * PER_TOKEN_S
+TILE = 64
+ALIGNED = "a microbatch of decodes and prompts has whole tiles"
+IN_TILES = EngineConfig(mixed_chunk=True, chunked_prefill_size=512, max_gap_steps=STEPS, max_total_tokens=8192)
 
 
 def _parts(t, r, size):
@@ -127,3 +132,20 @@ def test_a_bound_in_steps_leaves_a_quarter_of_a_chunk(t):
     yield from _run_at(t, PER_TOKEN_S, 5)
     assert _parts(t, long, 2 * CHUNK)[:4] == [CHUNK // 4] * 4, "the parts are smaller than a quarter of a chunk"
     yield from t.run_until_all_finished([stream, long])
+
+
+@scripted(IN_TILES, must_reach=[ALIGNED])
+def test_decodes_and_prompts_fill_whole_tiles(t):
+    """A quarter of the chunk is two tiles: beside three decodes a part is three tokens smaller."""
+    streams = [t.start_req(prompt_len=8, prompt_seed=n, max_new_tokens=200, ignore_eos=True) for n in range(3)]
+    yield
+    yield from _run_at(t, PER_TOKEN_S, 3)
+    measured = t.start_req(prompt_len=512, prompt_seed=10, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 2)
+    long = t.start_req(prompt_len=1024, prompt_seed=11, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 4)
+    plans = [one.microbatch for one in t.history if one.microbatch is not None and long.rid in one.microbatch.rids]
+    sizes = [sum(len(segment.token_ids) for segment in plan.segments) for plan in plans]
+    t.sometimes(ALIGNED, len(sizes) >= 3 and {one.rid for one in streams} <= set(plans[0].rids))
+    assert sizes[:3] == [2 * TILE] * 3, "a few tokens over whole tiles cost as much as a step of decodes"
+    yield from t.run_until_all_finished([*streams, measured, long])
