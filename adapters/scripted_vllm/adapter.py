@@ -240,7 +240,7 @@ ADAPTER: Final = VllmAdapter(
         "prefix_cache_retention_interval": {"sliding_window": (3, 5, 6)},
         "hisparse_host_blocks": {"num_gpu_blocks": (20, 24, 16), "max_num_batched_tokens": (8,)},
         "hisparse_hot_blocks": {"hisparse_host_blocks": (10, 14, 24)},
-        "swa_bounded_replay": {"sliding_window": (3, 5, 6)},
+        "swa_bounded_replay": {"sliding_window": (3, 6)},
         "speculative_method": {"num_speculative_tokens": (1, 2, 3)},
         "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},
         "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},

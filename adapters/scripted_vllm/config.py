@@ -339,6 +339,10 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         "models with swa_bounded_replay have no Mamba layers, and whole groups of rings in a sliding_window",
     ),
     (
+        lambda s: not (s.swa_bounded_replay and (s.attention_chunk_size or (s.sliding_window - 1) % s.block_size == 0)),
+        "models with swa_bounded_replay have no attention_chunk_size; sliding_window - 1 is no multiple of block_size",
+    ),
+    (
         lambda s: not (s.rswa_window and s.has_groups),
         "vLLM's models with an rswa_window have no other layers",
     ),

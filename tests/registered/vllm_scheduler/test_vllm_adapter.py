@@ -53,6 +53,21 @@ def test_every_workload_passes(name: str) -> None:
     assert not outcome.unreached
 
 
+@pytest.mark.parametrize(
+    ("settings", "prompt", "hangs"),
+    [
+        ("num_gpu_blocks=16 max_num_batched_tokens=4 mamba_cache_mode=align num_speculative_tokens=2", 9, True),
+        ("num_gpu_blocks=16 max_num_batched_tokens=4 mamba_cache_mode=align num_speculative_tokens=2", 10, False),
+        ("max_num_batched_tokens=4 num_speculative_tokens=2", 9, False),
+    ],
+)
+def test_a_prompt_that_is_kept_clear_of_mtp_at_a_blocks_end_hangs(settings: str, prompt: int, *, hangs: bool) -> None:
+    """The page of defects says so: one token is left behind the last block that the budget reaches."""
+    outcome = execute(Schedule.parse(f"{settings} speculative_method=mtp; 1 start a prompt={prompt} new=2", of="vllm"))
+    assert ("something waits forever: a (prefill)" in str(outcome.failure)) == hangs
+    assert hangs or outcome.failure is None
+
+
 def test_a_new_machine_leaves_vllms_log_silent() -> None:
     """Making vLLM's configuration sets its log's level again, and `scripted stuck` then printed the log first."""
     # A size of no other test: a configuration is made once for equal settings.

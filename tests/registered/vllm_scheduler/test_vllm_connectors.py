@@ -207,6 +207,11 @@ def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> N
         ),
         ("num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True mamba_cache_mode=align", "have no Mamba layers"),
         (
+            "num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True attention_chunk_size=4",
+            "no attention_chunk_size",
+        ),
+        ("num_gpu_blocks=28 sliding_window=5 swa_bounded_replay=True", "no multiple of block_size"),
+        (
             "num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True circular_buffer_tokens=4",
             "whole groups of rings",
         ),
