@@ -68,6 +68,15 @@ def test_a_prompt_that_is_kept_clear_of_mtp_at_a_blocks_end_hangs(settings: str,
     assert hangs or outcome.failure is None
 
 
+@pytest.mark.parametrize(("blocks", "words"), [(20, "lost its blocks 7 times in a row for nothing"), (21, "")])
+def test_a_lone_request_with_hisparse_needs_a_block_more_than_vllm_demands(blocks: int, words: str) -> None:
+    """The page of defects says so."""
+    host = "max_model_len=64 max_num_batched_tokens=8 enable_prefix_caching=False hisparse_host_blocks=24"
+    outcome = execute(Schedule.parse(f"num_gpu_blocks={blocks} {host}; 1 start a prompt=60 new=2", of="vllm"))
+    assert words in str(outcome.failure)
+    assert bool(words) == (outcome.failure is not None)
+
+
 def test_a_new_machine_leaves_vllms_log_silent() -> None:
     """Making vLLM's configuration sets its log's level again, and `scripted stuck` then printed the log first."""
     # A size of no other test: a configuration is made once for equal settings.
