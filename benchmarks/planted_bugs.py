@@ -88,6 +88,7 @@ def page_of(measured: Mapping[str, Mapping[str, TimedSearch]]) -> str:
         f"the {len(judged)} that were searched for are found, with a median of {middle:.1f} s; of the {back} among "
         f"them that take back a commit of the last three months, {sum(is_reversal for is_reversal, _ in found)}."
         f"{others} "
+        "SGLang's rows were measured before its targets had requests with priorities. "
         "`python -m benchmarks.planted_bugs` adds the rows that are missing for the installed engine."
     )
     heads = ["| engine | bug | takes back | schedules | s | failure |", "| --- | --- | --- | ---: | ---: | --- |"]
