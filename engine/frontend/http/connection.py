@@ -52,8 +52,9 @@ IDLE_S = 1.0
 _END_OF_HEADER = b"\r\n\r\n"
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FOLD = re.compile(rb"\n[ \t]")
-_CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
-_ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
+# Each length that is declared, in lines of its own or in a list.
+_CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:[^\r\n,]*(?P<list>,?)", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]+)(?P<path>.*)", re.IGNORECASE)
 _VERSIONS = (b"1.0", b"1.1")
 # Headers that, if repeated, a proxy and a server could read differently. h11 itself refuses two hosts.
 _ONCE = (b"content-type", b"content-encoding", b"authorization")
@@ -141,8 +142,9 @@ class _Parser(h11.Connection):
             self._refuse("a line of a header must end with CR LF, but one ends with only LF; send both")
         if _FOLD.search(lines):
             self._refuse("a line of a header must begin with a name, but one begins with whitespace; do not fold lines")
-        # h11 merges two equal ones.
-        if len(_CONTENT_LENGTH.findall(lines)) > 1:
+        # h11 merges equal ones.
+        lists = _CONTENT_LENGTH.findall(lines)
+        if len(lists) > 1 or b"," in lists:
             self._refuse("a request must have one Content-Length, but has more; send one")
 
     def _checked(self, request: h11.Request) -> h11.Request:
@@ -153,12 +155,16 @@ class _Parser(h11.Connection):
         names = Counter(name for name, _ in request.headers)
         if {b"content-length", b"transfer-encoding"} <= names.keys():
             self._refuse("a request must have Content-Length or Transfer-Encoding, but has both; send one of them")
+        if request.http_version == b"1.0" and b"transfer-encoding" in names:
+            self._refuse("a request of HTTP/1.0 must have no Transfer-Encoding, but has it; send Content-Length")
         for name in _ONCE:
             if names[name] > 1:
                 self._refuse(f"a request must have one {name.decode('ascii')}, but has {names[name]}; send one")
         target = _ABSOLUTE.fullmatch(request.target)
         if target is None:
             return request
+        if b"@" in target["host"]:
+            self._refuse("a request's target must name its host alone, but it names a user too; send an Authorization")
         path = target["path"] if target["path"].startswith(b"/") else b"/" + target["path"]
         others = [(name, value) for name, value in request.headers if name != b"host"]
         return h11.Request(
