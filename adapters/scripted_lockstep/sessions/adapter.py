@@ -23,7 +23,7 @@ ADAPTER: Final = SchedulerAdapter(
     limits=lambda settings: msgspec.structs.replace(LIMITS, depth=settings.depth),
     can=lambda _: Capabilities(flush=False, chunked=False, preemption=False, fail=True),
     settings={"n": (1, 3), "prompts": (2,), "lag": (2, 3), "turn_tokens": (1, 1000), "turn_outputs": (1, 32)},
-    needed={"reasoning": _CHAT, "echo": _COMPLETIONS, "prompts": _COMPLETIONS},
+    needed={"reasoning": _CHAT, "tools": _CHAT, "echo": _COMPLETIONS, "prompts": _COMPLETIONS},
     mutants=MUTANTS,
     packages=("engine",),
 )

@@ -24,6 +24,7 @@ from engine.frontend.sessions.requests import Order, sampling_of
 from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStart
+from engine.frontend.text.tools.families import FAMILIES
 from scripted.core.violation import Violation
 from scripted.sdk import Add
 
@@ -32,11 +33,21 @@ _STOP_LETTER: Final = ord("z")
 _STOPS: Final = ("z", "xz", "yyz")
 # Stop strings of ordinary letters, which outputs often contain.
 _USUAL_STOPS: Final = ("c", "bc", "ab")
+# Stop strings of letters that no call contains.
+_STOPS_BESIDE_CALLS: Final = ("y", "xy", "yx")
 _LETTERS: Final = b"xyabc"
 _BYTES: Final = 256
 # A token whose text ends the reasoning and continues after it.
 _END_OF_REASONING: Final = 300
-_TEXTS: Final = {_END_OF_REASONING: f"a{END}b".encode()}
+# Two tokens whose texts are one call of a tool; a limit may cut the output between them.
+_CALL: Final = (301, 302)
+_CALL_TEXTS: Final = ('<tool_call>{"name": "add", "arguments": {"n": ', "1}}</tool_call>")
+# The arguments of a call that was cut, and of a complete one.
+_ARGUMENTS: Final = ('{"n": ', '{"n": 1}')
+_TEXTS: Final = {
+    _END_OF_REASONING: f"a{END}b".encode(),
+    **{token: text.encode() for token, text in zip(_CALL, _CALL_TEXTS, strict=True)},
+}
 _TIERS: Final = ("device", "host")
 _REPLACEMENT: Final = "\ufffd"
 
@@ -60,6 +71,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
     logprobs: bool = True
     usage: Literal["end", "each", "none"] = "end"
     reasoning: bool = False
+    tools: bool = False
     stops: bool = True
     least: bool = False
     leaves: bool = False
@@ -73,8 +85,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"every number of {self} is at least 1")
         if self.protocol == "chat" and (self.prompts > 1 or self.echo):
             raise ValueError("a chat has one prompt and echoes none")
-        if self.protocol != "chat" and self.reasoning:
-            raise ValueError("only a chat tells reasoning apart")
+        if self.protocol != "chat" and (self.reasoning or self.tools):
+            raise ValueError("only a chat tells reasoning and calls apart")
 
 
 class TextDecoder:
@@ -95,23 +107,28 @@ _SERVED: Final[Any] = SimpleNamespace(
 )
 
 
-def byte_tokens(tokens: Sequence[int], stops: Sequence[int], *, reasons: bool) -> list[int]:
+def byte_tokens(tokens: Sequence[int], stops: Sequence[int], settings: SessionSettings) -> list[int]:
     """Turn the tokens of the simulated model into tokens of text, mostly one byte each.
 
-    A stop token becomes the end of a stop string, and with ``reasons`` one token ends the reasoning. Without ``stops``
-    some characters take three bytes.
+    A stop token becomes the end of a stop string, one token ends the reasoning, if there is any, and with tools some
+    tokens become calls. Without ``stops`` some characters take three bytes.
     """
     emitted: list[int] = []
     rest: list[int] = []
-    has_reasoned = not reasons
+    has_reasoned = not settings.reasoning
     for token in tokens:
-        if rest:
-            emitted.append(rest.pop(0))
-        elif token in stops:
+        if token in stops:
+            # It also ends a call between its two tokens.
+            rest = []
             emitted.append(_STOP_LETTER)
+        elif rest:
+            emitted.append(rest.pop(0))
         elif not has_reasoned and token % 3 == 0:
             has_reasoned = True
             emitted.append(_END_OF_REASONING)
+        elif settings.tools and token % 3 == 0:
+            first, *rest = _CALL
+            emitted.append(first)
         elif not stops and token % 4 == 0:
             first, *rest = "\u20ac".encode()
             emitted.append(first)
@@ -138,7 +155,8 @@ def _scored(message: Generate) -> list[tuple[int, int]]:
 class _ChoiceView(NamedTuple):
     """One choice as its client received it.
 
-    ``offsets`` are the positions of its logprobs in a completion's text; ``roles`` counts the role fields of a chat.
+    ``offsets`` are the positions of its logprobs in a completion's text, ``spelled`` the texts beside the logprobs,
+    ``calls`` the names and arguments of its calls; ``roles`` counts the role fields of a chat.
     """
 
     ids: list[int]
@@ -146,6 +164,8 @@ class _ChoiceView(NamedTuple):
     reasoning: str
     logprobs: list[float | None]
     offsets: list[int]
+    spelled: list[str]
+    calls: list[tuple[str, str]]
     reason: str
     prompt: list[int] | None
     roles: int
@@ -241,16 +261,19 @@ class OpenAnswer:
         if tiers != (due := {tier: sum(self.cached_tokens_of(one)[tier] for one in prompts) for tier in _TIERS}):
             raise Violation(f"the cached tokens of {self.add.rid} are {due}, but it says {tiers}")
         if usage is not None:
-            self._check_usage(usage, prompts, sum(len(one.ids) for one in received.values()))
+            self._check_usage(usage, prompts, list(received.values()))
 
-    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], completion: int) -> None:
+    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[_ChoiceView]) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
-            "completion_tokens": completion,
+            "completion_tokens": sum(len(one.ids) for one in choices),
             "cached_tokens": sum(sum(self.cached_tokens_of(one).values()) for one in prompts),
         }
-        found = usage | {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
-        if wrong := {name: found[name] for name, count in counts.items() if found[name] != count}:
+        counts["total_tokens"] = counts["prompt_tokens"] + counts["completion_tokens"]
+        if self._settings.reasoning:
+            counts["reasoning_tokens"] = sum(_reasoning_tokens(one.ids) for one in choices if one.reasoning)
+        found = usage | usage["prompt_tokens_details"] | usage.get("completion_tokens_details", {})
+        if wrong := {name: found.get(name) for name, count in counts.items() if found.get(name) != count}:
             raise Violation(f"the usage of {self.add.rid} must have {counts}, but says {wrong}")
 
     def _expected(self, index: int, message: Generate) -> _ChoiceView:
@@ -263,17 +286,23 @@ class OpenAnswer:
         reasoning = ""
         if self._settings.reasoning:
             reasoning, _, text = text.partition(END)
+        text, calls = _without_calls(text)
         echo = DECODER.decode(message.prompt_ids) if self.order.echo else ""
-        reason = "stop" if is_stopped else self.ends[message.rid].value
+        is_call = bool(calls) and calls[-1][1] == _ARGUMENTS[1]
+        reason = ("tool_calls" if is_call else "stop") if is_stopped else self.ends[message.rid].value
         prompt = list(message.prompt_ids) if self._settings.protocol != "chat" or not index else None
         is_chat = self._settings.protocol == "chat"
         logprobs, offsets = self._expected_prompt_scores(index)
+        spelled = [DECODER.decode([token]) for token in message.prompt_ids[: len(logprobs)]]
         if self._settings.logprobs:
+            spelled += [DECODER.decode([token]) for token in ids]
             logprobs += [logprob_of(token, place).logprob for place, token in enumerate(ids)]
             # A token inside a character has that character's position.
             before = [DECODER.decode(ids[:place]).rstrip(_REPLACEMENT) for place in range(len(ids))]
             offsets += [] if is_chat else [len(echo) + len(one) for one in before]
-        return _ChoiceView(ids, echo + text, reasoning, logprobs, offsets, reason, prompt, roles=int(is_chat))
+        return _ChoiceView(
+            ids, echo + text, reasoning, logprobs, offsets, spelled, calls, reason, prompt, roles=int(is_chat)
+        )
 
     def _expected_prompt_scores(self, index: int) -> tuple[list[float | None], list[int]]:
         """Return an echoed prompt's logprobs and their positions; without streaming, they are the first choice's."""
@@ -286,6 +315,8 @@ class OpenAnswer:
     def _received(self) -> tuple[dict[int, _ChoiceView], dict[str, Any] | None, dict[str, int]]:
         """Return the choices, the usage if any, and the cached tokens by tier, from a stream or a whole reply."""
         events = self._events() if self.order.stream else [json.loads(self._written)]
+        if heads := {(event["id"], event["model"]) for event in events} - {(self.order.rid, _SERVED.model_name)}:
+            raise Violation(f"the reply {self.order.rid} is told as {sorted(heads)}")
         parts: dict[int, list[dict[str, Any]]] = {}
         prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
         for event in events:
@@ -326,6 +357,8 @@ def _combined(choices: Sequence[dict[str, Any]]) -> _ChoiceView:
     reasoning: list[str] = []
     logprobs: list[float | None] = []
     offsets: list[int] = []
+    spelled: list[str] = []
+    calls: dict[int, dict[str, Any]] = {}
     roles = 0
     for choice in choices:
         message = choice.get("delta") or choice.get("message") or {}
@@ -335,12 +368,50 @@ def _combined(choices: Sequence[dict[str, Any]]) -> _ChoiceView:
         values = choice.get("logprobs") or {}
         logprobs += values.get("token_logprobs") or [one["logprob"] for one in values.get("content") or ()]
         offsets += values.get("text_offset") or ()
+        spelled += values.get("tokens") or _spelled_in_chat(values.get("content") or ())
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            _add_call(calls, call, call.get("index", place))
         roles += "role" in message
     prompt = next((choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice), None)
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    if len(reasons) != 1:
-        raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once")
-    return _ChoiceView(ids, "".join(texts), "".join(reasoning), logprobs, offsets, reasons[0], prompt, roles)
+    if len(reasons) != 1 or not choices[-1].get("finish_reason"):
+        raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once, with its last part")
+    if list(calls) != list(range(len(calls))) or len({one["id"] for one in calls.values()}) < len(calls):
+        raise Violation(f"choice {choices[0]['index']} has the calls {calls}, which need numbers and ids of their own")
+    named = [(one["name"], one["arguments"]) for one in calls.values()]
+    return _ChoiceView(
+        ids, "".join(texts), "".join(reasoning), logprobs, offsets, spelled, named, reasons[0], prompt, roles
+    )
+
+
+def _spelled_in_chat(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the texts of a chat's tokens. Raises Violation if their bytes spell something else."""
+    if wrong := [one for one in entries if bytes(one["bytes"]).decode() != one["token"]]:
+        raise Violation(f"the bytes beside logprobs spell other tokens: {wrong}")
+    return [one["token"] for one in entries]
+
+
+def _add_call(calls: dict[int, dict[str, Any]], call: dict[str, Any], index: int) -> None:
+    """Add a call of a message, or a part of one. Only the first part has the name and the id."""
+    function = call["function"]
+    if index not in calls:
+        calls[index] = {"id": call["id"], **function}
+    elif "id" in call or "name" in function:
+        raise Violation(f"the call {calls[index]} begins again with {call}")
+    else:
+        calls[index]["arguments"] += function["arguments"]
+
+
+def _without_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the content of an output and its calls, of which the last may be cut."""
+    begin, end = _CALL_TEXTS
+    content, *parts = text.split(begin)
+    calls = [("add", _ARGUMENTS[part.startswith(end)]) for part in parts]
+    return content + "".join(part.removeprefix(end) for part in parts), calls
+
+
+def _reasoning_tokens(ids: Sequence[int]) -> int:
+    return ids.index(_END_OF_REASONING) + 1 if _END_OF_REASONING in ids else len(ids)
 
 
 def _stop_position(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
@@ -402,10 +473,11 @@ def model_tokens(add: Add, number: int) -> list[int]:
 
 def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingParams:
     stops: tuple[str, ...] = _STOPS if add.stop_token_ids else ()
-    stops += _USUAL_STOPS if settings.stops and number else ()
+    usual = _STOPS_BESIDE_CALLS if settings.tools else _USUAL_STOPS
+    stops += usual if settings.stops and number else ()
     sampling = SamplingParams(max_new_tokens=add.max_new_tokens, stop=stops, seed=7, temperature=0.0)
     if settings.least:
-        emitted = byte_tokens(model_tokens(add, number), add.stop_token_ids, reasons=settings.reasoning)
+        emitted = byte_tokens(model_tokens(add, number), add.stop_token_ids, settings)
         return msgspec.structs.replace(sampling, min_new_tokens=_stop_position(emitted, sampling)[0] or 0)
     return sampling
 
@@ -413,8 +485,13 @@ def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingPa
 def _shape_of(order: Order, settings: SessionSettings) -> Shape:
     if settings.protocol != "chat":
         return CompletionShape(order, _SERVED)
-    return ChatShape(order, _SERVED, _reasoning_choice if settings.reasoning else SpokenChoice)
+    return ChatShape(order, _SERVED, lambda: _choice_of(settings))
 
 
-def _reasoning_choice() -> SpokenChoice:
-    return SpokenChoice(AnswerParser(ReasoningSplitter(ReasoningStart.OPEN), None, parallel=True))
+def _choice_of(settings: SessionSettings) -> SpokenChoice:
+    if not (settings.reasoning or settings.tools):
+        return SpokenChoice()
+    reasoning = ReasoningSplitter(ReasoningStart.OPEN) if settings.reasoning else None
+    calls = FAMILIES["hermes"](("add",)) if settings.tools else None
+    end = _END_OF_REASONING if settings.reasoning else None
+    return SpokenChoice(AnswerParser(reasoning, calls, parallel=True), end_of_reasoning=end)

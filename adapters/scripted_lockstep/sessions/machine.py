@@ -219,7 +219,7 @@ class SessionsMachine:
         sent.delivered = len(sent.model)
         scores = self._scores(sent)
         emitted = sent.answer.emitted[sent.message.rid]
-        new = byte_tokens(sent.model, add.stop_token_ids, reasons=self._settings.reasoning)[len(emitted) :]
+        new = byte_tokens(sent.model, add.stop_token_ids, self._settings)[len(emitted) :]
         places = range(len(emitted), len(emitted) + len(new))
         emitted += new
         output = TokenOutput(
