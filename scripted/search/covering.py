@@ -37,27 +37,21 @@ def covering_rows(
 ) -> Iterator[dict[str, str]]:
     """Yield rows that cover all pairs, and all triples of the features ``triples``; then rows that cover them again.
 
-    ``families`` are the families of features, which need not have one.
-
-    Endless, and the same for equal arguments. Greedy: rows begin with an uncovered pair and an uncovered triple by
-    turns, and grow, to a size drawn at random, by the level with the most new pairs, then the most new triples, then
-    the fewest rows so far, which puts each level into one of the first few rows.
+    ``families`` maps features to their families; a feature need not have one. Endless, and the same for equal
+    arguments. Greedy: rows begin alternately with an uncovered pair and an uncovered triple. They grow to a random
+    size, each time by the level with the most new pairs, then the most new triples, then the fewest rows so far, so
+    that each level is in one of the first few rows.
     """
     rng = random.Random(seed)  # noqa: S311 - the same from the same seed
     pairs = pairs_of(features, allows)
     levels = [(feature, level) for feature, levels in features.items() for level in levels]
     numbers = {level: number for number, level in enumerate(levels)}
-    together = [0] * len(levels)
-    for one, other in pairs:
-        together[numbers[one]] |= 1 << numbers[other]
-        together[numbers[other]] |= 1 << numbers[one]
+    together = _together(pairs, numbers)
     if not pairs:
         # No two levels are compatible: use one feature at a time.
-        alone = [dict([level]) for level in levels if allows(dict([level]))]
-        yield from itertools.cycle(alone or [{}])
+        yield from itertools.cycle([dict([level]) for level in levels if allows(dict([level]))] or [{}])
     core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
-    family_of = families or {}
-    kin = [family_of.get(feature, "") for feature, _ in levels]
+    kin = [(families or {}).get(feature, "") for feature, _ in levels]
     threes = _threes_of(core, together)
     while True:
         rng.shuffle(pairs)
@@ -71,11 +65,7 @@ def covering_rows(
             silent = _silent(kin, start, rng)
             row = _row(levels, start, together, missing, thirds, used, allows, rng, silent)
             _mark_covered(row, missing, used)
-            covered = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
-            wanted -= covered
-            for three in covered:
-                for here, there in itertools.permutations(three, 2):
-                    thirds[here][there] &= ~(1 << sum(three) - here - there)
+            _mark_triples(core.intersection(row), wanted, thirds)
             yield dict(levels[number] for number in row)
 
 
@@ -93,6 +83,24 @@ def _mark_covered(row: Collection[int], missing: list[int], used: list[int]) -> 
     for number in row:
         missing[number] &= ~on
         used[number] += 1
+
+
+def _together(pairs: Iterable[tuple[_Level, _Level]], numbers: Mapping[_Level, int]) -> list[int]:
+    """Return, for each level, the levels that it is compatible with as a bit set."""
+    together = [0] * len(numbers)
+    for one, other in pairs:
+        together[numbers[one]] |= 1 << numbers[other]
+        together[numbers[other]] |= 1 << numbers[one]
+    return together
+
+
+def _mark_triples(on: Iterable[int], wanted: set[tuple[int, int, int]], thirds: dict[int, dict[int, int]]) -> None:
+    """Mark the triples of these levels as covered."""
+    covered = wanted.intersection(itertools.combinations(sorted(on), 3))
+    wanted -= covered
+    for three in covered:
+        for here, there in itertools.permutations(three, 2):
+            thirds[here][there] &= ~(1 << sum(three) - here - there)
 
 
 def _threes_of(core: Collection[int], together: Sequence[int]) -> list[tuple[int, int, int]]:
