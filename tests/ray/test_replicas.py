@@ -166,21 +166,21 @@ def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:
 
 
 def test_full_engines_refuse_with_the_time_to_come_back(app: ServedApp, client: openai.OpenAI) -> None:
-    count = 2 * (ROWS + QUEUED) + 8
-    # Long enough that the first have not ended when the last one comes.
-    body = {"text": "full", "sampling_params": sampling(400)}
-    bounds = httpx.Limits(max_connections=count)
-    with ThreadPoolExecutor(count) as pool, httpx.Client(timeout=BOUND_S, limits=bounds) as http:
-        asked = [pool.submit(http.post, f"{app.url}/generate", json=body) for _ in range(count)]
-        answers = [one.result() for one in asked]
-    statuses = [answer.status_code for answer in answers]
-    assert set(statuses) == {200, 429}
-    assert statuses.count(429) >= 8
+    app.wait(lambda: at_rest(app), "rest")
+    streams, threads = begin(app, 2 * (ROWS + QUEUED) + 8, LONG)
+    app.wait(lambda: [load["num_reqs"] for load in app.loads()] == [ROWS + QUEUED] * 2, "full engines")
+    body = {"text": "full", "sampling_params": sampling(4)}
+    with ThreadPoolExecutor(8) as pool, httpx.Client(timeout=BOUND_S) as http:
+        answers = [one.result() for one in [pool.submit(http.post, f"{app.url}/generate", json=body) for _ in range(8)]]
+    assert [answer.status_code for answer in answers] == [429] * 8
     for answer in answers:
-        if answer.status_code == 429:
-            assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["type"] == "server_busy"
-            assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["type"] == "server_busy"
+        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert {stream.status for stream in streams} <= {200, 429}
+    assert all(stream.is_whole for stream in streams if stream.status == 200), [one.events[-1:] for one in streams]
     app.wait(lambda: at_rest(app), "rest")
 
 
