@@ -104,11 +104,13 @@ def scripts_in(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _importing(path: Path) -> Iterator[None]:
-    """Extend the import path with the script's folder and the working folder, as pytest does.
+    """Extend the import path with the script's folder, those above it that have a ``conftest.py``, and the working
+    folder, as pytest does.
 
     Raises ScriptDefinitionError for any exception during the import.
     """
-    for folder in (str(path.parent.resolve()), str(Path.cwd())):
+    above = [folder for folder in path.resolve().parents if (folder / "conftest.py").is_file()]
+    for folder in map(str, (path.resolve().parent, *above, Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:

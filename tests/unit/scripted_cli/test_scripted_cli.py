@@ -186,6 +186,16 @@ def test_a_file_that_cannot_be_imported_says_why(monkeypatch, capsys, scripts):
     assert "cannot be imported: ModuleNotFoundError" in capsys.readouterr().err
 
 
+def test_a_script_imports_what_stands_beside_a_conftest_above_it(monkeypatch, capsys, scripts):
+    folder = scripts.parent
+    (folder / "conftest.py").touch()
+    (folder / "beside_the_conftest.py").write_text("BY_HELPER = True\n")
+    below = folder / "races" / scripts.name
+    below.parent.mkdir()
+    below.write_text(f"from beside_the_conftest import BY_HELPER\n{scripts.read_text()}")
+    assert run_main(monkeypatch, "run", f"{below}::test_only_sim") == 0, capsys.readouterr().err
+
+
 def test_traces_become_pages_and_perfetto_traces(monkeypatch, capsys, tmp_path):
     left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
     run_main(monkeypatch, "run", FLUSH, "--trace", str(left))
