@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-# Up to here every integer is a double.
+# Up to here every integer is a double. The library adds 1 to an exclusive bound, and misreads large ones with a point.
 EXACT: Final = 2**53
 _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 # The library's own integers; the lowest of them ends its process.
@@ -23,8 +23,9 @@ def round_bounds(part: dict[str, Any]) -> bool:
     if types != "integer" and not (isinstance(types, list) and "integer" in types and "number" not in types):
         _shorten(part)
         return True
-    found = [_whole(part[name]) for name in _BOUNDS if name in part]
-    if None in found or all(abs(bound or 0) <= EXACT for bound in found):
+    found = [part[name] for name in _BOUNDS if name in part]
+    is_exact = all(isinstance(bound, int) and abs(bound) < EXACT for bound in found)
+    if is_exact or any(_whole(bound) is None for bound in found):
         return True
     lowest = _stricter(part, "minimum", "exclusiveMinimum", 1)
     highest = _stricter(part, "maximum", "exclusiveMaximum", -1)
