@@ -118,6 +118,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         grammars=settings.structured_output,
         sessions=True,
         images=settings.encoder_cache_size,
+        images_beside=settings.is_encoder_decoder,
         loras=LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
         sleep_modes=SLEEP_MODES if settings.enable_sleep_mode else (),

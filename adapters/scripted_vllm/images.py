@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from scripted.sdk import Violation
-from scripted.sdk.images import Image, with_images
+from scripted.sdk.images import LARGEST_IMAGE, Image, with_images
 from scripted_vllm.encoder_check import cut_by, made_by
 from scripted_vllm.ids import rid_of
 
@@ -21,9 +21,9 @@ def name_of(image: Image) -> str:
 
 
 def encoder_inputs(images: Sequence[Image], *, is_encoder_decoder: bool) -> list[tuple[int, int, str]]:
-    """Return the position, length and name of each image; an encoder-decoder has one, at its start."""
+    """Return the position, length and name of each image; an encoder-decoder has one, padded, beside the prompt."""
     if is_encoder_decoder:
-        return [(0, image.count, name_of(image)) for image in images[:1]]
+        return [(0, LARGEST_IMAGE, name_of(image)) for image in images[:1]]
     return [(image.start, image.count, name_of(image)) for image in images]
 
 

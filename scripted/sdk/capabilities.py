@@ -75,6 +75,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     request has ended for its client at the abort. ``grammars``: the tokens of a request may be masked. ``loras``: the
     number of known LoRAs, of which one batch has at most ``loras_together``. ``sessions``: a request may keep its KV
     for the next. ``images``: prompts may have images, and the device keeps this many tokens of encoder output.
+    ``images_beside``: the model attends to a prompt's first image separately, padded to the largest image's tokens.
     ``pauses_in_turn``: a pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own
     answer; requests that arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often an
     aborted request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block
@@ -102,6 +103,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     loras_together: int = 0
     sessions: bool = False
     images: int = 0
+    images_beside: bool = False
     answers_aborts: bool = True
     pauses_in_turn: bool = False
     late_launches: int = 0

@@ -21,9 +21,10 @@ class SimulatedEncoder:
         """Compute a batch's images, and check that the batch reads only computed images. Raises Violation."""
         for number in batch.dropped:
             self._encoded.pop(number, None)
+        beside = {share.rid for share in batch.shares if share.crossed is not None}
         for rid, place in batch.encoded:
             image = images_of(rid)[place]
-            self._encoded[image.number] = image.count
+            self._encoded[image.number] = LARGEST_IMAGE if rid in beside else image.count
         kept = sum(self._encoded.values())
         if kept > self.room:
             raise Violation(
@@ -42,5 +43,5 @@ class SimulatedEncoder:
 
 
 def output_of(images: Sequence[Image]) -> list[int]:
-    """Return the encoder's output for images outside of a prompt: a fingerprint for each token."""
-    return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]
+    """Return the encoder's output for images beside a prompt, padded to the largest: a fingerprint for each token."""
+    return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(LARGEST_IMAGE)]

@@ -13,6 +13,7 @@ from scripted.core.prompts import prompt_of
 _SIZES: Final = (3, 6, 5)
 _SEED: Final = 1_000
 _AGAIN: Final = 2
+SMALLEST_IMAGE: Final = min(_SIZES)
 LARGEST_IMAGE: Final = max(_SIZES)
 
 

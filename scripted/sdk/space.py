@@ -19,7 +19,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
-from scripted.sdk.images import LARGEST_IMAGE
+from scripted.sdk.images import LARGEST_IMAGE, SMALLEST_IMAGE
 from scripted.search.covering import Row
 from scripted.search.generated import (
     EVENT,
@@ -54,6 +54,8 @@ _WHOLE: Final = 0.5
 _BESIDE_A_BLOCK: Final = (0, 1, 1, 2)
 # The share of prompts with images that have hardly another token.
 _ADJOINING: Final = 0.3
+# The share of prompts no longer than the image beside them.
+_SHORTER: Final = 0.5
 # Combinations of values that are tried before settings count as refused.
 _TRIES: Final = 8
 
@@ -294,10 +296,12 @@ def _drawn_kinds(
         if rng.random() < _WHOLE:
             whole = -fields["prompt"] % marks.block + rng.choice((0, marks.block))
             yield "new", max(1, whole + rng.choice(_BESIDE_A_BLOCK))
-    images = rng.choice(_IMAGES) if "images" in row and can.images else 0
+    images = rng.choice(_IMAGES) if can.images and ("images" in row or can.images_beside) else 0
     if images:
         yield "images", images
-        if images > 1 and rng.random() < _ADJOINING:
+        if can.images_beside and rng.random() < _SHORTER:
+            yield "prompt", rng.randint(SMALLEST_IMAGE, LARGEST_IMAGE)
+        elif images > 1 and rng.random() < _ADJOINING:
             yield "prompt", min(images * LARGEST_IMAGE + rng.choice((0, 1, 2)), marks.most)
 
 

@@ -7,6 +7,7 @@ Mutant: images-of-who-cannot-start; the released version has the defect.
 
 from __future__ import annotations
 
+import random
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,10 @@ from scripted import scripted
 from scripted.api import write_test
 from scripted.core.errors import BadCall
 from scripted.core.schedule import Schedule
+from scripted.sdk.actions import SubmitRequest
+from scripted.sdk.images import LARGEST_IMAGE
 from scripted.search.execution import execute
+from scripted.search.generated import space_of
 
 register_cpu_ci(est_time=30, suite="vllm-cpu")
 
@@ -58,6 +62,16 @@ KEPT_OUT = (
 def test_a_pause_may_empty_the_caches(text: str) -> None:
     schedule = Schedule.parse(f"encoder_cache_size=8 {text.removeprefix('default')}", of="vllm")
     assert execute(schedule).failure is None
+
+
+def test_prompts_may_be_shorter_than_the_image_beside_them() -> None:
+    """An encoder-decoder's encoder has a longer input than its decoder, whose prompt begins all the same."""
+    row = {"is_encoder_decoder": "other", "disable_chunked_mm_input": "other", "requests": "several"}
+    drawn = [space_of("vllm").draw(row, random.Random(seed)) for seed in range(8)]
+    begun = [one.action for schedule in drawn for one in schedule.placed]
+    images = [one for one in begun if isinstance(one, SubmitRequest) and one.images]
+    assert any(one.prompt < LARGEST_IMAGE and one.images == 1 and not (one.seed + one.tail) % 3 for one in images)
+    assert [execute(schedule).failure for schedule in drawn] == [None] * 8
 
 
 @scripted(adapter="vllm", encoder_cache_size=8)

@@ -79,7 +79,7 @@ def test_the_device_keeps_no_more_than_there_is_room_for() -> None:
 def crossed_run() -> PlannedRun:
     run = PlannedRun(images=8)
     run.add("a", prompt=8, new=3, images=1)
-    run.step(share("a", 0, 4, 1, crossed=(5,)), encoded=(("a", 0),))
+    run.step(share("a", 0, 4, 1, crossed=(5, 7)), encoded=(("a", 0),))
     run.take_result()
     return run
 
@@ -87,14 +87,22 @@ def crossed_run() -> PlannedRun:
 def test_what_a_decoder_reads_of_its_encoder_is_written_once() -> None:
     """The image may be dropped: its first share has written what is read."""
     run = crossed_run()
-    run.step(share("a", 4, 4, 1, 2, crossed=(5,)), dropped=(0,))
+    run.step(share("a", 4, 4, 1, 2, crossed=(5, 7)), dropped=(0,))
+
+
+def test_it_has_room_for_the_largest_image() -> None:
+    """The image has 3 tokens; the blocks have 4 slots each."""
+    run = PlannedRun(images=8)
+    run.add("a", prompt=8, new=3, images=1)
+    with pytest.raises(Violation, match=r"its image, 6 tokens, but has room for 4 in its blocks \[5\]"):
+        run.step(share("a", 0, 4, 1, crossed=(5,)), encoded=(("a", 0),))
 
 
 def test_it_must_be_there() -> None:
     run = crossed_run()
-    with pytest.raises(Violation, match=r"a reads what its encoder made of its image, but its blocks \[6\]"):
-        run.step(share("a", 4, 4, 1, 2, crossed=(6,)))
+    with pytest.raises(Violation, match=r"a reads what its encoder made of its image, but its blocks \[6, 7\]"):
+        run.step(share("a", 4, 4, 1, 2, crossed=(6, 7)))
     run = PlannedRun(images=8)
     run.add("a", prompt=8, new=3, images=1)
     with pytest.raises(Violation, match=r"of its image at positions .* the device has nothing"):
-        run.step(share("a", 0, 4, 1, crossed=(5,)))
+        run.step(share("a", 0, 4, 1, crossed=(5, 7)))
