@@ -84,7 +84,8 @@ class Account:
         self.lives: list[Life] = []
         self.live: dict[str, Life] = {}
         self.calls: dict[str, object] = {}
-        self._open = 0
+        # The open calls, each with its kind of message.
+        self._asked: dict[str, str] = {}
         # Requests that arrived while another with their rid was alive. Unless they follow it, one of the two must end
         # within the step.
         self._behind: dict[str, deque[Life]] = {}
@@ -94,7 +95,7 @@ class Account:
     @property
     def is_settled(self) -> bool:
         """Whether every request has ended and every call has been answered."""
-        return not self.live and not self._open
+        return not self.live and not self._asked
 
     def begin(self, message: RequestMessage, *, follows: bool = False) -> None:
         life, rid = Life(message, self.step, follows=follows), message.rid
@@ -129,8 +130,8 @@ class Account:
                 if life is not None and (life is self.live.get(rid) or not life.follows):
                     life.failed, life.computed = True, None
 
-    def ask(self, call_id: str) -> None:
-        self._open += 1
+    def ask(self, call_id: str, kind: str) -> None:
+        self._asked[call_id] = kind
         self.calls[call_id] = None
         self.preemptions.gains += 1
 
@@ -189,7 +190,7 @@ class Account:
         if self.calls.get(call_id, answer) is not None:
             what = "was answered before" if call_id in self.calls else "was never made"
             raise Violation(f"the call {call_id} is answered, but it {what}")
-        self._open -= 1
+        self._asked.pop(call_id, None)
         self.calls[call_id] = answer
 
     def end(self, rid: str, reason: str) -> None:
@@ -211,11 +212,16 @@ class Account:
                 raise Violation(f"two requests of one rid are alive: {', '.join(twice)}")
             self._behind = {rid: behind for rid, behind in self._behind.items() if behind}
 
-    def check_end(self) -> None:
+    @property
+    def open_kinds(self) -> set[str]:
+        """The kinds of the calls without an answer."""
+        return set(self._asked.values())
+
+    def check_end(self, why: str = "") -> None:
         """Check at the end of a run that every request has ended and every call was answered. Raises Violation."""
         open_ones = [f"{rid} ({life.state})" for rid, life in self.live.items()]
-        open_ones += [call_id for call_id, answer in self.calls.items() if answer is None]
-        self.check_stands(open_ones)
+        open_ones += [f"{call_id} ({kind}, never answered)" for call_id, kind in self._asked.items()]
+        self.check_stands(open_ones, why)
 
     def check_stands(self, open_ones: Iterable[str], why: str = "") -> None:
         """Raise Violation if anything is still open although nothing more can happen."""

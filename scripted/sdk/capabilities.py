@@ -64,7 +64,7 @@ class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The optional features: an undeclared feature is neither searched nor required.
+    """The optional features: one that is off is neither searched nor required.
 
     ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: the ways
     to pause generation. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several

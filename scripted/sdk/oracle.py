@@ -165,21 +165,21 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             case Abort():
                 self.account.abort(event.rid)
             case FlushCache():
-                self.account.ask(event.call_id)
+                self.account.ask(event.call_id, type(event).__name__)
             case Pause() | Resume():
-                self.account.ask(event.call_id)
+                self.account.ask(event.call_id, type(event).__name__)
                 if self._ending is None and not self._behind:
                     self._take_turn(event)
                 else:
                     self._behind[event.call_id] = event
             case Sleep():
-                self.account.ask(event.call_id)
+                self.account.ask(event.call_id, type(event).__name__)
                 if event.level:
                     self._sleeps.add(event.call_id)
                 if event.mode:
                     self.pause(self._mode_named(event.mode))
             case Wake():
-                self.account.ask(event.call_id)
+                self.account.ask(event.call_id, type(event).__name__)
                 self._wakes[event.call_id] = self._can.wakes_resume
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
@@ -383,7 +383,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     def at_rest(self, machine: SdkMachine) -> None:
         """Check that every request has ended and every call is answered. Raises Violation."""
-        self.account.check_end()
+        is_flush = FlushCache.__name__ in self.account.open_kinds
+        self.account.check_end("; Capabilities(flush=False) says that no flush is known" if is_flush else "")
         self._resting = dict(machine.counts())
 
     def _check_nothing_changed(self, machine: SdkMachine) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from scripted.core.action import Action, rid_of
+from scripted.core.action import Action, rid_of, verbs_of
 from scripted.core.errors import BadCall, RequestRefused
 from scripted.core.machine import ConfigIn
 from scripted.core.mutant import switched_on
@@ -84,8 +84,8 @@ class Line(msgspec.Struct, frozen=True):
 class Draft(msgspec.Struct, frozen=True):
     """A test to be written: actions at their steps. Its docstring has ``schedule`` and ``failure``.
 
-    The schedule ran for ``steps`` steps. A ``settled`` test runs as many and then flushes; with ``waits`` it runs until
-    idle.
+    The schedule ran for ``steps`` steps. A ``settled`` test runs as many and then flushes, if the scheduler knows a
+    flush; with ``waits`` it runs until idle.
     """
 
     schedule: Schedule
@@ -254,7 +254,7 @@ def _body(draft: Draft) -> Iterator[str]:
             yield from (_INDENT + text for text in _verb(line))
     # At least one step: the last message has arrived, but the scheduler has not seen it.
     yield from _steps(max(1, draft.steps - at) if draft.settled else 1)
-    if draft.settled:
+    if draft.settled and any("flush_cache" in verbs_of(action) for action in draft.schedule.adapter.actions):
         yield f"{_INDENT}t.flush_cache()"
         yield from _steps(2)
     if draft.waits:

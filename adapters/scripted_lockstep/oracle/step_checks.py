@@ -208,7 +208,7 @@ class EngineOracle(Oracle):
         elif isinstance(call, ContinueGeneration):
             self.resume()
         if call.call_id is not None:
-            self.account.ask(call.call_id)
+            self.account.ask(call.call_id, type(call).__name__)
 
     def _hear(self, reply: Any) -> None:
         match reply:

@@ -272,7 +272,7 @@ def positions_come_once_and_in_order() -> None:
 
 def calls_and_names_are_looked_at() -> None:
     account = begun()
-    account.ask("flush")
+    account.ask("flush", "FlushCache")
     refuses(account.check_end)
     account.tell("a", (5, 6, 7), "length")
     assert not account.is_settled

@@ -25,6 +25,7 @@ BROKEN = "examples/your_scheduler/adapter.py"
 FIXED = "examples/your_scheduler/fixed.py"
 MUTANTS = "tests/registered/sdk/example_adapter.py"
 OUTSIDE = "examples/lockstep/outside.py"
+NO_FLUSH = "examples/engines/window_pool.py"
 FOUND = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1"
 WORDS = "c reads block 0, which was written before the cache was flushed"
 
@@ -214,3 +215,13 @@ def test_a_script_of_a_adapter_is_no_target_of_the_engine(tmp_path: Path) -> Non
     path.write_text(text_of(schedule_of(FOUND, FIXED)), encoding="ascii")
     with pytest.raises(ScriptDefinitionError, match=r"is a script of the adapter .*fixed.py; run it with pytest"):
         adapter_named(DEFAULT_ADAPTER).script_target(f"{path}::test_written")
+
+
+@pytest.mark.parametrize(("adapter", "flushes"), [(FIXED, True), (NO_FLUSH, False)])
+def test_a_test_of_all_steps_flushes_only_what_knows_a_flush(adapter: str, flushes: bool, tmp_path: Path) -> None:
+    schedule = schedule_of("1 start a prompt=5 new=2", adapter)
+    outcome = execute(schedule)
+    draft = Draft(schedule, tuple(rehearse(schedule, outcome)), steps=outcome.steps, settled=True)
+    text = script_text(draft, name="written")
+    assert ("t.flush_cache()" in text) == flushes
+    run(loaded(text, tmp_path))
