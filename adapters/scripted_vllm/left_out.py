@@ -120,8 +120,8 @@ def _may_be_skipped(request: Any, manager: Any, settings: VllmSettings) -> bool:
         return True
     if not request.mm_features:
         return False
-    # A lookup would announce its hits.
-    if settings.ec_connector or settings.enable_kv_cache_events:
+    # A lookup would announce its hits, and what a connector offers may end within an image.
+    if settings.ec_connector or settings.enable_kv_cache_events or settings.has_connector:
         return True
     at = request.num_computed_tokens or manager.get_computed_blocks(request)[1]
     places = [one.mm_position for one in request.mm_features]

@@ -42,6 +42,15 @@ TOO_MANY_LORAS = (
     "adapter=vllm pipeline_parallel_size=2 max_num_batched_tokens=8 max_loras=1; "
     "1 start a prompt=9 new=2 lora=1; 1 start b prompt=9 new=1 seed=1 lora=2"
 )
+CUT_BY_EAGLE = (
+    "adapter=vllm max_num_batched_tokens=8 num_speculative_tokens=1 speculative_method=eagle encoder_cache_size=12 "
+    "disable_chunked_mm_input=True; 1 start a prompt=12 new=1 seed=4 images=2"
+)
+KEPT_BY_OTHERS = "adapter=vllm kv_connector=sync; 1 start a prompt=4 new=1; 1 start b prompt=12 new=1; 1 fail-load"
+GUESSED_IN_A_SESSION = (
+    "adapter=vllm enable_prefix_caching=False num_speculative_tokens=2 mamba_cache_mode=none; "
+    "1 start a prompt=1 new=1 session=1; 2 more a tokens=1 new=3; 3 more a tokens=1"
+)
 KEPT_OUT = (
     "adapter=vllm mamba_cache_mode=align block_size=8 max_num_batched_tokens=8 num_gpu_blocks=16; "
     "1 start a prompt=4 new=24; 2 start b prompt=20 seed=1 new=2"
@@ -97,6 +106,8 @@ def test_two_requests_share_an_image(t):
     [
         (NEVER_ENCODED, "of its image at positions 12 to 14 the device has nothing"),
         (TOO_MANY_LORAS, "AssertionError"),
+        (CUT_BY_EAGLE, "ends within its image at positions 0 to 5"),
+        (KEPT_BY_OTHERS, "the block does not hold their KV"),
         (KEPT_OUT, "8 batches with room were launched without it"),
     ],
 )
@@ -107,6 +118,27 @@ def test_a_defect_on_the_page_is_there(text: str, what: str) -> None:
     failure = execute(Schedule.parse(text)).failure
     assert failure is not None
     assert what in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (CUT_BY_EAGLE, "prompt=12", "prompt=16"),
+        (CUT_BY_EAGLE, "=eagle", "=ngram"),
+        (KEPT_BY_OTHERS, "a prompt=4 new=1", "a prompt=4 new=1 seed=1"),
+        (GUESSED_IN_A_SESSION, "num_speculative_tokens=2", "num_speculative_tokens=0"),
+    ],
+)
+def test_the_neighbour_of_a_defect_passes(text: str, old: str, new: str) -> None:
+    assert execute(Schedule.parse(text)).failure is not None
+    assert execute(Schedule.parse(text.replace(old, new))).failure is None
+
+
+def test_an_image_may_wait_within_which_a_load_ends() -> None:
+    """From the middle of an image nothing is computed until the encoder has room; 0.33 admits the next request."""
+    text = "kv_connector=sync kv_offered_tokens=4 encoder_cache_size=8"
+    text += "; 1 start a prompt=14 new=1 images=2; 2 start b prompt=18 new=1 images=2"
+    assert execute(Schedule.parse(text, of="vllm")).failure is None
 
 
 def test_what_was_never_encoded_is_written_with_vllms_classes_alone() -> None:
