@@ -57,6 +57,8 @@ _EMPTY_TWICE: Final = 3
 # How many plans may follow a recording's end until every request has moved.
 _MORE_PLANS: Final = 2000
 _STANDS_AFTER: Final = 16
+# A device whose batch takes longer is slow or hangs.
+_SILENT_S: Final = 5.0
 _STALL: Final = "stall"
 _SHOWN_DIFFERENCES: Final = 4
 
@@ -341,6 +343,13 @@ class _Run:
     def _is_stall(self) -> bool:
         return self._flight.end is not None and self._flight.end.why == _STALL
 
+    @property
+    def _is_silent(self) -> bool:
+        """Whether the recording's last plan was old at its end: no step followed in which a request could stand."""
+        end = self._flight.end
+        last = next((frame.now for frame in reversed(self._flight.frames) if isinstance(frame, Planned)), None)
+        return end is not None and last is not None and end.now - last >= _SILENT_S
+
     def _replay(self, until: int | None) -> None:
         end = self._flight.end
         if self._flight.start is not None:
@@ -354,7 +363,7 @@ class _Run:
             self._make_plan(Planned(plan=self._plan + 1, now=end.now, shape=0), is_recorded=False)
 
     def _stand(self) -> tuple[Stand, ...]:
-        after = 0 if self._is_stall else _STANDS_AFTER
+        after = 0 if self._is_stall or self._is_silent else _STANDS_AFTER
         free = self._machine.counts().get("blocks_free")
         return self._watch.stands(self._plan, after, self._machine.hints(), free)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scripted.cli.main import app
 from scripted.core.adapters import adapter_named
-from scripted.sdk.flight.frames import AnyFrame, FlightHeader, Planned, line_of
+from scripted.sdk.flight.frames import AnyFrame, End, FlightHeader, Planned, line_of
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
 from scripted.sdk.flight.standing import Hint
@@ -267,6 +267,20 @@ def test_a_scheduler_that_dies_in_a_replay_is_told(tmp_path: Path) -> None:
     # The last frame of the traceback must not be the harness's: an error there is the adapter's.
     outcome = replay_flight(Replaying(FIXED, plan=dies), read_flight(flown(tmp_path)))
     assert outcome.breaks == "the scheduler dies of IndexError: pop from an empty deque"
+
+
+@pytest.mark.parametrize(("silent_s", "stands"), [(1.0, []), (60.0, ["a"])])
+def test_a_request_stands_whose_result_does_not_come(silent_s: float, stands: list[str], tmp_path: Path) -> None:
+    """A worker that hangs ends the steps at once, so no number of them shows it; the time since the last plan does."""
+    flight = read_flight(flown(tmp_path, "default; 1 start a prompt=5 new=4"))
+    launched = [number for number, frame in enumerate(flight.frames, 1) if isinstance(frame, Planned) and frame.shares]
+    frames = flight.frames[: launched[1]]
+    last = frames[-1]
+    assert isinstance(last, Planned)
+    cut = msgspec.structs.replace(flight, frames=frames, end=End(why="signal", now=last.now + silent_s))
+    outcome = replay_flight(Replaying(FIXED), cut)
+    assert [one.rid for one in outcome.stands] == stands
+    assert all(one.kind == "result" for one in outcome.stands)
 
 
 def test_nobody_stands_where_every_request_ends(tmp_path: Path) -> None:
