@@ -14,7 +14,7 @@ import re
 import resource
 import select
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -211,14 +211,21 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application on one request, with this connection as the writer of its reply."""
         scope["extensions"] = {PART_WRITER: self}
+        cycle = self.cycle
 
-        def send_or_close(message: Message) -> Awaitable[None]:
+        async def send_or_close(message: Message) -> None:
+            if self.transport.is_closing():
+                # uvicorn finds out in the loop's next turn; until then asyncio would log each write after the fourth.
+                cycle.disconnected = True
+                cycle.message_event.set()
+                return
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message.get("headers", ())}
                 self._is_chunked = self.conn.their_http_version == b"1.1" and b"content-length" not in names
                 if message["status"] in CLOSING_STATUSES:
-                    return self._send_last(message, receive, send)
-            return send(message)
+                    await self._send_last(message, receive, send)
+                    return
+            await send(message)
 
         await self._application(scope, receive, send_or_close)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -516,6 +517,38 @@ def test_a_client_that_leaves_is_noticed_before_anything_is_written_for_it(begin
         await app.left.wait()
 
     serve(scene, app=app)
+
+
+class Deserted(App):
+    """Its client resets the connection between two parts of the reply, all in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(answer_bytes=2, early=False)
+        self.client = socket.socket()
+        self.left = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.client.close()
+        for _ in range(100):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        assert (await receive())["type"] == "http.disconnect"
+        self.left.set()
+
+
+def test_a_reply_to_a_lost_connection_writes_no_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """A05: asyncio logs each write after the fourth, until uvicorn learns that the connection is lost."""
+    app = Deserted()
+
+    async def scene(_: App, port: int) -> None:
+        app.client.connect(("127.0.0.1", port))
+        app.client.sendall(HEAD + b"\r\nabcde")
+        await app.left.wait()
+
+    serve(scene, app=app)
+    assert not caplog.records
 
 
 def test_two_requests_of_a_client_that_sends_no_more_are_answered() -> None:
