@@ -30,8 +30,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _SHOW_STACKS: Final = signal.SIGUSR2
 _STACKS_WITHIN_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
-# The first byte of a message: either a result follows, or a debugger has started and may wait for its user forever.
+# The first byte of a message: a result follows, or the traceback of an exception; or a debugger has started and may
+# wait for its user forever.
 _RESULT: Final = b"r"
+_RAISED: Final = b"x"
 _DEBUGS: Final = b"d"
 _DEBUGGER: Final = bdb.__file__
 
@@ -45,12 +47,17 @@ class ChildLate(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended without a result."""
+    """The child ended without a result.
 
-    def __init__(self, status: int) -> None:
+    ``traceback`` is that of its exception, after a line break; empty if it raised none.
+    """
+
+    def __init__(self, status: int, traceback: str = "") -> None:
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with status {code}"
-        super().__init__(how)
+        lines = traceback.strip().splitlines()
+        super().__init__(f"raised {lines[-1]}" if lines else how)
+        self.traceback = f"\n{traceback}" if lines else ""
 
 
 def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
@@ -73,12 +80,12 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
             _be_child(work, writer, stacks)
         writer.close()
         try:
-            result = _await_result(reader, child, stacks, timeout_s)
+            message = _await_message(reader, child, stacks, timeout_s)
         finally:
             status = _end(child, before)
-        if result is None:
-            raise ChildDied(status)
-        return result
+        if message[:1] != _RESULT:
+            raise ChildDied(status, message[1:].decode("utf-8", "replace"))
+        return message[1:]
     finally:
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
         reader.close()
@@ -88,21 +95,21 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
 # -- in the parent --
 
 
-def _await_result(reader: Connection, child: int, stacks: int, timeout_s: float) -> bytes | None:
-    """Wait for the result; None if the child ends without one."""
+def _await_message(reader: Connection, child: int, stacks: int, timeout_s: float) -> bytes:
+    """Wait for the result or the traceback; empty if the child ends without one."""
     handler: Any = None
     left_s: float | None = timeout_s
     death = os.pidfd_open(child)
     try:
         while wait([reader, death], left_s):
             if not reader.poll():
-                return None
+                return b""
             try:
                 message = reader.recv_bytes()
             except EOFError:
-                return None
+                return b""
             if message != _DEBUGS:
-                return message[1:] if message[:1] == _RESULT else None
+                return message
             left_s = None
             if handler is None and threading.current_thread() is threading.main_thread():
                 handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the debugger
@@ -168,8 +175,10 @@ def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoR
             while True:
                 signal.pause()
     except BaseException:  # noqa: BLE001 - the child must not continue the parent's work
+        # Not printed: the script may have redirected, closed or silenced its output.
         with contextlib.suppress(BaseException):
-            traceback.print_exc()
+            if os.getpid() == child:
+                writer.send_bytes(_RAISED + traceback.format_exc().encode("utf-8", "replace"))
     finally:
         os._exit(1)
 

@@ -187,7 +187,7 @@ class Vetting:
         except ChildLate:
             raise OutOfTimeError from None
         except ChildDied as died:
-            return Findings(name=name, failure=f"its process {died}")
+            return Findings(name=name, failure=f"its process {died}{died.traceback}")
         findings = msgspec.msgpack.decode(encoded, type=Findings | None)
         if findings is None:
             raise OutOfTimeError

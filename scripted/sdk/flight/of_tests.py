@@ -109,7 +109,7 @@ def verdict_of(path: Path) -> ReplayVerdict:
             True, f"the replay does not end within {_LONGEST_REPLAY_S:g} s either: a step does not return"
         )
     except ChildDied as died:
-        return ReplayVerdict(None, f"the replay {died}")
+        return ReplayVerdict(None, f"the replay {died}{died.traceback}")
 
 
 def _replayed(path: Path) -> ReplayVerdict:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -488,6 +489,14 @@ def a_child_ends_alone_and_whole() -> None:
         raise AssertionError("what the child has started goes on")
     with pytest.raises(ChildDied, match="left with status 3"):
         run_in_child(lambda: os._exit(3), 20.0)  # type: ignore[arg-type, func-returns-value]
+
+    def silent() -> bytes:
+        sys.stderr = None
+        raise LookupError("the seventh page")
+
+    with pytest.raises(ChildDied, match="raised LookupError: the seventh page") as caught:
+        run_in_child(silent, 20.0)
+    assert "in silent" in caught.value.traceback
 
 
 # -- what a script asked, and vetting --
