@@ -40,19 +40,17 @@ _VLLM_KV_GIB: Final = 2
 _WORKLOADS: Final = {
     "S": Workload(
         output_tokens=64,
-        requests_a_client=2,
+        requests_a_client=8,
         equal_requests=48,
         slo_first_ms=50,
         slo_gap_ms=10,
-        goodput_requests=24,
     ),
     "M": Workload(
         output_tokens=32,
-        requests_a_client=1,
+        requests_a_client=2,
         equal_requests=12,
         slo_first_ms=500,
         slo_gap_ms=100,
-        goodput_requests=12,
     ),
 }
 # The rate of arrivals that is the same for all, as a share of the slowest server's throughput.

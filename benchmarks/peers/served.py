@@ -45,7 +45,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The load: output tokens of a request, and the number of requests that each client sends in sequence.
 
     Many clients send one each. ``equal_requests`` requests arrive at a rate that every server keeps up with.
-    Goodput is searched with the bounds ``slo_first_ms`` and ``slo_gap_ms``, by ``goodput_requests`` a rate.
+    Goodput is searched with the bounds ``slo_first_ms`` and ``slo_gap_ms``.
     """
 
     output_tokens: int
@@ -53,7 +53,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     equal_requests: int
     slo_first_ms: float
     slo_gap_ms: float
-    goodput_requests: int
 
 
 class ServedPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +161,7 @@ class Served:
         """
         few_clients = statistics.median(self.result.tokens_per_s[min(self.result.tokens_per_s)]) / work.output_tokens
         plan = msgspec.structs.replace(
-            self._plan(requests=work.goodput_requests, words=PROMPT_WORDS, tokens=work.output_tokens, seed=seed),
+            self._plan(requests=1, words=PROMPT_WORDS, tokens=work.output_tokens, seed=seed),
             arrivals=Arrivals.POISSON,
             rate_per_s=few_clients,
             clients=None,

@@ -20,6 +20,8 @@ KEPT_SHARE: Final = 0.99
 # The search ends when the lowest rate that failed is at most this much above the highest that passed.
 PRECISION: Final = 1.1
 MOST_PROBES: Final = 16
+# Arrivals of a shorter time fit into a server's queue, so a rate far above its throughput would pass.
+LEAST_ARRIVALS_S: Final = 10.0
 # Bounded, because at ever lower rates a plan takes ever longer.
 MOST_HALVINGS: Final = 4
 
@@ -52,8 +54,9 @@ def find_goodput(
 ) -> GoodputResult:
     """Search from the plan's rate. Each benchmark has different prompts, so that none hits the cache of another.
 
-    Without a rate that passes, the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan
-    without a rate or without bounds.
+    A benchmark has the plan's requests, or those of ``LEAST_ARRIVALS_S`` seconds if that is more. Without a rate that
+    passes, the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan without a rate or
+    without bounds.
     """
     if plan.rate_per_s is None:
         raise ConfigError("goodput needs a rate to start from, got none; set --rate")
@@ -62,7 +65,8 @@ def find_goodput(
     probes: list[Probe] = []
     results: list[BenchResult] = []
     while (rate := next_rate(probes, plan.rate_per_s, most_halvings)) is not None:
-        tried = msgspec.structs.replace(plan, rate_per_s=rate, seed=plan.seed + len(probes))
+        requests = max(plan.requests, math.ceil(rate * LEAST_ARRIVALS_S))
+        tried = msgspec.structs.replace(plan, rate_per_s=rate, requests=requests, seed=plan.seed + len(probes))
         results.append(run(tried))
         share = kept_share(results[-1].records, plan.slo_first_ms, plan.slo_gap_ms)
         probes.append(Probe(rate_per_s=rate, kept_share=share, summary=results[-1].summary))
