@@ -19,6 +19,7 @@ from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun, recording_reader
 from scripted.report.step_log import log_of_adapter
 from scripted.sdk.flight.live import flight_of
+from scripted.sdk.flight.reader import is_flight, read_flight
 from scripted.sdk.flight.standing import Stand, TellsWhoStands, report_of
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
@@ -77,7 +78,13 @@ def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
     if not isinstance(adapter, TellsWhoStands):
         raise ScriptDefinitionError(f"the adapter {name} cannot tell which requests are stuck; replay {path} instead")
     stands = adapter.stands_in(path)
-    return path, stands, report_of(stands)
+    return path, stands, report_of(stands, _error_of(path))
+
+
+def _error_of(path: Path) -> str:
+    """Return the exception that ended the recorded engine; empty if none did."""
+    end = read_flight(path).end if is_flight(path) else None
+    return "" if end is None else end.error
 
 
 def _adapter_of(path: Path) -> str:

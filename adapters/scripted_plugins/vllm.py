@@ -11,9 +11,9 @@ def install() -> None:
     if not os.environ.get("LOCKSTEP_RECORD"):
         return
     try:
-        from scripted_vllm.flight.hook import hook_scheduler
+        from scripted_vllm.flight.hook import hook_engine
 
-        hook_scheduler()
+        hook_engine()
     except Exception:
         # A server should rather start without its recorder than not at all.
         logging.getLogger(__name__).exception("nothing is recorded")

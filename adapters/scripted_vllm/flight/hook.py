@@ -1,20 +1,21 @@
 """Records vLLM's scheduler inside its own engine: each call from outside is a frame, in any of the engine's loops.
 
 The calls are wrapped on the scheduler object; nothing in vLLM is edited. A call that the scheduler makes itself is not
-recorded, because a replay makes it again.
+recorded, because a replay makes it again. Of the engine only its exceptions are noted.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
 from vllm.v1.request import RequestStatus
 
 from scripted.sdk.flight.frames import (
@@ -47,9 +48,11 @@ _log = logging.getLogger(__name__)
 _NAME: Final = "vllm"
 _PAUSES: Final = {PauseState.PAUSED_ALL: "keep", PauseState.PAUSED_NEW: "wait"}
 _LOST: Final = ("the prefix cache of ended requests", "the order of free blocks")
+# What an engine does: an exception of a worker, of the output or of another rank passes through one of these.
+_ENGINE_CALLS: Final = ("step", "step_with_batch_queue", "post_step", "run_busy_loop")
 
 
-def hook_scheduler() -> None:
+def hook_engine() -> None:
     """Record each scheduler that this process makes from now on. Hooking twice is harmless."""
     own = Scheduler.__init__
     if hasattr(own, "__wrapped__") and own.__module__ == __name__:
@@ -65,12 +68,32 @@ def hook_scheduler() -> None:
             _log.exception("this scheduler is not recorded")
 
     Scheduler.__init__ = recorded
+    for engine in (EngineCore, EngineCoreProc, DPEngineCoreProc):
+        for name in _ENGINE_CALLS:
+            if name in vars(engine):
+                setattr(engine, name, _leaving_crash(vars(engine)[name]))
 
 
 def attach(scheduler: Any) -> FlightRecorder | None:
     """Record a scheduler as the environment asks."""
     words, notes = settings_of(scheduler)
     return _Hooks(scheduler).attach(header_of(_NAME, words, installed_version(), notes))
+
+
+def _leaving_crash(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a call of an engine: write the crash before the engine reports it, because its front end then kills it."""
+
+    @functools.wraps(own)
+    def call(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return own(engine, *args, **kwargs)
+        except Exception as exc:
+            hooks = _hooks.get(id(engine.scheduler))
+            if hooks is not None:
+                hooks.leave_outside_crash(exc)
+            raise
+
+    return call
 
 
 class _Hooks(Hooks):
@@ -92,6 +115,7 @@ class _Hooks(Hooks):
     def wrap_calls(self) -> None:
         """Wrap the calls. A call's input, which it may change or die of, is noted before it, its decisions after it."""
         scheduler = self._scheduler
+        _hooks[id(scheduler)] = self
         before: dict[str, Callable[..., None]] = {
             "add_request": self._arrive,
             "update_from_output": self._land,
@@ -134,6 +158,10 @@ class _Hooks(Hooks):
         """Also write the result that was being processed."""
         self.note(self._landed)
         super().leave_crash(exc)
+
+    def leave_outside_crash(self, exc: Exception) -> None:
+        """Write the recording for an exception of the engine; the scheduler's own has been written already."""
+        self.recorder.leave("crash", f"outside the scheduler: {type(exc).__name__}: {exc}")
 
     # -- inputs --
 
@@ -210,11 +238,9 @@ class _Hooks(Hooks):
         self.recorder.event(Drafted(plan=number, drafts=self._drafts_of(plan)))
 
     def _shut_down(self) -> None:
-        """Note an engine that ends with open requests: it is being killed, or failed outside the scheduler."""
+        """Note an engine that ends with open requests."""
         if self._scheduler.requests:
-            raised = sys.exc_info()[1]
-            is_death = isinstance(raised, Exception)
-            self.recorder.leave("crash" if is_death else "exit", f"outside the scheduler: {raised}" if is_death else "")
+            self.recorder.leave("exit")
         self.recorder.close()
 
     def _follow_connector(self, connector: Any) -> None:
@@ -335,6 +361,10 @@ class _Hooks(Hooks):
     def _drafts_of(self, plan: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
         drafts = plan.scheduled_spec_decode_tokens
         return tuple([(self._arrived[name].id, tuple(ids)) for name, ids in drafts.items() if name in self._arrived])
+
+
+# The hooks by scheduler, which they keep alive: no other scheduler has that identity meanwhile.
+_hooks: Final[WeakValueDictionary[int, _Hooks]] = WeakValueDictionary()
 
 
 def _arrived(request: Any, number: int) -> Arrived:

@@ -283,6 +283,8 @@ class FlightRecorder:
             # Later frames belong to the file too, unless the engine ends.
             if end.why in _ENDS:
                 self._stream.put(packed(end))
+                # An engine that reports its death may be killed at once.
+                self._stream.write_out(_LONGEST_WRITE_S)
             return self._stream.path
         try:
             # A pid may have belonged to an earlier process that left files too.
@@ -428,14 +430,15 @@ class _Stream:
         written = threading.Event()
         self._frames.append(written)
         self._there.set()
-        if not self._failed:
-            written.wait(timeout_s)
+        if not self._failed and not written.wait(timeout_s):
+            self._failed = True
 
     def close(self) -> None:
         """Write the queued frames, unless the disk takes too long."""
         self._frames.append(None)
         self._there.set()
-        self._thread.join(_LONGEST_WRITE_S)
+        if not self._failed:
+            self._thread.join(_LONGEST_WRITE_S)
 
     def _write(self) -> None:
         try:

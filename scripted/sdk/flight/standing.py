@@ -241,8 +241,10 @@ def _names(rids: Collection[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def report_of(stands: Sequence[Stand]) -> Iterator[str]:
-    """Yield the lines of a report: the roots first, then each request with its chain."""
+def report_of(stands: Sequence[Stand], died_of: str = "") -> Iterator[str]:
+    """Yield the lines of a report: the engine's death, the roots, then each request with its chain."""
+    if died_of:
+        yield f"the engine died: {died_of}"
     if not stands:
         yield "no request is stuck: each one has moved in the last steps"
         return

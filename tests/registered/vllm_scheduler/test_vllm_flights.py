@@ -8,8 +8,13 @@ those of benchmarks/planted_flights.toml.
 from __future__ import annotations
 
 import os
+import queue
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,8 +26,13 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted_vllm.config import VllmSettings
-from scripted_vllm.flight.hook import attach
+from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
+from scripted_vllm.flight import hook
+from scripted_vllm.flight.hook import attach, hook_engine
 from scripted_vllm.machine import VllmMachine
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineShutdownState
 
 from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
@@ -184,6 +194,95 @@ def test_a_request_that_every_queue_has_lost_is_open(recorders: list[FlightRecor
     assert machine.scheduler.get_num_unfinished_requests() == 0
     assert recorders[-1]._live == 1
     recorders[-1].close()
+
+
+class Loop(EngineCoreProc):
+    """vLLM's own loop around a scheduler and an executor, without a process, a socket or a worker."""
+
+    def __init__(self, scheduler: Scheduler, executor: object, batches: int) -> None:
+        # Skips the base class's constructor, which starts threads and opens sockets.
+        self.vllm_config = scheduler.vllm_config
+        self.scheduler = scheduler
+        self.model_executor = executor
+        self.batch_queue = deque(maxlen=batches) if batches else None
+        self.batch_queue_size = batches
+        self.step_fn = self.step_with_batch_queue if batches else self.step
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.output_queue: queue.Queue[Any] = queue.Queue()
+        self.aborts_queue: queue.Queue[Any] = queue.Queue()
+        self.shutdown_state = EngineShutdownState.RUNNING
+        self.check_for_draft_tokens, self.async_scheduling = True, False
+        self.engines_running = self.publish_dp_lb_stats = self.enable_fault_tolerance = self.log_stats = False
+        self.is_mm_encoder_only = self.is_pooling_model = False
+        self._weight_version = ""
+
+
+def landing(returned: Callable[[Any], object] = lambda _: None) -> Callable[..., Future[Any]]:
+    """A call of an executor whose result lands at once: what ``returned`` makes of the call's plan."""
+
+    def call(plan: object, **_: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(returned(plan))
+        except RuntimeError as exc:
+            future.set_exception(exc)
+        return future
+
+    return call
+
+
+def raising(*_: object) -> None:
+    raise RuntimeError("the worker has failed")
+
+
+# Where an exception leaves vLLM's engine outside of its scheduler: the calls of its executor. An empty one is a worker
+# that dies between two steps, which reaches the loop as a message.
+DEATHS: dict[str, dict[str, Callable[..., Any]]] = {
+    "before the batch": {"execute_model": lambda *_, **__: raising()},
+    "in the batch": {"execute_model": landing(raising)},
+    "in the sampling": {"execute_model": landing(), "sample_tokens": raising},
+    "in a queued batch": {"execute_model": landing(raising), "sample_tokens": landing()},
+    "after the step": {
+        "execute_model": landing(lambda plan: result_of(plan, {"a": [5]})),
+        "take_draft_token_ids": raising,
+    },
+    "between two steps": {},
+}
+
+
+@pytest.mark.parametrize("is_hooked", [True, False], ids=["hooked", "scheduler-alone"])
+@pytest.mark.parametrize("death", DEATHS)
+def test_an_engine_that_dies_leaves_its_crash_before_it_says_so(
+    death: str, is_hooked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's front end kills an engine that reports its death, before the scheduler is shut down."""
+    calls = DEATHS[death]
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    # They are put back behind the test.
+    for owner in (Scheduler, EngineCore, EngineCoreProc, DPEngineCoreProc):
+        for name in ("__init__", *hook._ENGINE_CALLS):
+            if name in vars(owner):
+                monkeypatch.setattr(owner, name, vars(owner)[name])
+    if is_hooked:
+        hook_engine()
+    scheduler = new_scheduler(VllmSettings())
+    if not is_hooked:
+        attach(scheduler)
+    scheduler.add_request(new_request(VllmSettings(), "a", (1, 2, 3), max_tokens=4))
+    loop = Loop(scheduler, SimpleNamespace(**calls), batches=int(death == "in a queued batch"))
+    if not calls:
+        loop.input_queue.put((EngineCoreRequestType.EXECUTOR_FAILED, None))
+    with pytest.raises(RuntimeError) as raised:
+        loop.run_busy_loop()
+    left = list(tmp_path.glob("*.flight"))
+    assert len(left) == is_hooked
+    scheduler.shutdown()
+    (path,) = tmp_path.glob("*.flight")
+    end = read_flight(path).end
+    assert end is not None
+    assert (end.why, end.error) == (
+        ("crash", f"outside the scheduler: RuntimeError: {raised.value}") if is_hooked else ("exit", "")
+    )
 
 
 def schedule_of(flight: Flight) -> Translated:

@@ -42,7 +42,9 @@ def new_recorder(
     )
 
 
-def flown(folder: Path, line: str = BUSY, *, adapter: str = FIXED, why: str = "call", **options: Any) -> Path:
+def flown(
+    folder: Path, line: str = BUSY, *, adapter: str = FIXED, why: str = "call", error: str = "", **options: Any
+) -> Path:
     """The flight of a schedule that runs on a machine which is recorded."""
     schedule = Schedule.parse(f"adapter={adapter} {line}")
     known: Any = adapter_named(adapter)
@@ -53,7 +55,7 @@ def flown(folder: Path, line: str = BUSY, *, adapter: str = FIXED, why: str = "c
     )
     for one in record(schedule)[1]:
         machine.step(one.step.events, one.step.now)
-    path = machine.recorder.leave(why)
+    path = machine.recorder.leave(why, error)
     machine.recorder.close()
     assert path is not None
     return path

@@ -287,3 +287,11 @@ def test_nobody_stands_where_every_request_ends(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["stuck", str(flown(tmp_path))])
     assert shown.exit_code == 0
     assert "no request is stuck" in shown.output
+
+
+def test_the_report_on_a_dead_engine_begins_with_its_exception(tmp_path: Path) -> None:
+    path = flown(tmp_path, why="crash", error="outside the scheduler: RuntimeError: a worker failed")
+    shown = CliRunner().invoke(app, ["stuck", str(path)])
+    first, second, *_ = shown.output.splitlines()
+    assert first == "the engine died: outside the scheduler: RuntimeError: a worker failed"
+    assert second.startswith("no request is stuck")

@@ -8,6 +8,8 @@ import os
 import random
 import resource
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,41 @@ def test_an_earlier_file_that_is_not_written_holds_no_crash_up(tmp_path: Path, m
     with recorder._writing:
         assert recorder.leave("crash") is None
     assert recorder.leave("crash") is not None
+
+
+def test_a_crash_is_in_the_file_of_all_steps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that reports its death may be killed before the file's own thread has written anything."""
+    write = recorders._line
+
+    def slowly(*given: Any) -> bytes:
+        time.sleep(0.05)
+        return write(*given)
+
+    monkeypatch.setattr(recorders, "_line", slowly)
+    recorder = new_recorder(tmp_path, start, all=True)
+    recorder.event(ARRIVED)
+    path = recorder.leave("crash", "IndexError: pop from an empty deque")
+    assert path is not None
+    end = read_flight(path).end
+    assert end is not None
+    assert end.error == "IndexError: pop from an empty deque"
+    recorder.close()
+
+
+def test_a_disk_that_does_not_take_the_end_holds_the_engine_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(recorders, "_line", lambda *_: goes_on.wait(30) and b"")
+    monkeypatch.setattr(recorders, "_LONGEST_WRITE_S", 0.01)
+    recorder = new_recorder(tmp_path, start, all=True)
+    recorder.leave("crash")
+    monkeypatch.setattr(recorders, "_LONGEST_WRITE_S", 30.0)
+    closing = threading.Thread(target=recorder.close)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    goes_on.set()
 
 
 @pytest.mark.parametrize("everything", [False, True])
