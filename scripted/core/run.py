@@ -29,7 +29,7 @@ from scripted.core.promises.cached_prefixes import check_prefixes
 from scripted.core.promises.liveness import Liveness
 from scripted.core.promises.told_ends import ListsRequests, check_told
 from scripted.core.promises.waste import EmptySteps, TellsWork
-from scripted.core.protocol import Adapter, DeclaresWindows, windows_of
+from scripted.core.protocol import Adapter, DeclaresWindows, violations_of, windows_of
 from scripted.core.refusals import HarnessError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
@@ -205,10 +205,18 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._already = 0
 
     def compose(self, previous: OutputT | None) -> StepT | None:
-        """Compose the next step; None when everything is settled. Raises Violation."""
+        """Compose the next step; None when everything is settled. Raises Violation, in the last step that ran."""
         if self.step >= self._steps_limit:
             raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
         self.step += 1
+        try:
+            return self._compose(previous)
+        except Exception as exc:
+            if isinstance(exc, (Violation, *violations_of(self.adapter))):
+                self.step -= 1
+            raise
+
+    def _compose(self, previous: OutputT | None) -> StepT | None:
         if self.step in self._before:
             self._apply(self._before[self.step])
         self._take_due()

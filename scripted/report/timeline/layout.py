@@ -16,7 +16,7 @@ from scripted.report.difference import Difference
 from scripted.report.step_log import Launch, Message, Note, Said, ShownStep, StepLog, own_file
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.state import StepView, state_of
-from scripted.report.timeline.view import Band, Box, Callout, Chip, Lane, Path, Stripe, fits
+from scripted.report.timeline.view import Band, Box, Callout, Chip, Lane, Led, Path, Stripe, fits
 from scripted.report.trace import Trace
 
 NOTES: Final = "notes"
@@ -136,6 +136,7 @@ class Layout:
         self.chips = (*self._note_chips(), *self._event_chips(), *self._reply_chips(), *self._message_chips())
         self.bands = (*self._windows(), *self._failures())
         self.callout = self._callout()
+        self.led = self._led()
         self.difference = difference
         # The column of the difference, and the step there.
         self.differs_at, self.differs_in = -1, 0
@@ -325,6 +326,17 @@ class Layout:
         failed = self._failed()
         events = [x for x, step in self._shown[: (failed or 0) + 1] if client_events(step)]
         return events[-1] if failed is not None and events else None
+
+    def _led(self) -> Led | None:
+        """Repeat the events of the cause's column, those that stand out if any do."""
+        failed, cause = self._failed(), self.cause
+        if failed is None or cause is None or cause == failed:
+            return None
+        step = self._shown[cause][1]
+        marks = [self._mark(said) for said in client_events(step)]
+        texts = [mark.text for mark in marks if mark.kind == "strong"] or [mark.text for mark in marks]
+        height = self.lanes.slot_height[ARRIVED]
+        return Led(cause, failed - cause, self.lanes.y(ARRIVED), height, f"{step.step}: {', '.join(texts)}")
 
     def _before(self, x: int) -> list[str]:
         """Name the last events from outside before a column's step."""

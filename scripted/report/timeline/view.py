@@ -93,6 +93,20 @@ class Band(msgspec.Struct, frozen=True):
     text: str
 
 
+class Led(msgspec.Struct, frozen=True):
+    """The step and events that led to the failure, over ``width`` steps before it.
+
+    It lies beneath the events' own chips, and stays at the edge of the window when these are scrolled away. Nothing
+    else arrives in these steps.
+    """
+
+    x: int
+    width: int
+    y: float
+    height: float
+    text: str
+
+
 class Callout(msgspec.Struct, frozen=True):
     """The error of the step that failed, beside it."""
 

@@ -120,7 +120,9 @@ def _check_blame(run: SdkRun, exc: BaseException) -> None:
 def _when(run: SdkRun, script: ScriptExecution, exc: BaseException) -> str:
     if exc is run.script_error:
         return ""
-    after = ", after the end of the script" if script.steps and run.step > script.steps else ""
+    # Set when the script ended; what is judged then may be its own last step.
+    ended = "after" if run.step > script.steps else "at"
+    after = f", {ended} the end of the script" if script.steps else ""
     if isinstance(exc, Violation):
         return f"The scheduler broke a promise in step {run.step}{after}."
     if run.phase is Phase.ADAPTER:

@@ -60,7 +60,7 @@ def test_what_a_later_event_wakes_up_was_found_where_it_stood(monkeypatch: pytes
     assert found.text.startswith(
         "nothing happens any more, but something waits forever: b (decode since step 3); nothing is in flight, "
     ), found.text
-    assert found.step == 5, "where it stands still, not where the run ends"
+    assert found.step == 4, "where it stands still, not where the run ends"
 
 
 @pytest.mark.parametrize("pause", ["pause mode=in_place", "pause mode=retract", "hold", "hold-grammars"])

@@ -116,6 +116,8 @@ def test_a_broken_promise_opens_the_page_at_its_step_and_names_what_led_to_it(ra
     assert "failed after step 8" in document.one("callout").text
     timeline = next(e for e in document.elements if e.attributes.get("id") == "timeline")
     assert timeline.attributes["data-cause"] == "2", "the flush of step 3"
+    brought = document.one("brought")
+    assert (brought.text.strip(), brought.place["x"], brought.place["n"]) == ("3: FLUSH", 2, 5)
     (pane,) = [e for e in document.of_class("state") if "hidden" not in e.attributes and "ended" not in e.classes]
     words = " ".join(pane.text.split())
     assert words.startswith(

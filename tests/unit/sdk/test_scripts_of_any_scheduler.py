@@ -368,7 +368,13 @@ def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.Monk
 
     with pytest.raises(ScriptFailed, match=r"blocks_free is 10 instead of 12|is not idle") as caught:
         ended(script)
-    assert "after the end of the script" in str(caught.value)
+    text = str(caught.value)
+    named = re.search(r"broke a promise in step (\d+), after the end of the script", text)
+    assert named is not None
+    last = named[1]
+    assert re.search(rf"^ X +{last} ", text, re.MULTILINE), "the table marks the step that the report names"
+    assert f"X step {last} failed: " in text
+    assert f"State:   step {last}: " in text
 
 
 def test_what_a_scheduler_sets_when_it_is_made_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.search import execution
-from scripted.search.execution import Prefixes, execute
+from scripted.search.execution import Prefixes, execute, record
 from scripted.search.shrinking import shrink
 from scripted.search.targets import workload_named
 
@@ -125,6 +125,13 @@ def test_a_request_that_nothing_serves_waits_forever() -> None:
     failure = execute(schedule("sleeps=True")).failure
     assert failure is not None
     assert failure.text == "nothing happens any more, but something waits forever: a (waiting)"
+
+
+def test_what_is_judged_between_two_steps_failed_in_the_last_one_that_ran() -> None:
+    """A report named the step in composition, which never ran; its table marked the one before."""
+    outcome, records = record(schedule("sleeps=True"))
+    assert outcome.failure is not None
+    assert outcome.failure.step == len(records)
 
 
 def test_without_a_copier_every_schedule_starts_at_its_beginning() -> None:
