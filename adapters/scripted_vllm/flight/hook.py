@@ -108,6 +108,9 @@ class _Hooks(Hooks):
         self._flights: dict[int, tuple[int, Any]] = {}
         self._compiling: set[str] = set()
         self._ended: set[str] = set()
+        # A KV connector's last recorded answer for each request. A replay repeats it for every question up to the next
+        # one, so a server that waits for its connector writes nothing.
+        self._answered: dict[str, tuple[int | None, bool]] = {}
         # The packed result that the scheduler is processing, and whether it has output for a request.
         self._landing: tuple[bytes, bool] | None = None
         self._is_inside = False
@@ -246,12 +249,19 @@ class _Hooks(Hooks):
     def _follow_connector(self, connector: Any) -> None:
         """Note a KV connector's answers, which come from workers and other engines that a replay lacks."""
         matched, finished = connector.get_num_new_matched_tokens, connector.request_finished
+        allocated = connector.update_state_after_alloc
         finished_all = getattr(connector, "request_finished_all_groups", None)
 
         def noting_matched(request: Any, num_computed_tokens: int) -> Any:
             tokens, is_async = matched(request, num_computed_tokens)
             self.note(self._offer, request.request_id, tokens, is_async)
             return tokens, is_async
+
+        def noting_allocated(request: Any, blocks: Any, num_external_tokens: int) -> None:
+            if num_external_tokens:
+                # The load begins: a later question is a new one.
+                self._answered.pop(request.request_id, None)
+            allocated(request, blocks, num_external_tokens)
 
         def noting(own: Callable[..., Any]) -> Callable[..., Any]:
             def call(request: Any, block_ids: Any) -> Any:
@@ -263,12 +273,16 @@ class _Hooks(Hooks):
             return call
 
         connector.get_num_new_matched_tokens = noting_matched
+        connector.update_state_after_alloc = noting_allocated
         connector.request_finished = noting(finished)
         if finished_all is not None:
             connector.request_finished_all_groups = noting(finished_all)
 
     def _offer(self, name: str, tokens: int | None, is_async: bool) -> None:
-        self.recorder.event(Offered(id=self._arrived[name].id, tokens=tokens, is_async=is_async))
+        answer = tokens, is_async
+        if self._answered.get(name) != answer:
+            self._answered[name] = answer
+            self.recorder.event(Offered(id=self._arrived[name].id, tokens=tokens, is_async=is_async))
 
     def _keep(self, name: str) -> None:
         self.recorder.event(Kept(id=self._arrived[name].id))
@@ -289,6 +303,7 @@ class _Hooks(Hooks):
         for name in [name for name in self._ended if name not in self._scheduler.requests]:
             self._ended.discard(name)
             self._arrived.pop(name, None)
+            self._answered.pop(name, None)
             self._numbers_of.by_name.pop(name, None)
 
     def _note_plan(self, plan: Any) -> None:
@@ -319,6 +334,8 @@ class _Hooks(Hooks):
     def snapshot(self) -> Start:
         """Describe the requests and the plans in flight; outputs are copied, because their lists keep growing."""
         scheduler = self._scheduler
+        # Earlier frames may be lost, and with them the answers.
+        self._answered.clear()
         running = list(scheduler.running)
         known = set(map(id, running))
         waiting = [one for one in scheduler.requests.values() if id(one) not in known and not one.is_finished()]

@@ -36,11 +36,12 @@ from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc, En
 
 from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
+from scripted.core.mutant import Mutant
 from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
-from scripted.sdk import Add
+from scripted.sdk import Add, Signal
 from scripted.sdk.as_schedule import schedule_of_flight
-from scripted.sdk.flight.frames import Offered, Planned
+from scripted.sdk.flight.frames import Arrived, Offered, Planned
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
@@ -143,6 +144,51 @@ def test_a_ring_that_lost_its_beginning_is_replayed(
     assert flight.start is not None
     outcome = replayed(flight, monkeypatch)
     assert (outcome.differs, outcome.breaks, flight.damage) == (None, None, "")
+
+
+# A connector that cannot tell yet, while another request runs.
+CANNOT_TELL = (
+    "kv_connector=async num_gpu_blocks=40; 1 start a prompt=5 new=30; 1 start b prompt=12 seed=1 new=2; "
+    "1 offer tokens=0 rid=a; 1 offer tokens=-1 rid=b; 28 offer tokens=4 rid=b"
+)
+# Where the hooks know that an answer must be written again: what a ring loses, and a load that failed.
+ANSWERED_AGAIN = {
+    "snapshot": (CANNOT_TELL, "steps=8", "self._answered.clear()"),
+    "_follow_connector": (WAITS_FOR_ITSELF, "", "self._answered.pop(request.request_id, None)"),
+}
+
+
+@pytest.mark.parametrize("waiting", [1, 8])
+def test_a_step_that_waits_for_a_connector_writes_nothing(waiting: int, recorders: list[FlightRecorder]) -> None:
+    """An answer is a frame once; the replay repeats it for every later question."""
+    machine = VllmMachine(Schedule.parse("kv_connector=async; 1 flush", of="vllm").config)
+    machine.step([Signal(name="offer", value=-1)], 0.0)
+    machine.step([Add(rid=f"r{one}", prompt_ids=(one, 2, 3), max_new_tokens=4) for one in range(waiting)], 0.0)
+    for _ in range(200):
+        machine.step([], 0.0)
+    path = recorders[-1].leave("stall")
+    recorders[-1].close()
+    assert path is not None
+    flight = read_flight(path)
+    assert flight.plans > 200
+    assert [type(frame) for frame in flight.frames] == [Arrived] * waiting + [Offered] * waiting + [Planned]
+
+
+@pytest.mark.parametrize("where", ANSWERED_AGAIN)
+def test_an_answer_is_written_again_where_a_replay_has_lost_it(
+    where: str, recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, options, forgets = ANSWERED_AGAIN[where]
+    monkeypatch.setenv(OPTIONS_VARIABLE, options)
+    (flight,) = flights_of(line, recorders)
+    recorders.clear()
+    target = f"scripted_vllm.flight.hook:_Hooks.{where}"
+    bug = Mutant(name="x", origin="", bug="", signature="", test="", target=target, cut=forgets, becomes="pass")
+    with bug.switched_on():
+        (broken,) = flights_of(line, recorders)
+    monkeypatch.undo()
+    assert replay_flight(ADAPTER, flight).differs is None
+    assert replay_flight(ADAPTER, broken).differs is not None
 
 
 def test_redaction_changes_no_plan(recorders: list[FlightRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,12 +374,13 @@ def test_a_hang_in_production_is_a_schedule_of_two_events(
 
 
 def asked_in_vain(flight: Flight, times: int) -> Flight:
-    """The flight with its last question to the connector so many times."""
+    """The flight with its last question to the connector so many times, as earlier releases wrote it."""
     *before, offered, planned = flight.frames
     assert isinstance(offered, Offered), "the request asks in every step"
     assert isinstance(planned, Planned)
     more: list[Any] = []
-    for number in range(planned.plan + 1, planned.plan + 1 + times):
+    first = planned.plan + planned.times
+    for number in range(first, first + times):
         more += [offered, Planned(plan=number, now=planned.now, shape=0)]
     return msgspec.structs.replace(flight, frames=(*before, offered, planned, *more))
 
