@@ -87,6 +87,31 @@ _MachineT = TypeVar("_MachineT", bound=Machine[Event, Stepped], default=Any)
 SdkRunLike: TypeAlias = RunLike[_SettingsT, Event, Step, Stepped, Record, _MachineT, SimulatedRunner, SdkOracle]
 
 
+class _Declared(msgspec.Struct, Generic[_SettingsT, _MachineT], frozen=True, kw_only=True):
+    """The arguments of a ``SchedulerAdapter``, from which a variant with other defaults is made."""
+
+    config: type[_SettingsT]
+    machine: Callable[[_SettingsT], _MachineT]
+    limits: Callable[[_SettingsT], Limits]
+    can: Callable[[_SettingsT], Capabilities]
+    workloads: Mapping[str, str]
+    settings: Mapping[str, Sequence[object]]
+    needed: Mapping[str, Mapping[str, Sequence[object]]]
+    crowded: Mapping[str, Sequence[object]]
+    scenes: Mapping[str, Mapping[str, tuple[str, ...]]]
+    actions: Mapping[type[Action], Mapping[str, Sequence[object]]]
+    undoing: Sequence[Action]
+    mutants: Sequence[Mutant]
+    copier: Copier | None
+    may_grow: Collection[str]
+    packages: Sequence[str]
+    windows: Mapping[str, Callable[[RunLike], bool]]
+    standalone: Standalone | None
+    live: Launcher | None
+    server: ServerDescription[_SettingsT]
+    api: int
+
+
 def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
     """Make the default configuration. Raises ScriptDefinitionError unless it is complete and immutable."""
     rule = f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults"
@@ -167,94 +192,98 @@ class SchedulerAdapter(
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
-        # For an adapter with other defaults.
-        self._declared: dict[str, Any] = {
-            "machine": machine,
-            "limits": limits,
-            "can": can,
-            "workloads": workloads,
-            "settings": settings,
-            "needed": needed,
-            "crowded": crowded,
-            "scenes": scenes,
-            "actions": actions,
-            "undoing": undoing,
-            "mutants": mutants,
-            "copier": copier,
-            "may_grow": may_grow,
-            "packages": packages,
-            "standalone": standalone,
-            "live": live,
-            "api": api,
-        }
         self.api = api
         self.configuration = config
-        self.packages = tuple(packages)
-        self.windows: Mapping[str, Callable[[RunLike], bool]] = {**WINDOWS, **(windows or {})}
-        self.standalone = standalone
-        self.live = live
-        self.server: ServerDescription[_SettingsT] = server or ServerDescription()
-        self._config = config
-        self._machine = machine
-        self._limits = limits
-        self._can = can
-        self.mutants = {mutant.name: mutant for mutant in mutants}
-        self._copier = copier
+        self._declared = _Declared(
+            config=config,
+            machine=machine,
+            limits=limits,
+            can=can,
+            workloads=workloads or {},
+            settings=settings or {},
+            needed=needed or {},
+            crowded=crowded or {},
+            scenes=scenes or {},
+            actions=actions or {},
+            undoing=undoing,
+            mutants=mutants,
+            copier=copier,
+            may_grow=may_grow,
+            packages=packages,
+            windows=windows or {},
+            standalone=standalone,
+            live=live,
+            server=server or ServerDescription(),
+            api=api,
+        )
+        self._fresh: dict[_SettingsT, Fresh] = {}
         if copier is not None:
             copier.share(Fresh)
-        self._may_grow = tuple(may_grow)
-        self._fresh: dict[_SettingsT, Fresh] = {}
-        default = _default_of(name, config)
-        _check_functions(name, default, limits=(limits, Limits), can=(can, Capabilities))
-        self.workloads: Mapping[str, str] = {**workloads_of(limits(default), can(default)), **(workloads or {})}
+        self._describe(self._declared)
+        self._build_space(self._declared, _default_of(name, config))
+
+    def _describe(self, declared: _Declared[_SettingsT, _MachineT]) -> None:
+        """Set the attributes that describe the scheduler and its findings."""
+        self.packages = tuple(declared.packages)
+        self.windows: Mapping[str, Callable[[RunLike], bool]] = {**WINDOWS, **declared.windows}
+        self.standalone = declared.standalone
+        self.live = declared.live
+        self.server = declared.server
+        self.mutants = {mutant.name: mutant for mutant in declared.mutants}
+
+    def _build_space(self, declared: _Declared[_SettingsT, _MachineT], default: _SettingsT) -> None:
+        """Set what a search draws from: workloads, settings, and the actions that some configuration allows."""
+        _check_functions(self.name, default, limits=(declared.limits, Limits), can=(declared.can, Capabilities))
+        limits, can = self.limits_of(default)
+        self.workloads: Mapping[str, str] = {**workloads_of(limits, can), **declared.workloads}
         self.space = SchedulerSpace(
-            self, config, settings or {}, actions or {}, needed or {}, crowded or {}, scenes or {}
+            self,
+            declared.config,
+            declared.settings,
+            declared.actions,
+            declared.needed,
+            declared.crowded,
+            declared.scenes,
         )
-        # The language of schedules has every capability that some configuration has.
-        self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
-        self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None
-        self.undoing: tuple[Action, ...] = (
-            ReleaseResults(count=1),
-            ReleaseResults(),
-            *((self.resuming,) if self.resuming else ()),
-            *undoing,
-        )
+        self.actions: tuple[type[Action], ...] = (*actions_of(can), *declared.actions)
+        self.resuming: Action | None = ResumeAll() if can.pause_modes else None
+        resuming = () if self.resuming is None else (self.resuming,)
+        self.undoing: tuple[Action, ...] = (ReleaseResults(count=1), ReleaseResults(), *resuming, *declared.undoing)
 
     # -- configurations --
 
     def read_config(self, words: Mapping[str, str]) -> _SettingsT:
         """Parse a configuration. Raises ScriptDefinitionError that names the field."""
-        known = self._config.__struct_fields__
+        known = self.configuration.__struct_fields__
         for name in words:
             if name not in known:
                 raise ScriptDefinitionError(
                     f"{self.name} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}"
                 )
         try:
-            config: _SettingsT = msgspec.convert(dict(words), self._config, strict=False)
+            config: _SettingsT = msgspec.convert(dict(words), self.configuration, strict=False)
         except msgspec.ValidationError as exc:
             raise ScriptDefinitionError(f"a setting of {self.name} cannot be read: {exc}") from exc
         return config
 
     def config_words(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
         """Return the values that are not at their defaults."""
-        default = msgspec.structs.asdict(self._config())
+        default = msgspec.structs.asdict(self.configuration())
         return {name: value for name, value in msgspec.structs.asdict(config).items() if value != default[name]}
 
     def variant(self, name: str, defaults: Mapping[str, str]) -> Self:
         """Return the adapter called ``name`` whose settings have these defaults. Raises ScriptDefinitionError."""
         changed = self.read_config(defaults)
-        hints = get_type_hints(self._config)
+        hints = get_type_hints(self.configuration)
         fields = [(setting, hints[setting], getattr(changed, setting)) for setting in defaults]
         # A process that receives such a configuration finds its class under this name.
-        kind = re.sub(r"\W", "_", f"{self._config.__name__}_{name}")
-        module = sys.modules[self._config.__module__]
+        kind = re.sub(r"\W", "_", f"{self.configuration.__name__}_{name}")
+        module = sys.modules[self.configuration.__module__]
         config = msgspec.defstruct(
-            kind, fields, bases=(self._config,), frozen=True, kw_only=True, module=module.__name__
+            kind, fields, bases=(self.configuration,), frozen=True, kw_only=True, module=module.__name__
         )
         setattr(module, kind, config)
-        declared: dict[str, Any] = {**self._declared, "config": config}
-        made = type(self)(name, **declared)
+        made = type(self)(name, **{**msgspec.structs.asdict(self._declared), "config": config})
         made.workloads = {one: text for one, text in made.workloads.items() if made.has_settings_of(text)}
         return made
 
@@ -270,14 +299,14 @@ class SchedulerAdapter(
         """Yield configurations with one setting at the server's default, or at the adapter's if it is a size."""
         for _, usual in self.server.usual_configs(config):
             yield usual
-        default = msgspec.structs.asdict(self._config())
+        default = msgspec.structs.asdict(self.configuration())
         for name in self.server.sizes:
             if name in self.config_words(config):
                 with suppress(ValueError):
                     yield msgspec.structs.replace(config, **{name: default[name]})
 
     def limits_of(self, config: _SettingsT) -> tuple[Limits, Capabilities]:
-        return self._limits(config), self._can(config)
+        return self._declared.limits(config), self._declared.can(config)
 
     def first_commands(self, config: _SettingsT) -> Sequence[str]:
         """Start a prompt of two batches, or of one if prompts are not cut, and step until a batch is in flight."""
@@ -295,7 +324,7 @@ class SchedulerAdapter(
 
     def _new_machine(self, config: _SettingsT) -> _MachineT:
         try:
-            return self._machine(config)
+            return self._declared.machine(config)
         except Overdue:
             raise
         except (Exception, SystemExit) as exc:
@@ -305,7 +334,8 @@ class SchedulerAdapter(
 
     def _fresh_of(self, config: _SettingsT) -> Fresh:
         if config not in self._fresh:
-            leaves = () if self._copier is None else self._copier.shared
+            copier = self._declared.copier
+            leaves = () if copier is None else copier.shared
             machine = self._new_machine(config)
             wrong = wrong_in_machine(machine)
             if wrong is not None:
@@ -318,7 +348,7 @@ class SchedulerAdapter(
     def may_grow_of(self, config: _SettingsT) -> tuple[str, ...]:
         """Return parts of the paths of containers that need not be empty at the end."""
         del config
-        return self._may_grow
+        return tuple(self._declared.may_grow)
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
@@ -368,12 +398,12 @@ class SchedulerAdapter(
         return Record(step, stepped, dict(machine.counts()), error)
 
     def as_log(self, records: Sequence[Record], config: _SettingsT) -> StepLog:
-        return log_of(records, self._limits(config))
+        return log_of(records, self._declared.limits(config))
 
     def freeze(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Frozen[SdkRunLike[_SettingsT, _MachineT]] | None:
         """Freeze the run as it is now; None without a copier, and for a machine that has to be closed."""
-        is_copied = self._copier is not None and not isinstance(run.machine, Closable)
-        return Frozen(run, self._copier) if self._copier is not None and is_copied else None
+        copier = self._declared.copier
+        return None if copier is None or isinstance(run.machine, Closable) else Frozen(run, copier)
 
     # -- recordings --
 

@@ -139,7 +139,7 @@ def test_who_waits_behind_an_abort_that_left_the_batch_full_says_so(
 
 
 def test_what_is_not_recorded_ends_the_recording_and_not_the_server(recorders: list[FlightRecorder]) -> None:
-    machine = ADAPTER._machine(ADAPTER.read_config({}))
+    machine = ADAPTER.new_parts(ADAPTER.read_config({}), record=False)[0]
     message = CloseSessionReqInput(session_id="s")
     with machine.inside(), pytest.raises(KeyError):  # as the machine's table says, which has no sessions
         machine.scheduler._request_dispatcher(message)
