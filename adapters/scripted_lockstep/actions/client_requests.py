@@ -47,15 +47,15 @@ DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
 # Two-byte ids and the ids that their bytes spell: a search by bytes finds one inside the other.
 _WIDE_IDS: Final = (256, 256, 258, 256, 260, 256, 0, 1)
-# Fields that a request's verb and message share, and its sampling fields.
-_OF_MESSAGE: Final = {
+# Fields of this action, and the fields of the message and its sampling parameters that they set.
+_MESSAGE_FIELDS: Final = {
     "priority": "priority",
     "timeout_s": "timeout_s",
     "waiting_timeout_s": "waiting_timeout_s",
     "lora": "lora",
     "salt": "cache_salt",
 }
-_OF_SAMPLING: Final = {
+_SAMPLING_FIELDS: Final = {
     "temperature": "temperature",
     "draw": "seed",
     "penalty": "frequency_penalty",
@@ -379,7 +379,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             stop_token_ids=self.stop_token_ids,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
             grammar=self.grammar,
-            **{name: getattr(self, field) for field, name in _OF_SAMPLING.items()},
+            **{name: getattr(self, field) for field, name in _SAMPLING_FIELDS.items()},
         )
         first = self.logprobs_from
         return Generate(
@@ -390,7 +390,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             top_logprobs_num=self.top_logprobs,
             prompt_logprobs_from=-1 if first is None else min(first, len(prompt_ids) - 1),
             prompt_top_logprobs_num=0 if first is None else self.top_logprobs,
-            **{name: getattr(self, field) for field, name in _OF_MESSAGE.items()},
+            **{name: getattr(self, field) for field, name in _MESSAGE_FIELDS.items()},
         )
 
     def apply(self, run: RunLike) -> None:
@@ -446,7 +446,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     def _changed_arguments(self) -> dict[str, Any]:
         """Return the arguments with other values than their defaults, for fields that are one argument each."""
-        named = {**_OF_MESSAGE, **_OF_SAMPLING}
+        named = {**_MESSAGE_FIELDS, **_SAMPLING_FIELDS}
         changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
         return {named[field]: getattr(self, field) for field in changed if field in named}
 
@@ -522,7 +522,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         start = cls(
             rid=reader.new_name_of(event.rid),
             **cls.prompt_fields(recipe, len(event.prompt_ids)),
-            **{field: getattr(event, name) for field, name in _OF_MESSAGE.items()},
+            **{field: getattr(event, name) for field, name in _MESSAGE_FIELDS.items()},
         )
         if event.deliver is not None:
             return msgspec.structs.replace(start, first_page=event.deliver.first_page)
@@ -531,7 +531,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             # If the recorded request reached its dead end, this one must too, and not end by length before.
             new = min(new + 1, sampling.max_new_tokens)
         biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
-        sampled = {field: getattr(sampling, name) for field, name in _OF_SAMPLING.items()}
+        sampled = {field: getattr(sampling, name) for field, name in _SAMPLING_FIELDS.items()}
         return msgspec.structs.replace(
             start,
             new=new,

@@ -1,4 +1,4 @@
-"""Rare scenarios of the engine's generated targets: orders and amounts that independent draws seldom give.
+"""Rare scenarios of the engine's generated targets: orders and amounts that independent draws rarely produce.
 
 A request that ends while it is in flight, a queue in which only the last request fits, an operator who asks for another
 amount. They are drawn last, so that the rest of a target does not depend on them. Some need features and have targets
@@ -50,7 +50,7 @@ _POLICY: Final = EngineConfig.model_fields["schedule_policy"]
 # Read from the choices, so that a new policy is drawn too.
 REORDERING_POLICIES: Final = tuple(name for name in get_args(_POLICY.annotation) if name != _POLICY.default)
 PREEMPTING: Final = "preempting"
-# Scenarios that only add to a target, each as often as it is drawn.
+# Scenarios that only add to a target, listed as often as they are to be drawn.
 RARE_SCENARIOS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
 # Scenarios with targets of their own: the features that they need, with the levels to draw from.
 SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -151,7 +151,7 @@ def _end_in_flight(
 
 
 def _equal_prompts(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Start long prompts with a common beginning close together: it is all, most or little of each.
+    """Start long prompts with a common beginning close together: all, most or little of each.
 
     Often the first one's work is lost; small prompts follow.
     """
@@ -201,7 +201,7 @@ def _host_loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """Keep starting small requests, and early among them one to three that do not fit beside several of these.
+    """Keep starting small requests, with one to three early ones that do not fit beside several of them.
 
     By the time the first of them starts, the others have been overtaken too often.
     """

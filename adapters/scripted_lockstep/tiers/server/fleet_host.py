@@ -48,7 +48,7 @@ class FleetHost:
         prefills = [name for name in names if config_of(name, self._config).role == "prefill"]
         if len(prefills) > MOST_PREFILLS:
             raise BadCall(f"a fleet of the server tier has at most {MOST_PREFILLS} prefill engines, got {prefills}")
-        self._drop([engine.name for engine in self._used if not _is_as_new(engine)])
+        self._drop([engine.name for engine in self._used if not _is_reusable(engine)])
         self._used = []
         self._start([name for name in names if name not in self._engines or self._engines[name].is_dead])
         worlds = {name: self._engines[name] for name in names}
@@ -117,8 +117,8 @@ class FleetHost:
         return self._world.pause(timeout_s, sources)
 
 
-def _is_as_new(engine: FleetEngine) -> bool:
-    """Return whether the next script can use an engine as the last one left it."""
+def _is_reusable(engine: FleetEngine) -> bool:
+    """Return whether the next script can use an engine in the state in which the last one left it."""
     run, scheduler = engine.run, engine.run.scheduler
     books = scheduler.books
     is_at_rest = scheduler.is_fully_idle and books.is_awake and books.paused is None and run.failure is None

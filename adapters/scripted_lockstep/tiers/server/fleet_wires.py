@@ -164,7 +164,7 @@ class RealWires(LoopThread, Wires):
 
     def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
         key = sender, engine.name, pages.transfer, pages.first
-        verdicts = self._do(self._hand_on(key, self._pages.pop(key)))
+        verdicts = self._do(self._send_pages(key, self._pages.pop(key)))
         if any((verdict is None) is not (error is None) for verdict in verdicts):
             raise Violation(f"the stages of {engine.name} say {verdicts} of pages that came, but {error} was due")
 
@@ -219,13 +219,15 @@ class RealWires(LoopThread, Wires):
         ports = []
         for number in range(MOST_PREFILLS):
             server = await asyncio.start_server(
-                lambda reader, writer: self._converse(decode, reader, writer), _LOOPBACK, 0
+                lambda reader, writer: self._act_as_prefill_engine(decode, reader, writer), _LOOPBACK, 0
             )
             self._servers[decode, number] = server
             ports.append(server.sockets[0].getsockname()[1])
         return ports
 
-    async def _converse(self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _act_as_prefill_engine(
+        self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Act as a prefill engine on one connection. Refuses every request other than a prompt."""
         with contextlib.suppress(*_OVER), contextlib.closing(writer):
             while True:
@@ -234,7 +236,7 @@ class RealWires(LoopThread, Wires):
                 body = await reader.readexactly(int(length or b"0"))
                 answer: tuple[int, bytes] | None = _BUSY
                 if head.startswith(b"post /prefill "):
-                    answer = await self._shown_of(decode, json.loads(body), reader)
+                    answer = await self._answer_of(decode, json.loads(body), reader)
                 if answer is None:
                     return
                 status, content = answer
@@ -242,7 +244,7 @@ class RealWires(LoopThread, Wires):
                 writer.write(b"content-length: %d\r\n\r\n%s" % (len(content), content))
                 await writer.drain()
 
-    async def _shown_of(
+    async def _answer_of(
         self, decode: str, body: dict[str, Any], reader: asyncio.StreamReader
     ) -> tuple[int, bytes] | None:
         """Wait for the answer to a call; None if its connection is broken, or must break."""
@@ -296,11 +298,11 @@ class RealWires(LoopThread, Wires):
     def _taking(self, prefill: str, decode: str, stage: int) -> Any:
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(*_OVER), contextlib.closing(writer):
-                await self._take_all(prefill, decode, stage, reader, writer)
+                await self._act_as_decode_stage(prefill, decode, stage, reader, writer)
 
         return take
 
-    async def _take_all(
+    async def _act_as_decode_stage(
         self, prefill: str, decode: str, stage: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Act as a stage of a decode engine on one connection."""
@@ -317,14 +319,14 @@ class RealWires(LoopThread, Wires):
             if key is not None:
                 self._pages.setdefault(key, {})[stage] = bytes(pages)
                 self._wake()
-                await self._until_confirmed(key)
+                await self._confirm(key)
             writer.write(framed(encode(Verdict(None))))
             pages, key = bytearray(), None
 
-    async def _until_confirmed(self, key: _Order) -> None:
+    async def _confirm(self, key: _Order) -> None:
         """Confirm pages at once: the next pages follow the answer. The link decides when they have arrived."""
 
-    async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
+    async def _send_pages(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
         """Act as the stages of a prefill engine: send pages to a decode engine's stages, and read their answers."""
         verdicts = []
         for stage, images in sorted(pages.items()):

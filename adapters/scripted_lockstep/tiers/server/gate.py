@@ -101,7 +101,7 @@ class WireSource(ScriptSource):
         self._poller.register(self._control.fileno(), zmq.POLLIN)
 
     def next_script(self) -> EngineExecution | None:
-        """Wait for a script. The loop stands still here between two of them."""
+        """Wait for a script. Between two scripts the loop waits here."""
         while True:
             readable = dict(self._poller.poll())
             if self._control.fileno() in readable:
@@ -161,7 +161,7 @@ class WireSource(ScriptSource):
         )
 
     def _changes(self) -> list[str]:
-        """List the script's changes to this process, which is then of no further use.
+        """List the script's changes to this process, which then runs no other script.
 
         The copy of a process that a script has killed ends with this script.
         """

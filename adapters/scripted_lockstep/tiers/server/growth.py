@@ -91,7 +91,7 @@ class ServerGrowth:
         most = {name: before + spare for name, before in self._before.items()}
         looked_at = {name: process for name, process in self._processes.items() if only in (None, name)}
         grown = {name: one for name, one in looked_at.items() if one.num_fds() > most[name]}
-        # Only what seems to have grown is worth a look into the tables of connections.
+        # The tables of connections are read only for processes that seem to have grown.
         return [
             f"{name} has {count} open descriptors, at first {self._before[name]}"
             for name, count in _descriptors(grown, self._port).items()
@@ -111,7 +111,7 @@ def _descriptors(processes: Mapping[str, psutil.Process], port: int | None) -> M
 
 
 def _kept_sockets(port: int | None) -> Set[str]:
-    """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
+    """Find the sockets of such connections, as descriptor links name them, for all processes at once."""
     kept = set()
     for table in _TABLES:
         for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():

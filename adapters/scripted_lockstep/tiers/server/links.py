@@ -128,7 +128,7 @@ class _Pair:
                 for source, target in ((self._reader, writer), (reader, self._writers[0])):
                     underway = _Underway(MOST_UNDERWAY_PIECES)
                     group.create_task(self._take(source, underway))
-                    group.create_task(self._hand_on(underway, target))
+                    group.create_task(self._forward(underway, target))
         except* OSError:
             # A reset on one side is passed on as a reset: an end in the middle of the bytes is not orderly.
             self.reset()
@@ -152,7 +152,7 @@ class _Pair:
             await underway.put((time.monotonic(), data))
         await underway.put((time.monotonic(), b""))
 
-    async def _hand_on(self, underway: _Underway, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, underway: _Underway, writer: asyncio.StreamWriter) -> None:
         """Send each piece of one direction when it is due."""
         while True:
             came_at, data = await underway.get()

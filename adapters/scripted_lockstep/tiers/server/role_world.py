@@ -86,7 +86,7 @@ class RolePeer(RealWires):
             for stage, pages in self._pages.pop(key).items():
                 images[stage] = images.get(stage, b"") + pages
         cut = {stage: pages[: count * self._size(stage)] for stage, pages in images.items()}
-        if count and keys and any(errors := self._do(self._hand_on(keys[0], cut))):
+        if count and keys and any(errors := self._do(self._send_pages(keys[0], cut))):
             raise Violation(f"the stages of the decode engine say {errors} of pages that came")
 
     def end(self, number: int) -> None:
@@ -119,7 +119,7 @@ class RolePeer(RealWires):
             self._broken.add(_key(order))
         self._loop.call_soon_threadsafe(self._end_of(_key(order)).set)
 
-    async def _until_confirmed(self, key: Any) -> None:
+    async def _confirm(self, key: Any) -> None:
         if self.worlds[PREFILL_ENGINE].limits.prefills:
             await self._end_of(key).wait()
         if key in self._broken:

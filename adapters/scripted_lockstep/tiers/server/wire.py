@@ -194,6 +194,6 @@ class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FollowerReply = FollowerReady | MessagesArrived | Answered | Unanswered
 
-# Raises BadFrameError for anything else, as the one below.
+# Both raise BadFrameError for anything else.
 decode_asked: Callable[[bytes], Do | Ask] = decoder_of(Do | Ask)
 decode_reply: Callable[[bytes], FollowerReply] = decoder_of(FollowerReply)

@@ -50,13 +50,13 @@ TOLD_WITHIN_S: Final = 2.0
 
 
 def decoder_of(settings: ServerSettings) -> Decoder:
-    """Return the tokenizer of a server, as far as it turns tokens into text."""
+    """Return the detokenizer of a server."""
     if embedded_seed(settings.model, settings.seed) is not None:
         return ByteDecoder()
     return load_tokenizer(settings)[0]
 
 
-def _only_wakes() -> None:
+def _just_wake() -> None:
     """Do nothing: the waiter itself reads the source."""
 
 
@@ -170,7 +170,7 @@ class ServerWorld(World):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise NoAnswer(f"{what} within {self._answer_timeout_s} s{why}")
-            poll({self._control.fileno(): self._listen, **dict.fromkeys(sources, _only_wakes)}, left_s)
+            poll({self._control.fileno(): self._listen, **dict.fromkeys(sources, _just_wake)}, left_s)
 
     def answer(self, replies: Sequence[Reply]) -> None:
         self._context.outbox.send(replies)
@@ -258,7 +258,7 @@ class ServerWorld(World):
         heard: dict[Any, Callable[[], object]] = {self.clients.fileno(): self.clients.clear}
         if self._is_alone:  # All other sources belong to the killed process.
             return poll(heard, timeout_s)
-        return self.pause(timeout_s, {self._context.inbox.socket: _only_wakes, **heard})
+        return self.pause(timeout_s, {self._context.inbox.socket: _just_wake, **heard})
 
     def _listen(self) -> None:
         """Read the supervisor's message: a dead stage is an event, any other death ends this process."""
