@@ -13,7 +13,6 @@ from vllm.v1.request import RequestStatus
 
 from scripted.core.account import OWN_ENDS
 from scripted.core.action import Action, RunLike
-from scripted.core.masks import is_allowed
 from scripted.core.promises import CachedPrefix
 from scripted.sdk import (
     Abort,
@@ -26,7 +25,6 @@ from scripted.sdk import (
     PauseMode,
     Refused,
     Resume,
-    Share,
     Signal,
     Sleep,
     Stepped,
@@ -46,10 +44,11 @@ from scripted_vllm.actions import (
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_core import EngineCalls, SleepingDevice
 from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
-from scripted_vllm.grammar import masks_of
+from scripted_vllm.grammar import Grammars
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, check_whole, encoder_inputs, placed_in
+from scripted_vllm.in_flight import PlanInFlight
 from scripted_vllm.kv_event_check import not_cached, take_events
 from scripted_vllm.left_out import GOES_ON, looking_up, why_left_out, why_looked_up_wrongly
 from scripted_vllm.own_connector import Connected
@@ -85,10 +84,6 @@ SLEEP_PARTS: Final = ("kv_cache",)
 _EMPTY_PLANS: Final = 3
 
 
-# The token of a worker with a wrong mask: no grammar and no model has it.
-_MASKED: Final = 0
-
-
 class Subscriber(NullEventPublisher):
     """Stands in for vLLM's publisher. ``said`` has the blocks announced as cached, by group and hash."""
 
@@ -109,51 +104,6 @@ class Subscriber(NullEventPublisher):
             )
 
 
-class Grammars:
-    """Grammars that are compiling, each for a number of steps unless they are held."""
-
-    def __init__(self, steps: int, compiler: Any) -> None:
-        self.holds = False
-        self._steps = steps
-        self._compiler = compiler
-        self._now = 0
-        # The step in which each is done and whether it compiles, by request.
-        self._waiting: dict[str, tuple[int, bool]] = {}
-
-    @property
-    def go_on(self) -> bool:
-        return bool(self._waiting) and not self.holds
-
-    def begin(self, step: int) -> None:
-        """Begin a step: finish the grammars that are due."""
-        self._now = step
-        for request_id, (due, compiles) in list(self._waiting.items()):
-            if due <= step and not self.holds:
-                del self._waiting[request_id]
-                self._compiler.finish(request_id, compiles)
-
-    def add(self, request_id: str, request: Add) -> None:
-        if request.grammar:
-            self._waiting[request_id] = self._now + self._steps, request.grammar > 0
-
-    def take(self, signal: Signal) -> None:
-        self.holds = signal.name == HOLD_GRAMMARS
-
-
-class _Flight(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan without its result. A plan that computes nothing has no batch and no result.
-
-    ``guesses`` are the drafts it was made with, ``masks`` the workers' masks: see ``masks_of``.
-    """
-
-    plan: Any
-    shares: tuple[Share, ...]
-    guesses: Mapping[str, tuple[int, ...]]
-    transferred: Any
-    batch: Batch | None = None
-    masks: Mapping[str, tuple[int, Sequence[int | None]]] = {}
-
-
 class VllmMachine:
     """Drives a new scheduler with these settings as ``EngineCore.step_with_batch_queue`` does.
 
@@ -170,7 +120,7 @@ class VllmMachine:
         self._host = SparseHost(settings) if settings.hisparse_host_blocks else None
         self._runner = RunnerView(settings, self.scheduler, self._host)
         # In order.
-        self._in_flight: deque[_Flight] = deque()
+        self._in_flight: deque[PlanInFlight] = deque()
         # The last plan samples after tokens in flight, which its masks depend on: vLLM's engine computes it, and waits
         # for the next result. Until then nothing but an abort reaches the scheduler.
         self._waits_for_masks = False
@@ -458,10 +408,8 @@ class VllmMachine:
         assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
         ids = {rid_of(name): name for name in flight.plan.num_scheduled_tokens}
         names = [ids[share.rid] for share in batch.shares]
-        tokens = {
-            name: _masked(said, flight.masks.get(name)) for name, said in zip(names, result.token_ids, strict=True)
-        }
-        self._update(flight.plan, result_of(flight.plan, tokens, flight.transferred))
+        tokens = dict(zip(names, result.token_ids, strict=True))
+        self._update(flight.plan, result_of(flight.plan, flight.masked(tokens), flight.transferred))
         drafts = DraftTokenIds(names, [list(guessed) for guessed in result.draft_ids])
         if result.draft_ids and not self._settings.async_scheduling:
             self.scheduler.update_draft_token_ids(drafts)
@@ -477,7 +425,7 @@ class VllmMachine:
         last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
         if drafts.draft_token_ids:
             self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
-        last = self._with_masks(last)
+        last = last.with_masks(self.scheduler)
         self._in_flight.append(last)
         self._verified += [(rid_of(name), holding) for name, (holding, _) in last.masks.items() if name in last.guesses]
         late, self._late = self._late, []
@@ -519,7 +467,7 @@ class VllmMachine:
         if wrong:
             raise Violation(wrong)
         transferred = self._transfers.run(plan, self.scheduler.requests)
-        planned = _Flight(
+        planned = PlanInFlight(
             plan=plan,
             shares=self._runner.shares_of(plan, guessing),
             guesses={name: tuple(ids) for name, ids in plan.scheduled_spec_decode_tokens.items()},
@@ -530,23 +478,17 @@ class VllmMachine:
         if self._waits_for_masks and not self._in_flight:
             raise Violation("a plan waits for the result before it, but none is in flight: vLLM's engine ends")
         if not self._waits_for_masks:
-            planned = self._with_masks(planned)
+            planned = planned.with_masks(self.scheduler)
         batch = None
         if planned.shares:
             self._launched += 1
-            shares = tuple([_verified(share, planned) for share in planned.shares])
             copies = tuple([(one.src_block_id, one.dst_block_id) for one in plan.kv_cache_block_copies or ()])
             mirrored = () if self._host is None else self._host.mirrored
             more = self._images.of_batch()
-            batch = Batch(id=self._launched, shares=shares, copies=copies, mirrored=mirrored, **more)
+            batch = Batch(id=self._launched, shares=planned.masked_shares(), copies=copies, mirrored=mirrored, **more)
         self._in_flight.append(msgspec.structs.replace(planned, batch=batch))
         self._skip_empty_plans()
         return batch, plan.preempted_req_ids or set()
-
-    def _with_masks(self, flight: _Flight) -> _Flight:
-        """Return a plan in flight with the current masks, with which the workers sample."""
-        masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
-        return msgspec.structs.replace(flight, masks=masks) if masks else flight
 
 
 class ConnectedMachine(VllmMachine):
@@ -583,23 +525,3 @@ def _waits_for_input(request: Any) -> bool:
 def _cuts_off(reply: Reply, rid: str) -> bool:
     """Whether a reply ends a request before the request ended by itself."""
     return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)
-
-
-def _verified(share: Share, flight: _Flight) -> Share:
-    """Replace those guesses of a share that its mask rules out."""
-    for name, (holding, _) in flight.masks.items():
-        if rid_of(name) == share.rid and holding < len(share.draft_ids):
-            ids = (*share.draft_ids[:holding], *[_MASKED] * (len(share.draft_ids) - holding))
-            return msgspec.structs.replace(share, draft_ids=ids)
-    return share
-
-
-def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
-    """Cut the workers' tokens before the first that the mask forbids or does not cover."""
-    if mask is None:
-        return said
-    holding, states = mask
-    for place, (token, state) in enumerate(zip(said, states, strict=False)):
-        if state is None or not is_allowed(token, state):
-            return (*said[:place], _MASKED)
-    return said[: holding + 1]
