@@ -41,10 +41,10 @@ from scripted_vllm.actions import (
     ReleaseCompilation,
     ReleaseConnector,
 )
+from scripted_vllm.compiling import Grammars
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_core import EngineCalls, SleepingDevice
 from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
-from scripted_vllm.grammar import Grammars
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, check_whole, encoder_inputs, placed_in
