@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 FORMAT: Final = "lockstep-flight-1"
+# A number of JSON may have any length, and one beyond 64 bits cannot be encoded again.
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 # The value of a setting, or of a request's field that only its engine knows.
-Scalar: TypeAlias = bool | int | float | str | None
+Scalar: TypeAlias = bool | Int | float | str | None
 # A request's number and a count of its tokens.
-Count: TypeAlias = tuple[int, int]
+Count: TypeAlias = tuple[Int, Int]
 # Drafts by request number.
-Drafts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
+Drafts: TypeAlias = tuple[tuple[Int, tuple[Int, ...]], ...]
 
 
 class FlightFrame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -50,24 +52,24 @@ class Arrived(FlightFrame, frozen=True, kw_only=True, tag="arrived"):
     ``engine`` has the fields that only the engine reads.
     """
 
-    id: int
+    id: Int
     rid: str
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...] = ()
-    priority: int = 0
+    prompt_ids: tuple[Int, ...]
+    max_new_tokens: Int
+    stop_token_ids: tuple[Int, ...] = ()
+    priority: Int = 0
     at: float = 0.0
-    lora: int = 0
+    lora: Int = 0
     grammar: bool = False
     salt: str = ""
-    images: tuple[tuple[int, int, str], ...] = ()
+    images: tuple[tuple[Int, Int, str], ...] = ()
     engine: dict[str, Scalar] = {}
 
 
 class Aborted(FlightFrame, frozen=True, kw_only=True, tag="aborted"):
     """Requests that were ended from outside, with the engine's word for it."""
 
-    ids: tuple[int, ...]
+    ids: tuple[Int, ...]
     status: str = "abort"
 
 
@@ -82,21 +84,21 @@ class Called(FlightFrame, frozen=True, kw_only=True, tag="called"):
 class Offered(FlightFrame, frozen=True, kw_only=True, tag="offered"):
     """A KV connector's answer for a request: how many more tokens it has; None if it does not know yet."""
 
-    id: int
-    tokens: int | None
+    id: Int
+    tokens: Int | None
     is_async: bool = False
 
 
 class Kept(FlightFrame, frozen=True, kw_only=True, tag="kept"):
     """A KV connector's answer at a request's end: it keeps the blocks until they are sent."""
 
-    id: int
+    id: Int
 
 
 class Ready(FlightFrame, frozen=True, kw_only=True, tag="ready"):
     """A grammar is compiled, or cannot be."""
 
-    id: int
+    id: Int
     compiles: bool = True
 
 
@@ -104,7 +106,7 @@ class Drafted(FlightFrame, frozen=True, kw_only=True, tag="drafted"):
     """Guesses handed to the scheduler: for the next plan, or into the already made ``plan``."""
 
     drafts: Drafts
-    plan: int = 0
+    plan: Int = 0
 
 
 class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
@@ -114,12 +116,12 @@ class Result(FlightFrame, frozen=True, kw_only=True, tag="result"):
     blocks that did not arrive.
     """
 
-    plan: int
-    token_ids: tuple[tuple[int, ...], ...] = ()
-    sent: tuple[int, ...] = ()
-    received: tuple[int, ...] = ()
-    failed: tuple[int, ...] = ()
-    lost: tuple[int, ...] = ()
+    plan: Int
+    token_ids: tuple[tuple[Int, ...], ...] = ()
+    sent: tuple[Int, ...] = ()
+    received: tuple[Int, ...] = ()
+    failed: tuple[Int, ...] = ()
+    lost: tuple[Int, ...] = ()
 
 
 # -- outputs --
@@ -132,13 +134,13 @@ class Planned(FlightFrame, frozen=True, kw_only=True, tag="planned"):
     seconds since the recording began. An empty plan stands for ``times`` consecutive ones.
     """
 
-    plan: int
+    plan: Int
     now: float
-    shape: int
-    blocks: int = 0
+    shape: Int
+    blocks: Int = 0
     shares: tuple[Count, ...] = ()
-    preempted: tuple[int, ...] = ()
-    times: int = 1
+    preempted: tuple[Int, ...] = ()
+    times: Int = 1
 
     @property
     def is_empty(self) -> bool:
@@ -155,17 +157,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     """
 
     request: Arrived
-    said: tuple[int, ...] = ()
+    said: tuple[Int, ...] = ()
     is_running: bool = False
-    computed: int = 0
+    computed: Int = 0
     place: str = ""
-    counters: dict[str, int] = {}
+    counters: dict[str, Int] = {}
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A plan without a result."""
 
-    plan: int
+    plan: Int
     shares: tuple[Count, ...] = ()
     drafts: Drafts = ()
 
@@ -176,7 +178,7 @@ class Start(FlightFrame, frozen=True, kw_only=True, tag="start"):
     ``held`` has the running requests, then the waiting ones, each in the scheduler's order.
     """
 
-    plan: int
+    plan: Int
     now: float
     held: tuple[Held, ...] = ()
     in_flight: tuple[InFlight, ...] = ()

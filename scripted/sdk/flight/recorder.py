@@ -94,14 +94,19 @@ class NotRecordedError(Exception):
 class _Part:
     """Consecutive packed frames of a ring. ``start`` describes the scheduler before them; None for a new scheduler."""
 
-    __slots__ = ("bytes", "frames", "plans", "start")
+    __slots__ = ("bytes_of_frames", "bytes_of_start", "frames", "plans", "start")
 
     def __init__(self, start: Start | None) -> None:
         self.start = start
         self.frames: list[bytes] = []
         self.plans = 0
         held = () if start is None else start.held
-        self.bytes = _TOKEN_BYTES * sum([len(one.request.prompt_ids) + len(one.said) for one in held])
+        self.bytes_of_frames = 0
+        self.bytes_of_start = _TOKEN_BYTES * sum([len(one.request.prompt_ids) + len(one.said) for one in held])
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_of_start + self.bytes_of_frames
 
 
 class FlightRecorder:
@@ -193,8 +198,9 @@ class FlightRecorder:
         self._append(data)
         part = self._parts[-1]
         part.plans += 1
+        # The start does not count: with long texts it alone may exceed this, and every plan would begin a part.
         if self._stream is None and (
-            part.plans * _PARTS >= self.options.steps or part.bytes * _PARTS >= self.options.mib * _MIB
+            part.plans * _PARTS >= self.options.steps or part.bytes_of_frames * _PARTS >= self.options.mib * _MIB
         ):
             self._begin_part()
 
@@ -227,7 +233,7 @@ class FlightRecorder:
         if self._stream is None:
             part = self._parts[-1]
             part.frames.append(data)
-            part.bytes += _ENTRY_BYTES + len(data)
+            part.bytes_of_frames += _ENTRY_BYTES + len(data)
         elif not self._stream.put(data):
             self.fail(OSError(f"the file {self._stream.path} cannot be written, or is {_MOST_BEHIND} frames behind"))
 

@@ -115,6 +115,8 @@ def test_a_hostile_file_is_refused_or_read_up_to_its_first_wrong_line(tmp_path: 
         b'{"type":"arrived","id":1,"rid":"a","prompt_ids":' + b"[" * 50_000,
         b'{"type":"planned","plan":1e999,"now":0,"shape":0}',
         b'{"type":"planned","plan":' + b"9" * 5000 + b',"now":0,"shape":0}',
+        b'{"type":"arrived","id":1,"rid":"a","prompt_ids":[1' + b"0" * 30 + b'],"max_new_tokens":1}',
+        b'{"type":"called","name":"flush","arguments":{"force":-9223372036854775809}}',
         b'{"type":"os.system"}',
         b"\xff\xfe\x00",
         b"null",

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from flights import Clock, new_recorder
@@ -17,7 +18,7 @@ from flights import Clock, new_recorder
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight import live
 from scripted.sdk.flight import recorder as recorders
-from scripted.sdk.flight.frames import Arrived, Planned, Result, Start
+from scripted.sdk.flight.frames import Arrived, Held, Planned, Result, Start
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import MOST_FILES, FlightRecorder, read_options
@@ -71,6 +72,21 @@ def test_a_ring_of_few_mib_is_bounded_by_bytes(tmp_path: Path) -> None:
         recorder.event(Result(plan=number, token_ids=((70_000,) * 10_000,)))
         recorder.planned(plan(number), 1)
     assert sum(part.bytes for part in recorder._parts) <= 2 << 20
+
+
+def test_long_texts_do_not_begin_a_part_with_every_plan(tmp_path: Path) -> None:
+    """The start of 64 requests with 8,000 tokens each filled a part by itself: a plan took a millisecond."""
+    request = msgspec.structs.replace(ARRIVED, prompt_ids=(1,) * 50_000)
+    starts = list[Start]()
+
+    def long_start() -> Start:
+        starts.append(Start(plan=1 + 10 * len(starts), now=0.0, held=(Held(request=request),)))
+        return starts[-1]
+
+    recorder = new_recorder(tmp_path, long_start, steps=40, mib=1)
+    for number in range(1, 201):
+        recorder.planned(plan(number), 1)
+    assert len(starts) == 20
 
 
 def test_empty_plans_are_counted_and_do_not_fill_the_ring(tmp_path: Path) -> None:

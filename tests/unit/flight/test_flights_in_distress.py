@@ -31,7 +31,7 @@ SHORT = "blocks=12; 1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start b prom
 DAMAGED = 2000
 # Of these each n-th is replayed too.
 REPLAYED_EVERY = 20
-NUMBERS = (-1, 0, 1, 2, 7, 255, 2**31, 2**32, 2**53, 2**63, -(2**63), 1e308, "x", None, [], True)
+NUMBERS = (-1, 0, 1, 2, 7, 255, 2**31, 2**32, 2**53, 2**63, -(2**63), 10**30, 1e308, "x", None, [], True)
 
 
 def start() -> Start:
