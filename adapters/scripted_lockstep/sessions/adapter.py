@@ -9,8 +9,8 @@ import msgspec
 
 from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, SchedulerAdapter
-from scripted_lockstep.sessions.answers import SessionSettings
 from scripted_lockstep.sessions.machine import LIMITS, SessionsMachine
+from scripted_lockstep.sessions.settings import SessionSettings
 
 _CHAT: Final = {"protocol": ("chat",)}
 _COMPLETIONS: Final = {"protocol": ("completions",)}
@@ -22,8 +22,30 @@ ADAPTER: Final = SchedulerAdapter(
     machine=SessionsMachine,
     limits=lambda settings: msgspec.structs.replace(LIMITS, depth=settings.depth),
     can=lambda _: Capabilities(flush=False, chunked=False, preemption=False, fail=True),
-    settings={"n": (1, 3), "prompts": (2,), "lag": (2, 3), "turn_tokens": (1, 1000), "turn_outputs": (1, 32)},
-    needed={"reasoning": _CHAT, "tools": _CHAT, "echo": _COMPLETIONS, "prompts": _COMPLETIONS},
+    settings={
+        "n": (1, 3),
+        "prompts": (2,),
+        "lag": (2, 3),
+        "delay": (1, 3),
+        "retries": (1, 2),
+        "turn_tokens": (1, 1000),
+        "turn_outputs": (1, 32),
+    },
+    needed={
+        "reasoning": _CHAT,
+        "tools": _CHAT,
+        "echo": _COMPLETIONS,
+        "prompts": _COMPLETIONS,
+        "retries": {"delay": (1, 3)},
+    },
+    # Requests of one rid whose ends cross, refusals among them; time limits; calls; short chats that are sent whole.
+    scenes={
+        "retries": {"retries": ("other",), "event-abort": ("on",), "outputs": ("long",), "arrival": ("together",)},
+        "refused": {"refuses": ("other",), "retries": ("other",), "event-abort": ("on",), "requests": ("many",)},
+        "late": {"times_out": ("other",), "event-abort": ("on",), "requests": ("several",)},
+        "calls": {"tools": ("hermes", "mistral"), "outputs": ("long",)},
+        "whole": {"protocol": ("other",), "stream": ("other",), "outputs": ("one",), "requests": ("several",)},
+    },
     mutants=MUTANTS,
     packages=("engine",),
 )

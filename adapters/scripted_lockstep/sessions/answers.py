@@ -1,7 +1,4 @@
-"""One reply of the front end under the search: its order, its client's input so far, and the expected reply.
-
-The expected reply is computed from all tokens at once, without a session.
-"""
+"""One reply of the front end under the search: its order, its client's input so far, and the expected reply."""
 
 from __future__ import annotations
 
@@ -9,209 +6,114 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import FAILURES, FinishReason, Generate, PromptLogprob, SamplingParams, TokenLogprob
+from engine.core.messages import FAILURES, FinishReason, Generate, SamplingParams
 from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
 from engine.frontend.protocols.openai.requests import completion_order
 from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
-from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.errors import ApiError, ErrorType
 from engine.frontend.sessions.requests import Order, sampling_of
 from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
 from engine.frontend.text.dialect import AnswerParser
-from engine.frontend.text.reasoning import END, ReasoningSplitter, ReasoningStart
+from engine.frontend.text.reasoning import ReasoningSplitter, ReasoningStart
 from engine.frontend.text.tools.families import FAMILIES
 from scripted.core.violation import Violation
 from scripted.sdk import Add
-
-# The letter of a stop token. No other token has it, so a stop string is found only at this token.
-_STOP_LETTER: Final = ord("z")
-_STOPS: Final = ("z", "xz", "yyz")
-# Stop strings of ordinary letters, which outputs often contain.
-_USUAL_STOPS: Final = ("c", "bc", "ab")
-# Stop strings of letters that no call contains.
-_STOPS_BESIDE_CALLS: Final = ("y", "xy", "yx")
-_LETTERS: Final = b"xyabc"
-_BYTES: Final = 256
-# A token whose text ends the reasoning and continues after it.
-_END_OF_REASONING: Final = 300
-# Two tokens whose texts are one call of a tool; a limit may cut the output between them.
-_CALL: Final = (301, 302)
-_CALL_TEXTS: Final = ('<tool_call>{"name": "add", "arguments": {"n": ', "1}}</tool_call>")
-# The arguments of a call that was cut, and of a complete one.
-_ARGUMENTS: Final = ('{"n": ', '{"n": 1}')
-_TEXTS: Final = {
-    _END_OF_REASONING: f"a{END}b".encode(),
-    **{token: text.encode() for token, text in zip(_CALL, _CALL_TEXTS, strict=True)},
-}
-_TIERS: Final = ("device", "host")
-_REPLACEMENT: Final = "\ufffd"
-
-
-class SessionSettings(msgspec.Struct, frozen=True):
-    """The fields of a client's request, and how it behaves.
-
-    Every reply has ``n`` choices for each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
-    in all steps without one. A client that ``leaves`` hangs up instead of having an operator abort its request.
-    ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops`` all
-    choices but the first have stop strings that their outputs often contain; with ``least`` these count from the token
-    on that completes the first one. ``usage`` selects the token counts of a stream: none, at its end, or also in each
-    event.
-    """
-
-    protocol: Literal["completions", "chat"] = "completions"
-    stream: bool = True
-    n: int = 2
-    prompts: int = 1
-    echo: bool = False
-    logprobs: bool = True
-    usage: Literal["end", "each", "none"] = "end"
-    reasoning: bool = False
-    tools: bool = False
-    stops: bool = True
-    least: bool = False
-    leaves: bool = False
-    lag: int = 1
-    turn_tokens: int = 3
-    turn_outputs: int = 2
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.n, self.prompts, self.lag, self.turn_tokens, self.turn_outputs, self.depth) < 1:
-            raise ValueError(f"every number of {self} is at least 1")
-        if self.protocol == "chat" and (self.prompts > 1 or self.echo):
-            raise ValueError("a chat has one prompt and echoes none")
-        if self.protocol != "chat" and (self.reasoning or self.tools):
-            raise ValueError("only a chat tells reasoning and calls apart")
-
-
-class TextDecoder:
-    """Decodes one byte per token; one more token ends the reasoning."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        del skip_special_tokens
-        return b"".join([_TEXTS.get(one, bytes([one % _BYTES])) for one in ids]).decode(errors="replace")
-
-    def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
-        del id
-        return None
-
-
-DECODER: Final = TextDecoder()
-_SERVED: Final[Any] = SimpleNamespace(
-    tokenizer=DECODER, model_name="m", limits=Limits.of(EngineConfig(), EMBEDDED_FACTS), sampling_defaults={}
+from scripted_lockstep.sessions.received import ChoiceView, choices_in, events_in
+from scripted_lockstep.sessions.settings import SessionSettings
+from scripted_lockstep.sessions.texts import (
+    DECODERS,
+    END_OF_REASONING,
+    REPLACEMENT,
+    TOOL,
+    byte_tokens,
+    logprob_of,
+    prompt_logprobs_of,
+    reasoning_tokens,
+    spoken,
+    stop_position,
 )
 
-
-def byte_tokens(tokens: Sequence[int], stops: Sequence[int], settings: SessionSettings) -> list[int]:
-    """Turn the tokens of the simulated model into tokens of text, mostly one byte each.
-
-    A stop token becomes the end of a stop string, one token ends the reasoning, if there is any, and with tools some
-    tokens become calls. Without ``stops`` some characters take three bytes.
-    """
-    emitted: list[int] = []
-    rest: list[int] = []
-    has_reasoned = not settings.reasoning
-    for token in tokens:
-        if token in stops:
-            # It also ends a call between its two tokens.
-            rest = []
-            emitted.append(_STOP_LETTER)
-        elif rest:
-            emitted.append(rest.pop(0))
-        elif not has_reasoned and token % 3 == 0:
-            has_reasoned = True
-            emitted.append(_END_OF_REASONING)
-        elif settings.tools and token % 3 == 0:
-            first, *rest = _CALL
-            emitted.append(first)
-        elif not stops and token % 4 == 0:
-            first, *rest = "\u20ac".encode()
-            emitted.append(first)
-        else:
-            emitted.append(_LETTERS[token % len(_LETTERS)])
-    return emitted
-
-
-def logprob_of(token: int, place: int) -> TokenLogprob:
-    return TokenLogprob(logprob=-float(token) - place / 1024)
-
-
-def prompt_logprobs_of(message: Generate) -> tuple[PromptLogprob, ...]:
-    """Return the logprobs of a prompt's tokens after the first, different for each request."""
-    last = message.rid.rpartition("-")[2]
-    own = int(last) / 64 if last.isdecimal() else 0.0
-    return tuple([PromptLogprob(-float(token) - place / 1024 - own, 1) for place, token in _scored(message)])
-
-
-def _scored(message: Generate) -> list[tuple[int, int]]:
-    return list(enumerate(message.prompt_ids))[1:] if message.prompt_logprobs_from >= 0 else []
-
-
-class _ChoiceView(NamedTuple):
-    """One choice as its client received it.
-
-    ``offsets`` are the positions of its logprobs in a completion's text, ``spelled`` the texts beside the logprobs,
-    ``calls`` the names and arguments of its calls; ``roles`` counts the role fields of a chat.
-    """
-
-    ids: list[int]
-    text: str
-    reasoning: str
-    logprobs: list[float | None]
-    offsets: list[int]
-    spelled: list[str]
-    calls: list[tuple[str, str]]
-    reason: str
-    prompt: list[int] | None
-    roles: int
+_STOPS: Final = ("z", "xz", "yyz")
+# Stop strings of ordinary letters, which outputs often contain.
+_USUAL_STOPS: Final = ("c", "bc", "ab", "x")
+# Stop strings of letters that no call contains, and one inside each call, before which only closers are missing.
+_STOPS_BESIDE_CALLS: Final = ("y", "xy", "yx")
+_STOPS_IN_CALLS: Final = ("7", "xy")
+_TIERS: Final = ("device", "host")
+_SERVED: Final[Any] = SimpleNamespace(
+    tokenizer=DECODERS["none"], model_name="m", limits=Limits.of(EngineConfig(), EMBEDDED_FACTS), sampling_defaults={}
+)
+# The type of the error that each end of a request becomes; the scheduler refuses replies because it is busy.
+_ERRORS: Final = {FinishReason.ERROR: ErrorType.ENGINE, FinishReason.TIMEOUT: ErrorType.TIME_LIMIT}
 
 
 class OpenAnswer:
     """One reply from its first message to its last byte.
 
     ``emitted`` has the output tokens of each request, in the order in which the requests were sent; ``scored`` has the
-    requests whose prompt logprobs were sent, and ``ends`` the scheduler's finish reasons. A client that ``has_left``
-    reads no more.
+    requests whose prompt logprobs were sent, ``ends`` the scheduler's finish reasons, and ``stopped`` the requests that
+    it ended at a stop token; the front end has aborted those ``called_off``. ``is_known``: the search knows it, and the
+    device computes its first request; ``is_reported``: the search was told that it has ended. ``is_late``: its time has
+    run out. ``posted`` counts the requests that the front end has sent. A client that ``has_left`` reads no more.
     """
 
-    def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions) -> None:
+    def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions, *, is_known: bool = True) -> None:
         self.add = add
+        self.is_known = is_known
         self._settings = settings
+        self._decoder = DECODERS[settings.tools]
         self.order = _order_of(add, settings)
         self.session = Session(
             sessions,
             self.order,
             _shape_of(self.order, settings),
-            DECODER,
+            self._decoder,
             tokens_a_turn=settings.turn_tokens,
             outputs_a_turn=settings.turn_outputs,
         )
         self.emitted: dict[str, list[int]] = {}
         self.scored: set[str] = set()
         self.ends: dict[str, FinishReason] = {}
+        self.stopped: set[str] = set()
+        self.called_off: set[str] = set()
+        self.is_reported = self.is_late = False
+        self.posted = 0
         self.is_sending = True
         self.has_left = self.is_over = False
+        # None until the scheduler has decided.
+        self.is_refused: bool | None = None
+        # The tokens and ends of the requests before the first failure.
+        self._before_failure: dict[str, tuple[int, bool]] | None = None
         self._written = b""
         self._error: ApiError | None = None
 
+    def note_end(self, rid: str, end: FinishReason) -> None:
+        """Note the terminal reply of a request; its tokens were noted before."""
+        if end in FAILURES and self._before_failure is None:
+            shown = {rid for rid, end in self.ends.items() if end is not FinishReason.TIMEOUT or self.emitted[rid]}
+            self._before_failure = {rid: (len(ids), rid in shown) for rid, ids in self.emitted.items()}
+        self.ends[rid] = end
+
     def unneeded_requests(self) -> list[str]:
         """Return the requests that the front end should have aborted: a choice failed, or a stop string was found."""
-        going = [one for one in self.order.messages if one.rid in self.emitted and one.rid not in self.ends]
+        over = self.ends.keys() | self.called_off
+        going = [one for one in self.order.messages if one.rid in self.emitted and one.rid not in over]
         if self.is_over and any(end in FAILURES for end in self.ends.values()):
             return [one.rid for one in going]
         if self.is_sending or self.has_left or self.session.has_more:
             return []
-        return [one.rid for one in going if _has_stop(self.emitted[one.rid], one.sampling)]
+        return [one.rid for one in going if self._stop_position(one)[0] is not None]
 
     @property
     def is_done(self) -> bool:
         """True once the reply is complete or its client has left, and every request that was sent has ended."""
-        return (self.is_over or self.has_left) and len(self.ends) == len(self.emitted)
+        return (self.is_over or self.has_left) and len(self.ends) == self.posted
 
     def cached_tokens_of(self, message: Generate) -> dict[str, int]:
         """Return the cached tokens that the scheduler reports by tier, different for each prompt."""
@@ -244,13 +146,54 @@ class OpenAnswer:
     # -- the expected reply --
 
     def _check_reply(self) -> None:
-        has_failed = any(end in FAILURES for end in self.ends.values())
-        is_error = self._error is not None or b'"error"' in self._written
-        if has_failed or is_error:
-            if has_failed is not is_error:
-                raise Violation(f"{self.add.rid} ended with {self.ends}, but its client was told {self._error}")
+        due = self._due_error()
+        events, is_closed = events_in(self._written) if self.order.stream else ([], True)
+        told = events[-1]["error"]["type"] if events and "error" in events[-1] else None
+        if self._error is not None:
+            told = self._error.body.error.type
+        if told != due:
+            raise Violation(f"{self.add.rid} ended with {self.ends}, an error {due}, but its client was told {told}")
+        if due is not None:
+            self._check_broken(events)
             return
-        received, usage, tiers = self._received()
+        if not is_closed:
+            raise Violation(f"the stream of {self.add.rid} ends with {self._written[-20:]!r}, which is not [DONE]")
+        if self.order.stream:
+            self._check_usage_of_events(events)
+        else:
+            events = [json.loads(self._written)]
+        self._check_whole(events)
+
+    def _due_error(self) -> str | None:
+        """Return the type of the error that must end the reply, if any."""
+        if self.is_refused:
+            return ErrorType.BUSY
+        failed = [end for end in self.ends.values() if end in FAILURES]
+        has_output = any(self.emitted.values()) or any(end is not FinishReason.TIMEOUT for end in self.ends.values())
+        ends = failed or ([] if has_output else [FinishReason.TIMEOUT])
+        return _ERRORS[ends[0]] if ends else None
+
+    def _check_broken(self, events: Sequence[dict[str, Any]]) -> None:
+        """Check what a reply shows before its error: all that came before it, in a stream, and else nothing."""
+        before = self._before_failure or {}
+        has_output = any(count or has_ended for count, has_ended in before.values())
+        if (self._error is None) is not (self.order.stream and has_output):
+            raise Violation(f"{self.add.rid} failed after {before}, but its client was told {self._error}, {events}")
+        told = self._choices_in(events[:-1], is_whole=False)
+        for index, message in enumerate(self.order.messages):
+            count, _ = before.get(message.rid, (0, False))
+            due = self.emitted.get(message.rid, [])[:count][: self._stop_position(message)[0]]
+            ids = told[index].ids if index in told else []
+            if events and ids != due:
+                raise Violation(f"choice {index} of {self.add.rid} is told {ids} before an error, and not {due}")
+
+    def _check_whole(self, events: Sequence[dict[str, Any]]) -> None:
+        if heads := {(event["id"], event["model"]) for event in events} - {(self.order.rid, _SERVED.model_name)}:
+            raise Violation(f"the reply {self.order.rid} is told as {sorted(heads)}")
+        received = self._choices_in(events, is_whole=True)
+        prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
+        if 0 in received and prompt is not None:
+            received[0] = received[0]._replace(prompt=prompt)
         for index, message in enumerate(self.order.messages):
             expected = self._expected(index, message)
             if received.get(index) != expected:
@@ -258,12 +201,22 @@ class OpenAnswer:
                     f"choice {index} of {self.add.rid} is told {received.get(index)}, but must be {expected}"
                 )
         prompts = self.order.messages[:: self.order.n]
+        shown = (event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event)
+        tiers: dict[str, int] = next(shown, {})
         if tiers != (due := {tier: sum(self.cached_tokens_of(one)[tier] for one in prompts) for tier in _TIERS}):
             raise Violation(f"the cached tokens of {self.add.rid} are {due}, but it says {tiers}")
-        if usage is not None:
+        if (usage := events[-1].get("usage")) is not None:
             self._check_usage(usage, prompts, list(received.values()))
 
-    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[_ChoiceView]) -> None:
+    def _choices_in(self, events: Sequence[dict[str, Any]], *, is_whole: bool) -> dict[int, ChoiceView]:
+        return choices_in(
+            events,
+            is_plain=not (self._settings.reasoning or self._settings.has_tools),
+            gives_ids=self._settings.tools == "mistral",
+            is_whole=is_whole,
+        )
+
+    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[ChoiceView]) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
             "completion_tokens": sum(len(one.ids) for one in choices),
@@ -271,38 +224,55 @@ class OpenAnswer:
         }
         counts["total_tokens"] = counts["prompt_tokens"] + counts["completion_tokens"]
         if self._settings.reasoning:
-            counts["reasoning_tokens"] = sum(_reasoning_tokens(one.ids) for one in choices if one.reasoning)
+            counts["reasoning_tokens"] = sum(reasoning_tokens(one.ids) for one in choices if one.reasoning)
         found = usage | usage["prompt_tokens_details"] | usage.get("completion_tokens_details", {})
         if wrong := {name: found.get(name) for name, count in counts.items() if found.get(name) != count}:
             raise Violation(f"the usage of {self.add.rid} must have {counts}, but says {wrong}")
 
-    def _expected(self, index: int, message: Generate) -> _ChoiceView:
-        emitted = self.emitted[message.rid]
-        count, chars = _stop_position(emitted, message.sampling)
-        is_stopped = count is not None
-        ids = emitted[:count]
-        # A text that ends inside a character ends with a replacement character.
-        text = DECODER.decode(ids)[:chars]
-        reasoning = ""
-        if self._settings.reasoning:
-            reasoning, _, text = text.partition(END)
-        text, calls = _without_calls(text)
-        echo = DECODER.decode(message.prompt_ids) if self.order.echo else ""
-        is_call = bool(calls) and calls[-1][1] == _ARGUMENTS[1]
-        reason = ("tool_calls" if is_call else "stop") if is_stopped else self.ends[message.rid].value
-        prompt = list(message.prompt_ids) if self._settings.protocol != "chat" or not index else None
-        is_chat = self._settings.protocol == "chat"
-        logprobs, offsets = self._expected_prompt_scores(index)
-        spelled = [DECODER.decode([token]) for token in message.prompt_ids[: len(logprobs)]]
-        if self._settings.logprobs:
-            spelled += [DECODER.decode([token]) for token in ids]
-            logprobs += [logprob_of(token, place).logprob for place, token in enumerate(ids)]
-            # A token inside a character has that character's position.
-            before = [DECODER.decode(ids[:place]).rstrip(_REPLACEMENT) for place in range(len(ids))]
-            offsets += [] if is_chat else [len(echo) + len(one) for one in before]
-        return _ChoiceView(
-            ids, echo + text, reasoning, logprobs, offsets, spelled, calls, reason, prompt, roles=int(is_chat)
+    def _stop_position(self, message: Generate) -> tuple[int | None, int, str]:
+        return stop_position(self.emitted.get(message.rid, []), message.sampling, self._decoder)
+
+    def _expected(self, index: int, message: Generate) -> ChoiceView:
+        count, chars, stop = self._stop_position(message)
+        is_cut_by_string, is_chat = count is not None, self._settings.is_chat
+        ids = self.emitted[message.rid][:count]
+        is_models_end = message.rid in self.stopped and not is_cut_by_string
+        # A text that ends inside a character ends with a replacement character; a stop token has no text.
+        text = self._decoder.decode(ids[:-1] if is_models_end else ids)
+        if is_cut_by_string:
+            text = text[:chars] + (stop if self._settings.shows_stop else "")
+        parts = spoken(text, self._settings, is_models_end=is_models_end)
+        reason = "stop" if is_cut_by_string else self.ends[message.rid].value
+        if reason == "stop" and parts.calls and not parts.is_cut:
+            reason = "tool_calls"
+        if is_models_end and parts.is_cut:
+            reason = "length"
+        echo = self._decoder.decode(message.prompt_ids) if self.order.echo else ""
+        view = ChoiceView(
+            ids=ids,
+            text=echo + parts.content,
+            reasoning=parts.reasoning,
+            calls=parts.calls,
+            reason=reason,
+            prompt=list(message.prompt_ids) if not is_chat or not index else None,
+            roles=int(is_chat),
         )
+        return self._with_logprobs(view, index, message, begin=len(echo))
+
+    def _with_logprobs(self, view: ChoiceView, index: int, message: Generate, *, begin: int) -> ChoiceView:
+        decode, ids = self._decoder.decode, view.ids
+        logprobs, offsets = self._expected_prompt_scores(index)
+        spelled = [decode([token]) for token in message.prompt_ids[: len(logprobs)]]
+        tops: list[dict[str, float] | None] = [None if one is None else {} for one in logprobs]
+        if self._settings.logprobs:
+            entries = [logprob_of(token, place) for place, token in enumerate(ids)]
+            spelled += [decode([token]) for token in ids]
+            logprobs += [one.logprob for one in entries]
+            tops += [{decode([token]): value for token, value in one.top} for one in entries]
+            # A token inside a character has that character's position.
+            before = [decode(ids[:place]).rstrip(REPLACEMENT) for place in range(len(ids))]
+            offsets += [] if self._settings.is_chat else [begin + len(one) for one in before]
+        return view._replace(logprobs=logprobs, offsets=offsets, spelled=spelled, tops=tops)
 
     def _expected_prompt_scores(self, index: int) -> tuple[list[float | None], list[int]]:
         """Return an echoed prompt's logprobs and their positions; without streaming, they are the first choice's."""
@@ -312,29 +282,8 @@ class OpenAnswer:
         scores = prompt_logprobs_of(scorer) if scorer.rid in self.scored else ()
         return [None, *[one.logprob for one in scores]], list(range(1 + len(scores)))
 
-    def _received(self) -> tuple[dict[int, _ChoiceView], dict[str, Any] | None, dict[str, int]]:
-        """Return the choices, the usage if any, and the cached tokens by tier, from a stream or a whole reply."""
-        events = self._events() if self.order.stream else [json.loads(self._written)]
-        if heads := {(event["id"], event["model"]) for event in events} - {(self.order.rid, _SERVED.model_name)}:
-            raise Violation(f"the reply {self.order.rid} is told as {sorted(heads)}")
-        parts: dict[int, list[dict[str, Any]]] = {}
-        prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
-        for event in events:
-            for choice in event["choices"]:
-                parts.setdefault(choice["index"], []).append(choice)
-        received = {index: _combined(choices) for index, choices in parts.items()}
-        if 0 in received and prompt is not None:
-            received[0] = received[0]._replace(prompt=prompt)
-        shown = (event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event)
-        tiers: dict[str, int] = next(shown, {})
-        return received, events[-1].get("usage"), tiers
-
-    def _events(self) -> list[dict[str, Any]]:
-        """Parse the events of a stream. Raises Violation unless exactly the requested events carry the usage."""
-        lines = [line.removeprefix(b"data: ") for line in self._written.split(b"\n\n") if line]
-        if lines[-1:] != [b"[DONE]"]:
-            raise Violation(f"the stream of {self.add.rid} ends with {lines[-1:]}, which is not [DONE]")
-        events = [json.loads(line) for line in lines[:-1]]
+    def _check_usage_of_events(self, events: Sequence[dict[str, Any]]) -> None:
+        """Raise Violation unless exactly the requested events of a stream carry the usage."""
         wanted, with_choices = self._settings.usage, [event for event in events if event["choices"]]
         if wanted == "none":
             fits = not any("usage" in event for event in events)
@@ -347,94 +296,6 @@ class OpenAnswer:
         if not fits:
             usages = [event.get("usage", "none") for event in events]
             raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")
-        return events
-
-
-def _combined(choices: Sequence[dict[str, Any]]) -> _ChoiceView:
-    """Concatenate the parts of one choice; a reply without streaming has one part."""
-    ids: list[int] = []
-    texts: list[str] = []
-    reasoning: list[str] = []
-    logprobs: list[float | None] = []
-    offsets: list[int] = []
-    spelled: list[str] = []
-    calls: dict[int, dict[str, Any]] = {}
-    roles = 0
-    for choice in choices:
-        message = choice.get("delta") or choice.get("message") or {}
-        ids += choice.get("token_ids") or ()
-        texts.append(choice.get("text") or message.get("content") or "")
-        reasoning.append(message.get("reasoning_content") or "")
-        values = choice.get("logprobs") or {}
-        logprobs += values.get("token_logprobs") or [one["logprob"] for one in values.get("content") or ()]
-        offsets += values.get("text_offset") or ()
-        spelled += values.get("tokens") or _spelled_in_chat(values.get("content") or ())
-        for place, call in enumerate(message.get("tool_calls") or ()):
-            _add_call(calls, call, call.get("index", place))
-        roles += "role" in message
-    prompt = next((choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice), None)
-    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    if len(reasons) != 1 or not choices[-1].get("finish_reason"):
-        raise Violation(f"choice {choices[0]['index']} ends with {reasons}, and must end once, with its last part")
-    if list(calls) != list(range(len(calls))) or len({one["id"] for one in calls.values()}) < len(calls):
-        raise Violation(f"choice {choices[0]['index']} has the calls {calls}, which need numbers and ids of their own")
-    named = [(one["name"], one["arguments"]) for one in calls.values()]
-    return _ChoiceView(
-        ids, "".join(texts), "".join(reasoning), logprobs, offsets, spelled, named, reasons[0], prompt, roles
-    )
-
-
-def _spelled_in_chat(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the texts of a chat's tokens. Raises Violation if their bytes spell something else."""
-    if wrong := [one for one in entries if bytes(one["bytes"]).decode() != one["token"]]:
-        raise Violation(f"the bytes beside logprobs spell other tokens: {wrong}")
-    return [one["token"] for one in entries]
-
-
-def _add_call(calls: dict[int, dict[str, Any]], call: dict[str, Any], index: int) -> None:
-    """Add a call of a message, or a part of one. Only the first part has the name and the id."""
-    function = call["function"]
-    if index not in calls:
-        calls[index] = {"id": call["id"], **function}
-    elif "id" in call or "name" in function:
-        raise Violation(f"the call {calls[index]} begins again with {call}")
-    else:
-        calls[index]["arguments"] += function["arguments"]
-
-
-def _without_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the content of an output and its calls, of which the last may be cut."""
-    begin, end = _CALL_TEXTS
-    content, *parts = text.split(begin)
-    calls = [("add", _ARGUMENTS[part.startswith(end)]) for part in parts]
-    return content + "".join(part.removeprefix(end) for part in parts), calls
-
-
-def _reasoning_tokens(ids: Sequence[int]) -> int:
-    return ids.index(_END_OF_REASONING) + 1 if _END_OF_REASONING in ids else len(ids)
-
-
-def _stop_position(tokens: Sequence[int], sampling: SamplingParams) -> tuple[int | None, int | None]:
-    """Return the number of tokens up to the end of a stop string, and of characters before it, or None twice."""
-    scanned_from = 0
-    for count in range(1, len(tokens) + 1):
-        text = DECODER.decode(tokens[:count])
-        if count < sampling.min_new_tokens:
-            scanned_from = len(text)
-            continue
-        ends = [(at + len(stop), at) for stop in sampling.stop if (at := text.find(stop, scanned_from)) >= 0]
-        if ends:
-            return count, min(ends)[1]
-    return None, None
-
-
-def _has_stop(tokens: Sequence[int], sampling: SamplingParams) -> bool:
-    """Return whether an output contains a stop string once it has its minimum number of tokens."""
-    if not sampling.stop or len(tokens) < sampling.min_new_tokens:
-        return False
-    start = len(DECODER.decode(tokens[: max(0, sampling.min_new_tokens - 1)]))
-    text = DECODER.decode(tokens)
-    return any(text.find(stop, start) >= 0 for stop in sampling.stop)
 
 
 def _order_of(add: Add, settings: SessionSettings) -> Order:
@@ -451,6 +312,7 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
         "logprobs": 0 if settings.logprobs else None,
         "return_token_ids": True,
         "return_cached_tokens_details": True,
+        "include_stop_str_in_output": settings.shows_stop,
         "max_tokens": add.max_new_tokens,
         "stream": settings.stream,
     }
@@ -461,6 +323,9 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
         msgspec.structs.replace(message, sampling=sampling_of(_sampling_of(add, number, settings), number % settings.n))
         for number, message in enumerate(order.messages)
     )
+    seeds = [message.sampling.seed for message in messages[: settings.n]]
+    if len(set(seeds)) < settings.n:
+        raise Violation(f"the choices of {add.rid} have the seeds {seeds}, and would be alike")
     return msgspec.structs.replace(order, messages=messages)
 
 
@@ -472,26 +337,29 @@ def model_tokens(add: Add, number: int) -> list[int]:
 
 
 def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingParams:
-    stops: tuple[str, ...] = _STOPS if add.stop_token_ids else ()
-    usual = _STOPS_BESIDE_CALLS if settings.tools else _USUAL_STOPS
+    stops: tuple[str, ...] = _STOPS if add.stop_token_ids and not settings.stop_tokens else ()
+    beside = _STOPS_IN_CALLS if (number + len(add.prompt_ids)) % 2 else _STOPS_BESIDE_CALLS
+    usual = beside if settings.has_tools else _USUAL_STOPS
     stops += usual if settings.stops and number else ()
     sampling = SamplingParams(max_new_tokens=add.max_new_tokens, stop=stops, seed=7, temperature=0.0)
     if settings.least:
         emitted = byte_tokens(model_tokens(add, number), add.stop_token_ids, settings)
-        return msgspec.structs.replace(sampling, min_new_tokens=_stop_position(emitted, sampling)[0] or 0)
+        least = stop_position(emitted, sampling, DECODERS[settings.tools])[0] or 0
+        return msgspec.structs.replace(sampling, min_new_tokens=least)
     return sampling
 
 
 def _shape_of(order: Order, settings: SessionSettings) -> Shape:
-    if settings.protocol != "chat":
-        return CompletionShape(order, _SERVED)
-    return ChatShape(order, _SERVED, lambda: _choice_of(settings))
+    served: Any = SimpleNamespace(**vars(_SERVED) | {"tokenizer": DECODERS[settings.tools]})
+    if not settings.is_chat:
+        return CompletionShape(order, served)
+    return ChatShape(order, served, lambda: _choice_of(settings))
 
 
 def _choice_of(settings: SessionSettings) -> SpokenChoice:
-    if not (settings.reasoning or settings.tools):
+    if not (settings.reasoning or settings.has_tools):
         return SpokenChoice()
     reasoning = ReasoningSplitter(ReasoningStart.OPEN) if settings.reasoning else None
-    calls = FAMILIES["hermes"](("add",)) if settings.tools else None
-    end = _END_OF_REASONING if settings.reasoning else None
+    calls = FAMILIES[settings.tools]((TOOL,)) if settings.has_tools else None
+    end = END_OF_REASONING if settings.reasoning else None
     return SpokenChoice(AnswerParser(reasoning, calls, parallel=True), end_of_reasoning=end)

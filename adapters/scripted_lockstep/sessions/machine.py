@@ -11,39 +11,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from engine.core.messages import Abort as AbortMessage
-from engine.core.messages import ClientMessage, FinishReason, Generate, PromptLogprob, TokenOutput
+from engine.core.messages import (
+    ClientMessage,
+    FinishReason,
+    Generate,
+    PromptLogprob,
+    Refusal,
+    RefusalKind,
+    TokenOutput,
+)
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.sessions.sessions import Sessions
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
 from scripted.core.violation import Violation
 from scripted.sdk import Abort, Add, Batch, BatchFailed, BatchResult, Limits, Refused, Share, Stepped, Tokens
 from scripted.sdk.messages import Event, Reply
-from scripted_lockstep.sessions.answers import (
-    OpenAnswer,
-    SessionSettings,
-    byte_tokens,
-    logprob_of,
-    model_tokens,
-    prompt_logprobs_of,
-)
+from scripted_lockstep.sessions.answers import OpenAnswer, model_tokens
+from scripted_lockstep.sessions.settings import MOST_SENT, SessionSettings
+from scripted_lockstep.sessions.texts import byte_tokens, logprob_of, prompt_logprobs_of
 
 LIMITS: Final = Limits(block_size=4, blocks=24, batch_tokens=64, batch_requests=8, context_tokens=64)
 
 
 @dataclass(eq=False)
 class _DeviceRequest:
-    """The one request of a reply that the simulated device computes.
+    """The one request of a reply that the simulated device computes."""
 
-    ``is_reported``: the search was told that it has ended.
-    """
-
-    add: Add
+    answer: OpenAnswer
     ids: list[int]
     blocks: tuple[int, ...] = ()
     computed: int = 0
     is_in_flight: bool = False
-    is_reported: bool = False
+
+    @property
+    def add(self) -> Add:
+        return self.answer.add
 
 
 @dataclass(eq=False)
@@ -64,10 +69,10 @@ class SessionsMachine:
     def __init__(self, settings: SessionSettings) -> None:
         self.depth = settings.depth
         self._settings = settings
-        # The front end's messages, each with its answer.
-        self._messages: deque[tuple[OpenAnswer | None, ClientMessage]] = deque()
+        # The front end's messages, each with its answer and the step in which it arrives.
+        self._messages: deque[tuple[int, OpenAnswer | None, ClientMessage]] = deque()
         self._sender: OpenAnswer | None = None
-        self._sessions = Sessions(lambda message: self._messages.append((self._sender, message)))
+        self._sessions = Sessions(self._post)
         self._answers: list[OpenAnswer] = []
         self._sent: dict[str, _Sent] = {}
         # Requests that wait for blocks or run, in order of arrival; a rid may be reused while its last batch is in
@@ -83,6 +88,7 @@ class SessionsMachine:
         del now
         self._step += 1
         self._replies = []
+        self._take_messages()
         for event in events:
             self._take(event)
         self._emit_rotated()
@@ -108,9 +114,8 @@ class SessionsMachine:
     def _has_more_to_do(self) -> bool:
         """Return whether a step without events still sends, reads, or emits tokens."""
         open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
-        return any(one.is_sending or one.session.has_more for one in open_ones) or any(
-            one.tokens is not None for one in self._sent.values()
-        )
+        going = any(one.is_sending or one.session.has_more for one in open_ones)
+        return going or bool(self._messages) or any(one.tokens is not None for one in self._sent.values())
 
     @property
     def is_idle(self) -> bool:
@@ -154,18 +159,44 @@ class SessionsMachine:
             self._replies.append(Refused(rid=add.rid, reason=exc.body.error.message))
             return
         self._answers.append(answer)
-        self._device_requests.append(_DeviceRequest(add, list(add.prompt_ids)))
         self._take_messages()
 
     def _abort(self, rid: str) -> None:
-        """End the latest answer of this rid, for a client that leaves or for an operator."""
+        """End the latest answer of this rid: its client leaves, it runs out of time, or an operator aborts it."""
         answer = next((one for one in reversed(self._answers) if one.add.rid == rid), None)
-        if self._settings.leaves and answer is not None:
-            if not (answer.is_over or answer.has_left):
-                answer.leave()
+        if answer is not None and self._settings.times_out and answer.emitted:
+            self._run_out_of_time(answer)
         else:
-            self._sessions.send(AbortMessage(rid=rid, call_id="call"))
+            self._call_off(rid, answer)
+            if answer is not None and answer.is_known and not answer.is_over:
+                self._retry(answer)
         self._take_messages()
+
+    def _call_off(self, rid: str, answer: OpenAnswer | None) -> None:
+        if not self._settings.leaves or answer is None:
+            self._sessions.send(AbortMessage(rid=rid, call_id="call"))
+        elif not (answer.is_over or answer.has_left):
+            answer.leave()
+
+    def _retry(self, ended: OpenAnswer) -> None:
+        """Send a request that was called off again, under its rid; all but the last are called off again."""
+        for number in range(self._settings.retries):
+            answer = OpenAnswer(msgspec.structs.replace(ended.add), self._settings, self._sessions, is_known=False)
+            try:
+                self._send(answer)
+            except ApiError:
+                # The one before has ended by itself, and its last reply is on its way.
+                return
+            self._answers.append(answer)
+            if number + 1 < self._settings.retries:
+                self._call_off(ended.add.rid, answer)
+
+    def _run_out_of_time(self, answer: OpenAnswer) -> None:
+        """End the first request of an answer, those without a token, now or later, and some others."""
+        answer.is_late = True
+        for sent in [one for one in self._sent.values() if one.answer is answer]:
+            if not (sent.place and sent.delivered) or (sent.place + sent.delivered) % 2:
+                self._end(sent, FinishReason.TIMEOUT, "it ran out of time")
 
     def _send(self, answer: OpenAnswer) -> None:
         self._sender = answer
@@ -176,10 +207,29 @@ class SessionsMachine:
 
     # -- the scheduler's side --
 
+    def _post(self, message: ClientMessage) -> None:
+        """Send a message of the front end. Raises Violation for its own abort of a request that has ended."""
+        self._messages.append((self._step + self._settings.delay, self._sender, message))
+        if isinstance(message, Generate) and self._sender is not None:
+            self._sender.posted += 1
+        if not isinstance(message, AbortMessage):
+            return
+        queued = [one.rid for _, _, one in self._messages if isinstance(one, Generate)]
+        if message.call_id is None and message.rid not in (*self._sent, *queued):
+            raise Violation(f"the front end aborts {message.rid} ({message.finish_reason}), which has ended")
+        newest = next((one for one in reversed(self._answers) if message.rid in one.session.rids), None)
+        answer = self._sender or newest
+        if answer is not None:
+            answer.called_off.add(message.rid)
+            if message.rid == answer.order.messages[0].rid:
+                # The rid is free for the search before the scheduler has heard of it.
+                self._report(answer, message.finish_reason)
+
     def _take_messages(self) -> None:
-        """Take the front end's messages in order."""
-        while self._messages:
-            answer, message = self._messages.popleft()
+        """Take the front end's messages in order, as far as they have arrived; refusals overtake them."""
+        self._refuse()
+        while self._messages and self._messages[0][0] <= self._step:
+            _, answer, message = self._messages.popleft()
             if isinstance(message, Generate):
                 assert answer is not None, f"{message.rid} is sent for no answer"
                 self._start(answer, message)
@@ -190,13 +240,38 @@ class SessionsMachine:
         index = answer.session.rids.index(message.rid)
         answer.emitted[message.rid] = []
         sent = self._sent[message.rid] = _Sent(answer, answer.order.messages[index], index)
-        if index:
+        if index or not answer.is_known:
             sent.tokens = model_tokens(answer.add, index)
+        elif not answer.is_reported:
+            self._device_requests.append(_DeviceRequest(answer, list(answer.add.prompt_ids)))
+        if answer.is_late:
+            self._end(sent, FinishReason.TIMEOUT, "it ran out of time")
+
+    def _refuse(self) -> None:
+        """Refuse the requests of new answers that find no room: all choices of an answer, or none."""
+        kept = deque[tuple[int, OpenAnswer | None, ClientMessage]]()
+        for step, answer, message in self._messages:
+            if answer is None or not isinstance(message, Generate) or not self._finds_no_room(answer):
+                kept.append((step, answer, message))
+                continue
+            answer.emitted[message.rid] = []
+            answer.note_end(message.rid, FinishReason.ERROR)
+            if answer.is_known and not answer.is_reported:
+                self._replies.append(Refused(rid=answer.add.rid, reason="the scheduler is full"))
+                answer.is_reported = True
+            self._sessions.take(Refusal(rid=message.rid, kind=RefusalKind.BUSY, message="the scheduler is full"))
+        self._messages = kept
+
+    def _finds_no_room(self, answer: OpenAnswer) -> bool:
+        if answer.is_refused is None:
+            # The front end cannot tell which of two requests of a rid is refused, so it must be both.
+            alike = [one for one in self._answers if one.add.rid == answer.add.rid and one is not answer]
+            is_full = len(self._sent) >= MOST_SENT or any(one.is_refused for one in alike)
+            answer.is_refused = self._settings.refuses and is_full
+        return answer.is_refused
 
     def _abort_one(self, abort: AbortMessage) -> None:
         sent = self._sent.get(abort.rid)
-        if sent is None and abort.call_id is None:
-            raise Violation(f"the front end aborts {abort.rid} ({abort.finish_reason}), which has ended")
         if sent is not None:
             self._end(sent, abort.finish_reason)
 
@@ -213,8 +288,13 @@ class SessionsMachine:
             )
 
     def _emit(self, sent: _Sent, tokens: Sequence[int], *, is_last: bool) -> None:
-        """Pass new tokens of a request to the front end."""
+        """Pass new tokens of a request to the front end, up to a stop token if the scheduler knows them."""
         add = sent.answer.add
+        stops = [place for place, token in enumerate(tokens, 1) if token in add.stop_token_ids]
+        is_stop = self._settings.stop_tokens and bool(stops)
+        if is_stop:
+            tokens = tokens[: stops[0]]
+            sent.answer.stopped.add(sent.message.rid)
         sent.model += tokens
         sent.delivered = len(sent.model)
         scores = self._scores(sent)
@@ -226,7 +306,8 @@ class SessionsMachine:
             rid=sent.message.rid,
             token_ids=tuple(new),
             logprobs=tuple([logprob_of(token, place) for token, place in zip(new, places, strict=True)]),
-            finish_reason=FinishReason.LENGTH if is_last else None,
+            finish_reason=FinishReason.STOP if is_stop else FinishReason.LENGTH if is_last else None,
+            stop_token_id=new[-1] if is_stop else None,
             **_cached(sent),
             completion_tokens=len(emitted),
             prompt_logprobs=scores,
@@ -244,7 +325,8 @@ class SessionsMachine:
         return scores[half:]
 
     def _end(self, sent: _Sent, reason: FinishReason, error: str | None = None) -> None:
-        self._report_end(sent, reason)
+        if not sent.place:
+            self._report(sent.answer, reason)
         output = TokenOutput(
             rid=sent.message.rid,
             finish_reason=reason,
@@ -255,19 +337,23 @@ class SessionsMachine:
 
     def _pass_on(self, sent: _Sent, output: TokenOutput) -> None:
         if output.finish_reason is not None:
-            sent.answer.ends[sent.message.rid] = output.finish_reason
+            sent.answer.note_end(sent.message.rid, output.finish_reason)
             del self._sent[sent.message.rid]
         self._sessions.take(output)
 
-    def _report_end(self, sent: _Sent, reason: FinishReason) -> None:
-        """Tell the search, once, that the request of a reply has ended."""
-        request = next((one for one in self._device_requests if one.add is sent.answer.add), None)
-        if sent.place or request is None:
+    def _report(self, answer: OpenAnswer, reason: FinishReason) -> None:
+        """Tell the search, once, that the request of a reply has ended. To the search a time limit is an abort."""
+        if answer.is_reported or not answer.is_known:
             return
-        if not request.is_reported:
-            self._replies.append(Tokens(rid=request.add.rid, finish_reason=reason.value))
-            request.is_reported = True
-        self._free_blocks_of(request)
+        told = FinishReason.ABORT if reason is FinishReason.TIMEOUT else reason
+        self._replies.append(Tokens(rid=answer.add.rid, finish_reason=told.value))
+        self._end_on_device(answer)
+
+    def _end_on_device(self, answer: OpenAnswer) -> None:
+        answer.is_reported = True
+        request = next((one for one in self._device_requests if one.answer is answer), None)
+        if request is not None:
+            self._free_blocks_of(request)
 
     # -- batches --
 
@@ -296,7 +382,7 @@ class SessionsMachine:
         for request in list(self._device_requests):
             if not request.blocks and not self._admit(request):
                 return
-            if not request.is_in_flight and not request.is_reported:
+            if not request.is_in_flight and not request.answer.is_reported:
                 yield request
 
     def _admit(self, request: _DeviceRequest) -> bool:
@@ -312,7 +398,7 @@ class SessionsMachine:
     def _land(self, request: _DeviceRequest, ids: Sequence[int], error: str | None = None) -> None:
         request.is_in_flight = False
         sent = self._sent_of(request)
-        if request.is_reported or sent is None:
+        if request.answer.is_reported or sent is None:
             self._free_blocks_of(request)
             return
         if error is not None:
@@ -325,9 +411,8 @@ class SessionsMachine:
         reason = "stop" if is_stop else "length" if is_last else None
         self._replies.append(Tokens(rid=request.add.rid, token_ids=tuple(ids), finish_reason=reason))
         if reason is not None:
-            request.is_reported = True
-            self._free_blocks_of(request)
-        if is_stop and not is_last:
+            self._end_on_device(request.answer)
+        if is_stop and not (is_last or self._settings.stop_tokens):
             # It continues until the front end has found the stop string, which the device need not compute.
             left = request.add.max_new_tokens - count
             filler = min(set(range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)).difference(request.add.stop_token_ids))
@@ -335,7 +420,7 @@ class SessionsMachine:
         self._emit(sent, ids, is_last=is_last)
 
     def _sent_of(self, request: _DeviceRequest) -> _Sent | None:
-        return next((one for one in self._sent.values() if one.answer.add is request.add and not one.place), None)
+        return next((one for one in self._sent.values() if one.answer is request.answer and not one.place), None)
 
     def _free_blocks_of(self, request: _DeviceRequest) -> None:
         """Free the blocks of a request that has ended, once no batch with it is in flight."""

@@ -189,19 +189,20 @@ class Sessions:
         rid, is_refusal = reply.rid, isinstance(reply, Refusal)
         if self._prefills is not None:
             self._prefills.heard(reply)
-        # A refusal is for the newest request with a rid: older ones were admitted.
-        older = None if is_refusal else self._ending.get(rid)
-        request = older[0] if older else self._open.get(rid)
+        older, newest = self._ending.get(rid), self._open.get(rid)
+        # The scheduler may refuse a request before it answers an older one, so a refusal is for the newest without an
+        # end; all other replies come in order.
+        request = (newest or (older[-1] if older else None)) if is_refusal else older[0] if older else newest
         if request is None:
             return
         output = ApiError.of_refusal(reply) if isinstance(reply, Refusal) else reply
         request.has_ended = isinstance(output, ApiError) or output.finish_reason is not None
-        if request.has_ended and older:
-            older.popleft()
+        if request.has_ended and request is newest:
+            del self._open[rid]
+        elif request.has_ended and older:
+            older.remove(request)
             if not older:
                 del self._ending[rid]
-        elif request.has_ended:
-            del self._open[rid]
         request.hand_over(output)
 
     def break_off(self, reason: ApiError) -> None:

@@ -97,6 +97,21 @@ def test_a_refusal_is_about_the_newest_life(front: Front) -> None:
     assert front.sessions.open_requests == 0
 
 
+def test_requests_of_one_rid_may_all_be_refused(front: Front) -> None:
+    """One that was called off before the scheduler refused it: if it stayed, it would get a later one's replies."""
+    first = front.open()
+    first.abort()
+    second = front.open()
+    for _ in range(2):
+        front.sessions.take(Refusal(rid="r", kind=RefusalKind.BUSY, message="full"))
+    with pytest.raises(ApiError, match="full"):
+        second.part()
+    assert front.sessions.open_requests == 0
+    third = front.open()
+    front.sessions.take(output("z"))
+    assert b'"text":"z"' in third.part()
+
+
 def test_what_came_before_a_failure_is_shown_before_it(front: Front) -> None:
     """C05: also where both arrive before the client reads."""
     session = front.open()

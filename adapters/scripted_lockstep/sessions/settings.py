@@ -1,0 +1,70 @@
+"""The settings of the sessions' adapter: the fields of a client's request, and how client and scheduler behave."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+MOST_DELAY: Final = 3
+# A scheduler that refuses has room for this many requests.
+MOST_SENT: Final = 4
+
+
+class SessionSettings(msgspec.Struct, frozen=True):
+    """The fields of a client's request, and how it behaves.
+
+    Every reply has ``n`` choices for each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
+    in all steps without one. A client that ``leaves`` hangs up instead of having an operator abort its request. A
+    request that is called off is sent again ``retries`` times under the same rid, and called off again but for the last
+    time. With ``times_out`` some requests run out of time instead. The front end's messages reach the scheduler
+    ``delay`` steps later. With ``refuses`` the scheduler refuses the replies that begin while it has ``MOST_SENT``
+    requests. ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops``
+    all choices but the first have stop strings that their outputs often contain, which ``shows_stop`` leaves in the
+    text; with ``least`` these count from the token on that completes the first one. ``stop_tokens`` lets the scheduler
+    end a request at a stop token. ``usage`` selects the token counts of a stream: none, at its end, or also in each
+    event. ``tools`` is the family that writes the calls, if any.
+    """
+
+    protocol: Literal["completions", "chat"] = "completions"
+    stream: bool = True
+    n: int = 2
+    prompts: int = 1
+    echo: bool = False
+    logprobs: bool = True
+    usage: Literal["end", "each", "none"] = "end"
+    reasoning: bool = False
+    tools: Literal["none", "hermes", "mistral"] = "none"
+    stops: bool = True
+    shows_stop: bool = False
+    stop_tokens: bool = False
+    least: bool = False
+    leaves: bool = False
+    retries: int = 0
+    times_out: bool = False
+    refuses: bool = False
+    delay: int = 0
+    lag: int = 1
+    turn_tokens: int = 3
+    turn_outputs: int = 2
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.prompts, self.lag, self.turn_tokens, self.turn_outputs, self.depth) < 1:
+            raise ValueError(f"every number of {self} is at least 1")
+        if min(self.retries, self.delay) < 0 or self.delay > MOST_DELAY:
+            raise ValueError(f"a client retries 0 times or more, and a message takes 0 to {MOST_DELAY} steps: {self}")
+        if self.is_chat and (self.prompts > 1 or self.echo):
+            raise ValueError("a chat has one prompt and echoes none")
+        if not self.is_chat and (self.reasoning or self.has_tools):
+            raise ValueError("only a chat tells reasoning and calls apart")
+        if self.times_out and self.leaves:
+            raise ValueError("an abort is either the client's or the clock's")
+
+    @property
+    def is_chat(self) -> bool:
+        return self.protocol == "chat"
+
+    @property
+    def has_tools(self) -> bool:
+        return self.tools != "none"
