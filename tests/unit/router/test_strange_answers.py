@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -28,11 +28,13 @@ from engine.frontend.http.peers import (
     MAX_PEER_ANSWER_BYTES,
     MAX_SHOWN_CHARS,
     PartnerError,
+    Peer,
     PeerAnswer,
     about_in,
     load_in,
     state_in,
 )
+from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
 COUNT = 10_000
@@ -77,6 +79,35 @@ def test_ten_thousand_damaged_answers_are_a_value_within_bounds_or_a_fault(name:
             longest = max(longest, len(value))
     assert longest < 2 * MAX_SHOWN_CHARS
     assert read_right > COUNT // 100, "the damage leaves next to nothing to read"
+
+
+def test_a_thousand_damaged_refusals_of_a_client_are_its_error_or_a_fault() -> None:
+    """The router asks in the client's name, and passes the refusal on."""
+    answers: Iterator[httpx.Response] = iter(())
+    peer = Peer("http://x", ServerSettings(), 5, httpx.MockTransport(lambda _: next(answers)))
+    refusal = {"error": {"message": "no", "type": "authentication_error", "code": 401}}
+
+    async def fault_of(status: int, body: bytes) -> Exception:
+        nonlocal answers
+        answers = iter([httpx.Response(status, content=body)])
+        with pytest.raises((ApiError, PartnerError)) as raised:
+            await peer.load_for({})
+        return raised.value
+
+    async def ask() -> None:
+        passed_on = 0
+        for number, body in enumerate(damaged(refusal, json_bytes, 1000)):
+            status = (401, 403, 429, 500, 503)[number % 5]
+            fault = await fault_of(status, body)
+            if isinstance(fault, ApiError):
+                passed_on += 1
+                assert (fault.status, bool(json_bytes(fault.body))) == (status, True)
+            else:
+                assert len(str(fault)) < 2 * MAX_SHOWN_CHARS
+        assert 10 < passed_on < 990, "the damage leaves one kind of answer alone"
+        await peer.close()
+
+    asyncio.run(ask())
 
 
 def test_ten_thousand_damaged_batches_of_events_leave_a_mirror_that_can_be_used() -> None:
