@@ -11,6 +11,8 @@ from scripted.core.violation import Bounds, Violation
 
 OWN_ENDS: Final = ("length", "stop")
 REFUSED: Final = "refused"
+# What is said of a launch after an abort where no such launch is declared.
+_NO_LATE_LAUNCH: Final = "; Capabilities(late_launches=1) says that it may be launched once more"
 
 
 def overrun(said: Sequence[int], most: int) -> str:
@@ -254,7 +256,7 @@ class Account:
         if life.aborted:
             life.late += 1
             if life.late > self._late_launches:
-                again = f" {life.late - 1} launches ago" if self._late_launches else ""
+                again = f" {life.late - 1} launches ago" if self._late_launches else _NO_LATE_LAUNCH
                 raise Violation(f"{rid} is launched, but it was aborted{again}")
         if count < 1 or start < 0:
             raise Violation(f"{rid} computes {count} positions from {start} on")

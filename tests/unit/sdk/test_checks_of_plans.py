@@ -163,7 +163,7 @@ def test_a_request_that_was_aborted(run: PlannedRun) -> None:
     run.add("a")
     run.launch("a", 0, 4, 0)
     run.abort("a")
-    with refused("a is launched, but it was aborted"):
+    with refused(r"a is launched, but it was aborted; Capabilities\(late_launches=1\) says"):
         run.step(share("a", 4, 2, 0, 1))
 
 
