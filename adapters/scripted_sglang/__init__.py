@@ -30,6 +30,8 @@ if not _IS_RECORDED:
     # SGLang reads these on import. By default its prefix tree is written in Rust, which cannot be copied.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    # Its small compiled functions would look for Triton, find a stub, and log 200 lines.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     stubs.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
