@@ -31,6 +31,7 @@ REUSED = (
     "KeyError: 'a'",
     "a is told tokens, but nothing of it was ever computed",
     "the token that the batch before chooses for an earlier request a",
+    "the token that the batch before chooses for an earlier request a",
 )
 SCHEDULES = [
     schedule
@@ -43,7 +44,7 @@ SCHEDULES = [
 @pytest.mark.parametrize(
     ("line", "words"),
     [*zip(LINES, (WAITS, RAISES, REUSED[0]), strict=True), *zip(SCHEDULES[1:], REUSED[1:], strict=True)],
-    ids=("waits", "raises", "cancelled", "queued twice", "answered twice", "carried over"),
+    ids=("waits", "raises", "cancelled", "queued twice", "answered twice", "carried over", "carried over an end"),
 )
 def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     failure = execute(Schedule.parse(line)).failure
