@@ -32,9 +32,10 @@ def main() -> int:
     manager = model.init_continuous_batching(
         GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=config
     )
-    manager.start()
+    # Before the start, so that both are in the first batch.
     manager.add_request([1] * 16, request_id="first", max_new_tokens=200)
     manager.add_request([2] * 16, request_id="second", max_new_tokens=200)
+    manager.start()
     wait_until(lambda: getattr(manager, "batch_processor", None) is not None)
     scheduler = manager.batch_processor.scheduler
     wait_until(lambda: scheduler.block_new_requests)
