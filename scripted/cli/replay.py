@@ -160,7 +160,8 @@ def _show_comparison(console: Console, run: Rerun, what: str, seconds: float, *,
     """Print how fast a recording was replayed, and whether the steps equal a trace's."""
     if run.recorded_s:
         speed = run.recorded_s / seconds
-        console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
+        times = f"{speed:.1f}" if speed >= 1 else f"{speed:.2g}"
+        console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {times} times as fast")
     if is_traced and run.differs is None:
         console.print(f"the same {len(run.log.steps)} steps as in {what}", soft_wrap=True)
 

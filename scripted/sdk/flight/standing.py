@@ -246,7 +246,11 @@ def report_of(stands: Sequence[Stand], died_of: str = "") -> Iterator[str]:
     if died_of:
         yield f"the engine died: {died_of}"
     if not stands:
-        yield "no request is stuck: each one has moved in the last steps"
+        yield (
+            "until then no request was stuck: each one had moved in the last steps"
+            if died_of
+            else "no request is stuck: each one has moved in the last steps"
+        )
         return
     roots: dict[str, list[str]] = {}
     for stand in stands:

@@ -294,4 +294,4 @@ def test_the_report_on_a_dead_engine_begins_with_its_exception(tmp_path: Path) -
     shown = CliRunner().invoke(app, ["stuck", str(path)])
     first, second, *_ = shown.output.splitlines()
     assert first == "the engine died: outside the scheduler: RuntimeError: a worker failed"
-    assert second.startswith("no request is stuck")
+    assert second.startswith("until then no request was stuck")
