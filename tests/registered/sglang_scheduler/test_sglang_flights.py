@@ -62,7 +62,7 @@ def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FlightRec
         made.append(recorder)
         return machine
 
-    monkeypatch.setattr(ADAPTER, "_machine", recorded)
+    monkeypatch.setattr(ADAPTER, "_new_machine", recorded)
     return made
 
 
