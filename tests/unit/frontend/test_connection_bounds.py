@@ -6,16 +6,14 @@ import asyncio
 import json
 import resource
 import socket
-import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
 import httpx
 import openai
 import pytest
-import uvicorn
+from served_connections import HEAD, PATIENCE_S, App, serve
 from uvicorn.server import ServerState
 
 from engine.core.errors import StartupError
@@ -34,32 +32,9 @@ from engine.process.links.listener import bind_server
 from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 
-PATIENCE_S = 30.0
 SHORT_S = 0.15
-HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
 # More than what sockets and transports hold between a server and a client that reads nothing.
 MUCH = 64 * 2**20
-
-
-class App:
-    """Reads the body, notes what came of it, answers."""
-
-    def __init__(self, answer_bytes: int, early: bool) -> None:
-        self.seen: list[str] = []
-        self.answer = b"x" * answer_bytes
-        self.early = early
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self.early:
-            while (message := await receive())["type"] == "http.request" and message["more_body"]:
-                pass
-            self.seen.append(message["type"])
-        length = str(len(self.answer)).encode()
-        status = int(scope["path"].removeprefix("/") or 200)
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]})
-        await send({"type": "http.response.body", "body": self.answer})
-        if (await receive())["type"] == "http.disconnect":
-            self.seen.append("end")
 
 
 def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs(play) -> None:
@@ -78,29 +53,6 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs(play) -> Non
         assert max(expiry for expiry in patience_s if expiry is not None) < connection.timeout_keep_alive
 
     play(scene)
-
-
-Scene = Callable[[App, int], Awaitable[None]]
-
-
-def serve(
-    scene: Scene, *, answer_bytes: int = 2, early: bool = False, app: App | None = None, **settings: object
-) -> None:
-    app = app or App(answer_bytes, early)
-
-    async def bounded() -> None:
-        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
-        config.load()
-        kind = Connection.under(ConnectionBounds(ServerSettings(**settings)))
-        state = ServerState()
-        server = await asyncio.get_running_loop().create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
-        async with asyncio.timeout(PATIENCE_S), server:
-            await scene(app, server.sockets[0].getsockname()[1])
-        for connection in list(state.connections):
-            connection.transport.abort()
-        await asyncio.sleep(0)
-
-    asyncio.run(bounded())
 
 
 async def ask(port: int, *parts: bytes, every_s: float = 0.0) -> bytes:
@@ -435,133 +387,6 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) 
             writer.close()
 
     serve(scene, max_connections=3)
-
-
-class Slow(App):
-    """Begins and ends its answer on demand; notes a client that has left."""
-
-    def __init__(self, *, begins: bool, version: bytes) -> None:
-        super().__init__(0, early=False)
-        self.begun, self.end, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._begins = begins
-        self.head = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab" % version
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        while (await receive())["more_body"]:
-            pass
-        start = {"type": "http.response.start", "status": 200, "headers": []}
-        if self._begins:
-            await send(start)
-            await send({"type": "http.response.body", "body": b"first ", "more_body": True})
-        self.begun.set()
-        leaving = asyncio.ensure_future(receive())
-        ending = asyncio.ensure_future(self.end.wait())
-        await asyncio.wait((leaving, ending), return_when=asyncio.FIRST_COMPLETED)
-        if leaving.done():
-            self.left.set()
-            ending.cancel()
-            return
-        leaving.cancel()
-        if not self._begins:
-            await send(start)
-        scope["extensions"][PART_WRITER].write_part(b"second ")
-        await send({"type": "http.response.body", "body": b"third"})
-
-
-def bodies(answer: bytes) -> bytes:
-    """The body of one answer, as a client reads it that knows HTTP."""
-    client = h11.Connection(h11.CLIENT)
-    client.send(h11.Request(method="POST", target="/", headers=[("host", "x"), ("connection", "close")]))
-    client.send(h11.EndOfMessage())
-    client.receive_data(answer)
-    client.receive_data(b"")
-    body = b""
-    while not isinstance(event := client.next_event(), h11.EndOfMessage):
-        body += bytes(event.data) if isinstance(event, h11.Data) else b""
-    return body
-
-
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_client_that_sends_no_more_gets_its_answer(begins: bool, version: bytes) -> None:
-    """C02: it has shut its sending side, as nc does at the end of its input."""
-    app = Slow(begins=begins, version=version)
-
-    async def scene(_: App, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(app.head)
-        await app.begun.wait()
-        writer.write_eof()
-        await asyncio.sleep(0.05)
-        assert not app.left.is_set()
-        app.end.set()
-        answer = await reader.read()
-        assert bodies(answer) == (b"first " if begins else b"") + b"second third"
-        writer.close()
-
-    serve(scene, app=app)
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_client_that_leaves_is_noticed_before_anything_is_written_for_it(begins: bool) -> None:
-    """A05: its end looks like that of one that sends no more."""
-    app = Slow(begins=begins, version=b"1.1")
-
-    async def scene(_: App, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(app.head)
-        await app.begun.wait()
-        if begins:
-            await reader.readuntil(b"first ")
-        writer.close()
-        await app.left.wait()
-
-    serve(scene, app=app)
-
-
-class Deserted(App):
-    """Its client resets the connection between two parts of the reply, all in one turn of the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__(answer_bytes=2, early=False)
-        self.client = socket.socket()
-        self.left = asyncio.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.client.close()
-        for _ in range(100):
-            await send({"type": "http.response.body", "body": b"part", "more_body": True})
-        assert (await receive())["type"] == "http.disconnect"
-        self.left.set()
-
-
-def test_a_reply_to_a_lost_connection_writes_no_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """A05: asyncio logs each write after the fourth, until uvicorn learns that the connection is lost."""
-    app = Deserted()
-
-    async def scene(_: App, port: int) -> None:
-        app.client.connect(("127.0.0.1", port))
-        app.client.sendall(HEAD + b"\r\nabcde")
-        await app.left.wait()
-
-    serve(scene, app=app)
-    assert not caplog.records
-
-
-def test_two_requests_of_a_client_that_sends_no_more_are_answered() -> None:
-    async def scene(app: App, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write((HEAD + b"\r\nabcde") * 2)
-        writer.write_eof()
-        answer = await reader.read()
-        assert answer.count(b"200 OK") == 2
-        assert app.seen.count("http.request") == 2
-        writer.close()
-
-    serve(scene)
 
 
 @pytest.mark.parametrize(
