@@ -140,7 +140,10 @@ class _Stages:
             # The supervisor sees only a closed connection; Ray may know why.
             logger.warning("Ray lost the actor of stage %s on %s: %s", stage, place, exc)
             if not serving:
-                raise PlacementError(f"the actor of stage {stage} on {place} died before the server was open") from exc
+                why = " ".join(str(exc).split())
+                raise PlacementError(
+                    f"the actor of stage {stage} on {place} died before the server was open; Ray says: {why}"
+                ) from exc
             return
         if not serving:
             last = "; its last lines: " + " | ".join(end.said) if end.said else ""

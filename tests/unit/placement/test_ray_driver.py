@@ -151,6 +151,26 @@ def test_a_node_with_another_engine_is_refused() -> None:
         ray_driver.places_of(Cluster(), actors, time.monotonic() + 1)
 
 
+def test_an_actor_that_dies_before_the_server_is_open_is_told_with_rays_reason() -> None:
+    """The kernel or Ray may have killed it for memory, and only Ray says so."""
+
+    class Ray(Cluster):
+        def wait(self, runs: list[str], **_: float) -> tuple[list[str], list[str]]:
+            return runs[:1], runs[1:]
+
+        def get(self, values: Any, timeout: float = 0.0) -> Any:
+            raise self.exceptions.RayError(f"{values} died.\n\tpid: 5\nMemory was 22.43GB / 23.54GB")
+
+    stages = ray_driver._Stages(Ray(), ["actor"], [FAR])
+    stages._runs.append("run")
+    with pytest.raises(PlacementError) as caught:
+        stages._tell_end(serving=False)
+    assert str(caught.value).endswith("server was open; Ray says: run died. pid: 5 Memory was 22.43GB / 23.54GB")
+    assert "the actor of stage 0 on node bbbbbbbbbbbb at 10.0.0.7 died" in str(caught.value)
+    # Once it serves, the supervisor tells of the end.
+    stages._tell_end(serving=True)
+
+
 def test_loopback_is_refused_for_other_machines_and_taken_for_this_one() -> None:
     ray_driver.require_reachable(order("127.0.0.1:5"), [HERE, HERE])
     ray_driver.require_reachable(order("10.0.0.1:5"), [HERE, FAR])
