@@ -24,6 +24,8 @@ IDLE_BOUND_S = 30.0
 END_BOUND_S = 30.0
 POLL_INTERVAL_S = 0.01
 CLIENT_TIMEOUT_S = 60.0
+# Of the log of a server that does not start, in characters.
+SHOWN_LOG = 4000
 # KV for a handful of requests of many, so that decode runs out of it and the tree is evicted.
 TINY = {
     "max_total_tokens": 2048,
@@ -47,11 +49,17 @@ class LoadedServer:
         self.folder = folder
         where = placed.settings if placed is not None else {}
         given = ServerSettings(**{"port": 0, "gate": AUDITING_GATE, **TINY, **settings, **where})
-        self.process = parent.serve(given, folder, folder / "log")
-        if placed is not None:
-            placed.start(parent, self.process)
-        self.serving = self.process.wait_ready(START_BOUND_S)
         self.complaints: list[str] = []
+        self.process = parent.serve(given, folder, folder / "log")
+        try:
+            if placed is not None:
+                placed.start(parent, self.process)
+            self.serving = self.process.wait_ready(START_BOUND_S)
+        except BaseException as exc:
+            self.kill()
+            log = folder / "log"
+            exc.add_note(log.read_text(errors="replace")[-SHOWN_LOG:] if log.exists() else "it has written no log")
+            raise
         self._headers = {} if given.api_key is None else {"x-api-key": given.api_key.get_secret_value()}
 
     def http(self) -> httpx.AsyncClient:

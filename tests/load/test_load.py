@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 from auditing_gate import AuditingGate
 from load import Load, run_death, run_load
+from load_server import LoadedServer
 from outcome import Outcome, Window, complaint_about, complaint_after_death
 from workload import Ask, Behaviour, Workload
 
 from engine.core.config import EngineConfig
-from engine.core.errors import IntegrityError
+from engine.core.errors import IntegrityError, StartupError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Generate, SamplingParams
 from engine.core.scheduler.scheduler import Scheduler
@@ -63,6 +64,17 @@ def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParen
     result = run_death(_load(parent, tmp_path, stages, DEATH_S))
     assert result.complaints == []
     assert any("process died" in outcome.error for outcome in result.outcomes)
+
+
+def test_a_server_that_does_not_start_leaves_nothing(parent: PreloadedParent, tmp_path: Path) -> None:
+    """What stays open is collected in the middle of a later test, which then fails for it."""
+    with pytest.raises(StartupError, match="nowhere") as caught:
+        LoadedServer(parent, tmp_path, model=str(tmp_path / "nowhere"))
+    (server,) = {
+        entry.locals["self"] for entry in caught.traceback if isinstance(entry.locals.get("self"), LoadedServer)
+    }
+    assert server.process.fileno() == -1
+    assert "nowhere" in caught.value.__notes__[0], "it has the end of the server's log"
 
 
 def test_the_gate_finds_a_leak() -> None:
