@@ -51,6 +51,8 @@ class ServedApp:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_metrics_collection": "0",
+            # Ray kills workers when the machine's memory is nearly full, whoever uses it.
+            "RAY_memory_monitor_refresh_ms": "0",
             "RAY_BACKEND_LOG_LEVEL": "warning",
             "RAY_worker_niceness": "0",
             "PYTHONPATH": str(REPOSITORY),
