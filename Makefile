@@ -87,7 +87,7 @@ registered: $(INSTALLED) ## the registered tests, in both tiers; CI runs those o
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error -- -m "not nightly" -n $(WORKERS) --dist loadgroup
 
 ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, and a load with parts of it killed and cut
-	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
+	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --timeout-per-file 2400 --continue-on-error -- --placement ray --tier server
 	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 
 clients: $(INSTALLED) ## the programs that people bring, each in an environment of its own, in .venv-clients

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,12 @@ import httpx
 import psutil
 from load import Load, LoadResult, run_death, run_load
 from machines import IN_A_NAMESPACE, MachineStages, Network, inside_a_namespace
+from outcome import DEATH_BOUND_S
 from rich.console import Console
 from rich.table import Table
 from scripted_lockstep.script.world import StageLink
 from scripted_lockstep.tiers.server.links import order_link
-from scripted_lockstep.tiers.server.placed_stages import HEARTBEAT_TIMEOUT_S, PlacedStages
+from scripted_lockstep.tiers.server.placed_stages import PlacedStages
 from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
 from engine.process.control import STAGE_PREFIX
@@ -40,6 +40,9 @@ STAGES = 4
 START_BOUND_S = 400.0
 DELAY_S = 0.05
 SLOW_STAGE = 2
+# Only the cut of a link is noticed by a silence. In the other scenes it would be a stage that got no time on a core.
+SILENCE_S = {"cut": ServerSettings().heartbeat_timeout_s}
+NO_SILENCE_S = 60.0
 # Each node takes the actors of one server at a time, and of one that is ending.
 NODE_CPUS = 4
 PROMPTS = ("the first", "a second one", "and the third, which is longer than the others are", "x")
@@ -61,6 +64,7 @@ class Scene:
     seconds: float
     seed: int = 0
     network: Network | None = None
+    death_bound_s: float = DEATH_BOUND_S
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[Stages]:
@@ -84,16 +88,12 @@ def run_scene(scene: Scene, name: str) -> LoadResult:
             seconds=scene.seconds,
             seed=scene.seed,
             placed=placed,
+            silence_s=SILENCE_S.get(name, NO_SILENCE_S),
+            death_bound_s=scene.death_bound_s,
+            disturb=functools.partial(_slow, placed) if name == "slow" else None,
         )
         if name in ("calm", "slow"):
-            slowing = threading.Timer(scene.seconds / 3, _slow, [placed]) if name == "slow" else None
-            if slowing is not None:
-                slowing.start()
-            try:
-                return run_load(load)
-            finally:
-                if slowing is not None:
-                    slowing.cancel()
+            return run_load(load)
         fault = functools.partial(FAULTS[name], scene, placed)
         return run_death(load, fault=fault)
 
@@ -108,7 +108,7 @@ def different_tokens(scene: Scene) -> list[str]:
 
 
 def _tokens(parent: PreloadedParent, folder: Path, placed: Stages | None) -> list[list[int]]:
-    where = placed.settings | {"pp_size": STAGES} if placed is not None else {}
+    where = {} if placed is None else placed.settings | {"pp_size": STAGES, "heartbeat_timeout_s": NO_SILENCE_S}
     process = parent.serve(ServerSettings(port=0, **where), folder, folder / "log")
     try:
         if placed is not None:
@@ -160,7 +160,7 @@ def _cut_link(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, 
         placed.network.cut(placed.network.machine_of(pid))
     else:
         order_link(placed.orders_path, StageLink(stage=int(name.removeprefix(STAGE_PREFIX)), is_cut=True))
-    return name, HEARTBEAT_TIMEOUT_S
+    return name, SILENCE_S["cut"]
 
 
 FAULTS: dict[str, Callable[[Scene, Stages, dict[str, int]], tuple[str, float]]] = {
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the calm load, in seconds")
     parser.add_argument("--fault-seconds", type=float, default=8.0, help="load before each fault, in seconds")
     parser.add_argument("--placement", choices=("ray", "join"), default="ray", help="who starts the stages")
+    parser.add_argument("--death-bound", type=float, default=DEATH_BOUND_S, help="seconds to the last word of a stream")
     parser.add_argument("--seed", type=int, default=0, help="seed of all that clients do, and of the stage that is hit")
     parser.add_argument("--machines", action="store_true", help="each stage in a network namespace of its own")
     parser.add_argument("--scenes", nargs="+", help="only these of tokens, calm, slow, actor, cut, node")
@@ -209,7 +210,7 @@ def main() -> None:
         for name in scenes:
             calm = name in ("calm", "slow")
             seconds = flags.seconds if calm else flags.fault_seconds
-            scene = Scene(parent, cluster, flags.clients, seconds, flags.seed, network)
+            scene = Scene(parent, cluster, flags.clients, seconds, flags.seed, network, flags.death_bound)
             result = (
                 LoadResult(STAGES, complaints=different_tokens(scene)) if name == "tokens" else run_scene(scene, name)
             )

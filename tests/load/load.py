@@ -31,6 +31,7 @@ from rich.table import Table
 from scripted_lockstep.tiers.server.placed_stages import PlacedStages
 from workload import Workload
 
+from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 from scripted.core.phrases import plural
 
@@ -79,8 +80,12 @@ class Load:
     seconds: float
     seed: int
     placed: PlacedStages | None = None
+    # After which a placed stage that says nothing counts as dead.
+    silence_s: float = ServerSettings().heartbeat_timeout_s
     # From a death to the last word of every stream.
     death_bound_s: float = DEATH_BOUND_S
+    # Called when a third of the load is over.
+    disturb: Callable[[], None] | None = None
 
 
 def run_load(load: Load, *, record: Path | None = None) -> LoadResult:
@@ -133,6 +138,7 @@ def _served(load: Load, result: LoadResult, record: Path | None = None) -> Itera
         load.placed,
         pp_size=load.stages,
         pp_async_depth=load.stages // 2,
+        heartbeat_timeout_s=load.silence_s,
         max_queued_requests=max(1, load.clients * 2 // 3),
         record="" if record is None else str(record),
     )
@@ -150,7 +156,7 @@ async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
         operators = Operators(http, load.seed)
         deadline = time.monotonic() + load.seconds
         # Clients end when their last request does, so operators must not leave the server paused before that.
-        await asyncio.gather(operators.run(deadline), *(client.run(deadline) for client in crowd))
+        await asyncio.gather(operators.run(deadline), _disturb(load), *(client.run(deadline) for client in crowd))
         # On a slow link or machine none of them may have ended by itself yet.
         bound = deadline + COMPARABLE_WITHIN_S
         while time.monotonic() < bound and not any(_is_comparable(one) or one.cut for one in _outcomes_of(crowd)):
@@ -165,6 +171,12 @@ async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
         result.grown_mb = {name: mb - before_mb[name] for name, mb in server.resident_mb().items()}
         await _flush(http, server, result)
         await _compare(http, result, load.seed)
+
+
+async def _disturb(load: Load) -> None:
+    if load.disturb is not None:
+        await asyncio.sleep(load.seconds / 3)
+        load.disturb()
 
 
 async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResult) -> None:

@@ -26,7 +26,6 @@ from engine.server.launch.preload import PreloadedParent, ServerProcess
 IN_A_NAMESPACE: Final = ("unshare", "--user", "--map-root-user", "--net")
 BRIDGE: Final = "machines"
 SERVER: Final = "10.77.0.254"
-HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 10.0
 
@@ -120,11 +119,7 @@ class MachineStages:
     @property
     def settings(self) -> dict[str, Any]:
         """The server's, as far as they say where its stages are."""
-        return {
-            "placement": "join",
-            "stage_listen": f"{SERVER}:0",
-            "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
-        }
+        return {"placement": "join", "stage_listen": f"{SERVER}:0"}
 
     def start(self, parent: PreloadedParent, server: ServerProcess) -> None:
         """Start the agents once the server takes them. ``parent`` forks none of them: it is on the server's machine."""

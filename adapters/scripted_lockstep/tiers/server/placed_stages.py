@@ -19,8 +19,6 @@ from engine.server.placement.messages import StageOrder
 from scripted_lockstep.tiers.server.links import LOOPBACK, Relay, Route
 from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
-# The heartbeat timeout: short enough for a test to wait for, long enough for a machine that is busy with other tests.
-HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 5.0
 # A cluster's CPUs are only a number: each of several concurrent servers has its own.
@@ -58,7 +56,6 @@ class PlacedStages:
         placed: dict[str, Any] = {
             "placement": "join",
             "stage_listen": f"{LOOPBACK}:{self._server}",
-            "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
         }
         if self._cluster is not None:
             placed |= {

@@ -115,6 +115,8 @@ def _environment(folder: str) -> Iterator[None]:
         "TMPDIR": folder,
         "RAY_TMPDIR": folder,
         "RAY_enable_metrics_collection": "0",
+        # Ray kills workers when the machine's memory is nearly full, whoever uses it.
+        "RAY_memory_monitor_refresh_ms": "0",
         NICENESS: "0",
     }
     # The driver shows the user's token, and accepts only nodes that ask for it.
