@@ -150,7 +150,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         capacity = config.max_total_tokens or total_tokens or EMBEDDED_TOTAL_TOKENS
         chunking = config.chunked_prefill_size != CHUNKING_OFF
         budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
-        speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
         same = {name: getattr(config, name) for name in cls.__struct_fields__ if name in EngineConfig.model_fields}
         resolved = {
             "depth": config.depth,
@@ -163,11 +162,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "eos_token_ids": facts.eos_token_ids,
             "radix_cache": config.radix_cache and facts.shares_prefixes,
             "window_tokens": facts.window_tokens,
-            "draft_tokens": config.speculative_num_draft_tokens if speculates else 0,
-            "ngram_max": config.speculative_ngram_max if looks_up else 0,
-            "ngram_min": config.speculative_ngram_min if looks_up else 0,
-            "has_draft_model": config.speculative_algorithm == "draft_model",
-            "drafts_itself": config.speculative_draft_model == config.model,
             "max_gap_s": config.max_gap_s,
             "max_gap_steps": config.gap_steps,
             "microbatch_requests": config.pp_max_micro_batch_size,
@@ -179,7 +173,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "prefills": config.role == "prefill",
             "receives": config.role == "decode",
         }
-        limits = cls(**same | resolved)
+        limits = cls(**same | resolved | _speculation_of(config))
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 
     @property
@@ -270,6 +264,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"{max_new_tokens} new tokens), but the KV cache has {self.total_pages}; ask for fewer tokens"
             )
         return None
+
+
+def _speculation_of(config: EngineConfig) -> dict[str, int | bool]:
+    """Return the limits of speculative decoding; 0 for those that the configured algorithm does not use."""
+    algorithm = config.speculative_algorithm
+    looks_up = algorithm == "ngram"
+    return {
+        "draft_tokens": config.speculative_num_draft_tokens if algorithm != "off" else 0,
+        "ngram_max": config.speculative_ngram_max if looks_up else 0,
+        "ngram_min": config.speculative_ngram_min if looks_up else 0,
+        "has_draft_model": algorithm == "draft_model",
+        "drafts_itself": config.speculative_draft_model == config.model,
+    }
 
 
 def _require_possible(config: EngineConfig, facts: ModelFacts) -> None:

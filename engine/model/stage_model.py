@@ -92,14 +92,18 @@ class StageModel:
         self._graphs: DecodeGraphs | None = None
         if on_load is not None:
             on_load(told(facts, str(self.device), "trying it out"))
+        # A pooling model decodes only prompts of one token.
+        self._graph_choice = config.cuda_graphs if facts.pooling is None else "off"
+        self._try_out(held, lean=lean, is_mapped=is_mapped)
+
+    def _try_out(self, held: StageSlice, *, lean: bool, is_mapped: bool) -> None:
+        """Compute a few tokens, and choose the fastest forward pass that gives the same outputs."""
         outputs = self._warm_up()
         if lean:
             self._become_lean(self._paged, outputs, is_mapped=is_mapped)
         if self._lean is None:
             held.copy_views()
-        # A pooling model decodes only prompts of one token.
-        self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
-        if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
+        if (reason := self._record_decodes()) is not None and self._graph_choice == "on":
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
     def _attach_attention(self, config: EngineConfig, limits: Limits) -> None:

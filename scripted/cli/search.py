@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import typer
 from rich.console import Console
@@ -172,8 +172,7 @@ def explore(
     require_writable("--markdown", markdown)
     adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
     adapter = adapter if target is None else api.adapter_of(target, adapter)
-    watched = _watched_windows(target, adapter)
-    wanted = _wanted_windows(must_reach or [], watched, target, adapter)
+    windows = _Windows.of(target, adapter, wanted=must_reach or [])
     database = FailureDatabase(failures) if keep and mutant is None else None
     shown = _Shown(plain_console(), database, to_script, standalone)
     sorting = _sorting(shown, against, adapter, known if mutant is None else None)
@@ -194,30 +193,19 @@ def explore(
             watch=watch,
             sorter=sorter,
         )
-    _tell(
-        shown,
-        report,
-        sorter,
-        adapter=adapter,
-        against=against,
-        coverage=coverage,
-        markdown=markdown,
-        watched=watched,
-        wanted=wanted,
-    )
+    _tell(shown, report, sorter, windows, adapter=adapter, against=against, coverage=coverage, markdown=markdown)
 
 
 def _tell(
     shown: _Shown,
     report: SearchReport,
     sorter: Sorter,
+    windows: _Windows,
     *,
     adapter: str,
     against: str | None,
     coverage: bool,
     markdown: Path | None,
-    watched: tuple[str, ...] | None,
-    wanted: tuple[str, ...],
 ) -> None:
     """Print the report, and write the requested files. Raises Exit for a failure or a missed window."""
     console = shown.console
@@ -228,50 +216,52 @@ def _tell(
         write_output(markdown, _comment(sorter, adapter, against))
     shown.keep_counts(sorter.kinds)
     shown.write_test()
-    missed = _print_windows(console, report, watched or (), wanted)
+    missed = windows.print(console, report)
     console.print(_verdict(report, sorter), soft_wrap=True)
     if missed or any(kind.defect is None for kind in sorter.kinds):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _watched_windows(target: str | None, adapter: str) -> tuple[str, ...] | None:
-    """Return the windows whose runs a search counts; None for a script, which names its windows itself."""
-    from scripted.core.adapters import adapter_named
-    from scripted.search.targets import schedule_of
+class _Windows(NamedTuple):
+    """The windows whose runs a search counts, and those that it must reach."""
 
-    if target is not None and schedule_of(target, adapter) is None:
-        return None
-    return windows_of(adapter_named(adapter))
+    watched: tuple[str, ...]
+    wanted: tuple[str, ...]
 
+    @classmethod
+    def of(cls, target: str | None, adapter: str, *, wanted: Sequence[str]) -> _Windows:
+        """Return the windows of a search. Raises ScriptDefinitionError for a wanted window that is not watched."""
+        from scripted.core.adapters import adapter_named
+        from scripted.search.targets import schedule_of
 
-def _wanted_windows(
-    names: list[str], watched: tuple[str, ...] | None, target: str | None, adapter: str
-) -> tuple[str, ...]:
-    """Return the windows that a search must reach. Raises ScriptDefinitionError for a window that is not watched."""
-    if watched is None and names:
-        raise ScriptDefinitionError(
-            f"--must-reach needs schedules, got the script {target}; name windows in its own must_reach"
-        )
-    known = watched or ()
-    for name in names:
-        if name != _ALL and name not in known:
-            there = ", ".join(map(repr, known)) or "none; SchedulerAdapter(windows=) declares them"
-            raise ScriptDefinitionError(f"{adapter} declares no window {name!r}{nearest(name, known)}; it has {there}")
-    return known if _ALL in names else tuple(names)
+        if target is not None and schedule_of(target, adapter) is None:
+            if wanted:
+                raise ScriptDefinitionError(
+                    f"--must-reach needs schedules, got the script {target}; name windows in its own must_reach"
+                )
+            return cls((), ())
+        known = windows_of(adapter_named(adapter))
+        for name in wanted:
+            if name != _ALL and name not in known:
+                there = ", ".join(map(repr, known)) or "none; SchedulerAdapter(windows=) declares them"
+                raise ScriptDefinitionError(
+                    f"{adapter} declares no window {name!r}{nearest(name, known)}; it has {there}"
+                )
+        return cls(known, known if _ALL in wanted else tuple(wanted))
 
-
-def _print_windows(console: Console, report: SearchReport, watched: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Print in how many runs each watched window was open; return whether a required window never was."""
-    reached = report.coverage.windows(watched)
-    if not reached:
-        return False
-    never = [name for name, runs in reached.items() if not runs]
-    said = ", ".join(f"{name} in {runs}" for name, runs in reached.items() if runs) or "none"
-    console.print(f"open   {said}, of {plural(report.schedules, 'schedule')}", soft_wrap=True)
-    if never:
-        fails = "; --must-reach fails the search" if set(never) & set(wanted) else ""
-        console.print(f"never  {', '.join(never)}: bugs there stay hidden{fails}", soft_wrap=True)
-    return bool(set(never) & set(wanted))
+    def print(self, console: Console, report: SearchReport) -> bool:
+        """Print in how many runs each watched window was open; return whether a wanted window never was."""
+        reached = report.coverage.windows(self.watched)
+        if not reached:
+            return False
+        never = [name for name, runs in reached.items() if not runs]
+        said = ", ".join(f"{name} in {runs}" for name, runs in reached.items() if runs) or "none"
+        console.print(f"open   {said}, of {plural(report.schedules, 'schedule')}", soft_wrap=True)
+        missed = set(never) & set(self.wanted)
+        if never:
+            fails = "; --must-reach fails the search" if missed else ""
+            console.print(f"never  {', '.join(never)}: bugs there stay hidden{fails}", soft_wrap=True)
+        return bool(missed)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Schedules, the search, scripts, recordings, the shell and reports use it. An ada
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
@@ -21,6 +22,8 @@ from scripted.core.results import Results
 from scripted.core.verb import Verb
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_Options = TypeVar("_Options")
+_Result = TypeVar("_Result")
 _verbs: Final[set[Callable[..., object]]] = set()
 
 
@@ -367,6 +370,27 @@ def verb(function: _Function) -> _Function:
     """Mark a static method of an action class as a verb of ``t``: it takes ``t`` and the arguments of the call."""
     _verbs.add(function)
     return function
+
+
+def takes(options: Callable[..., _Options]) -> Callable[[Callable[[Any, _Options], _Result]], Callable[..., _Result]]:
+    """Let a verb's function take one object of ``options``, whose fields are the verb's keyword arguments."""
+
+    def decorate(function: Callable[[Any, _Options], _Result]) -> Callable[..., _Result]:
+        own = inspect.signature(function)
+        fields = inspect.signature(options).parameters
+
+        @functools.wraps(function)
+        def called(t: Any, /, **arguments: object) -> _Result:
+            for name in arguments:
+                if name not in fields:
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+            return function(t, options(**arguments))
+
+        # Help, the shell and the page of the contract read the signature.
+        vars(called)["__signature__"] = own.replace(parameters=[next(iter(own.parameters.values())), *fields.values()])
+        return called
+
+    return decorate
 
 
 def verbs_of(action: type[Action]) -> Mapping[str, Callable[..., object]]:

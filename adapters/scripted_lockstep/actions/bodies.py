@@ -6,17 +6,102 @@ Values of wrong types go to the server unchanged, which reports the right types.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.frontend.schema.native import MAX_N
 from engine.frontend.sessions.requests import rids_of
 from scripted.script.clients import ChoicesView, ClientView
 from scripted.script.json_values import as_json
 from scripted.script.static_checks import bounded
-from scripted.sdk.action_bases import check_one_prompt, made_prompt
+from scripted.sdk.action_bases import check_one_prompt, earlier_turns, made_prompt
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 # Fields of a body whose names differ from the arguments of start_req.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateArguments:
+    """The arguments of ``start_req``, by the names that scripts use."""
+
+    prompt_len: int | None = None
+    prompt_ids: Sequence[int] | None = None
+    text: str | None = None
+    prompt_seed: int = 0
+    after: Any = None
+    cut: int | None = None
+    max_new_tokens: int = 8
+    rid: str | None = None
+    priority: int = 0
+    ignore_eos: bool = False
+    temperature: float = 0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0
+    frequency_penalty: float = 0
+    presence_penalty: float = 0
+    repetition_penalty: float = 1
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    min_new_tokens: int = 0
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    stream: bool = True
+    logprob_start_len: int = -1
+    timeout_s: float | None = None
+    waiting_timeout_s: float | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+
+    def body(self, t: BaseContext) -> dict[str, Any]:
+        """Return the body of ``/generate``. Raises BadCall for arguments that no body can express."""
+        prompt, sampling = self._prompt(t), self._sampling()
+        body = prompt | {
+            "rid": self.rid if self.rid is not None else t.next_rid(),
+            "sampling_params": sampling,
+            "stream": self.stream,
+            "priority": self.priority,
+            "return_logprob": self.return_logprob,
+            "top_logprobs_num": self.top_logprobs_num,
+            "logprob_start_len": self.logprob_start_len,
+            "timeout_s": self.timeout_s,
+            "waiting_timeout_s": self.waiting_timeout_s,
+        }
+        return as_sent(body | given(lora_path=self.lora, cache_salt=self.cache_salt))
+
+    def _prompt(self, t: BaseContext) -> dict[str, Any]:
+        begun = earlier_turns(t, self.after, self.cut)
+        own = (self.prompt_len, self.prompt_ids, self.text, self.prompt_seed)
+        return one_prompt(*own) if self.after is None else further_turn(begun, *own)
+
+    def _sampling(self) -> dict[str, Any]:
+        sampling = {
+            "n": self.n,
+            "max_new_tokens": self.max_new_tokens,
+            "min_new_tokens": self.min_new_tokens,
+            "temperature": number(self.temperature),
+            "top_p": number(self.top_p),
+            "top_k": self.top_k,
+            "min_p": number(self.min_p),
+            "frequency_penalty": number(self.frequency_penalty),
+            "presence_penalty": number(self.presence_penalty),
+            "repetition_penalty": number(self.repetition_penalty),
+            "logit_bias": biases(self.logit_bias),
+            "stop": items("stop", self.stop),
+            "stop_token_ids": items("stop_token_ids", self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+        }
+        grammar = {"json_schema": self.json_schema, "regex": self.regex, "ebnf": self.ebnf}
+        return sampling | given(seed=self.seed, **grammar)
 
 
 def view_of(rid: str, body: Mapping[str, Any]) -> ClientView:

@@ -19,7 +19,7 @@ from engine.core.messages import (
 )
 from engine.core.scheduler import Scheduler
 from engine.frontend.sessions.requests import rids_of, sampling_of
-from scripted.core.action import Action, Culprit, RunLike, SearchBase, Spoken, verb
+from scripted.core.action import Action, Culprit, RunLike, SearchBase, Spoken, takes, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.verb import Code, Verb, variable_of
@@ -31,11 +31,10 @@ from scripted.sdk.action_bases import (
     PRESSURE_SEED,
     TURN_RID,
     RequestStart,
-    earlier_turns,
     priority_above,
 )
 from scripted_lockstep.actions.action import EngineAction, EngineCall, EventReader
-from scripted_lockstep.actions.bodies import as_sent, biases, further_turn, given, items, number, one_prompt
+from scripted_lockstep.actions.bodies import GenerateArguments, as_sent, given, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 
 if TYPE_CHECKING:
@@ -248,44 +247,8 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @staticmethod
     @verb
-    def start_req(
-        t: BaseContext,
-        *,
-        prompt_len: int | None = None,
-        prompt_ids: Sequence[int] | None = None,
-        text: str | None = None,
-        prompt_seed: int = 0,
-        after: Any = None,
-        cut: int | None = None,
-        max_new_tokens: int = 8,
-        rid: str | None = None,
-        priority: int = 0,
-        ignore_eos: bool = False,
-        temperature: float = 0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        min_p: float = 0,
-        frequency_penalty: float = 0,
-        presence_penalty: float = 0,
-        repetition_penalty: float = 1,
-        logit_bias: Mapping[int, float] | None = None,
-        seed: int | None = None,
-        n: int = 1,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        min_new_tokens: int = 0,
-        return_logprob: bool = False,
-        top_logprobs_num: int = 0,
-        stream: bool = True,
-        logprob_start_len: int = -1,
-        timeout_s: float | None = None,
-        waiting_timeout_s: float | None = None,
-        json_schema: Mapping[str, Any] | str | None = None,
-        regex: str | None = None,
-        ebnf: str | None = None,
-        lora: str | None = None,
-        cache_salt: str | None = None,
-    ) -> Any:
+    @takes(GenerateArguments)
+    def start_req(t: BaseContext, arguments: GenerateArguments) -> Any:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``after`` is the handle of
@@ -296,38 +259,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         handle has ``choices``, a handle for each answer; ``seed`` counts up with them. Raises RequestRefused, with
         status and body, for a request that the server does not admit.
         """
-        begun = earlier_turns(t, after, cut)
-        given_prompt = (prompt_len, prompt_ids, text, prompt_seed)
-        prompt = one_prompt(*given_prompt) if after is None else further_turn(begun, *given_prompt)
-        sampling: dict[str, Any] = {
-            "n": n,
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": min_new_tokens,
-            "temperature": number(temperature),
-            "top_p": number(top_p),
-            "top_k": top_k,
-            "min_p": number(min_p),
-            "frequency_penalty": number(frequency_penalty),
-            "presence_penalty": number(presence_penalty),
-            "repetition_penalty": number(repetition_penalty),
-            "logit_bias": biases(logit_bias),
-            "stop": items("stop", stop),
-            "stop_token_ids": items("stop_token_ids", stop_token_ids),
-            "ignore_eos": ignore_eos,
-        }
-        sampling |= given(seed=seed, json_schema=json_schema, regex=regex, ebnf=ebnf)
-        body = prompt | {
-            "rid": rid if rid is not None else t.next_rid(),
-            "sampling_params": sampling,
-            "stream": stream,
-            "priority": priority,
-            "return_logprob": return_logprob,
-            "top_logprobs_num": top_logprobs_num,
-            "logprob_start_len": logprob_start_len,
-            "timeout_s": timeout_s,
-            "waiting_timeout_s": waiting_timeout_s,
-        }
-        return t.run.start(as_sent(body | given(lora_path=lora, cache_salt=cache_salt)))
+        return t.run.start(arguments.body(t))
 
     @staticmethod
     @verb

@@ -265,8 +265,13 @@ class _RouterCollector(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        engines, counts = self._engines.engines, self._engines.counts
-        fleet = self._engines.placement.fleet
+        yield from self._states()
+        yield from self._requests()
+        yield from self._prompts()
+
+    def _states(self) -> Iterator[Metric]:
+        """Yield the state of each engine, of its requests and of the mirror of its cache."""
+        engines, fleet = self._engines.engines, self._engines.placement.fleet
         up = {name: float(not engine.why_not) for name, engine in engines.items()}
         yield _gauge("engine_up", "1 while the engine takes requests.", up)
         flying = {name: float(fleet.in_flight(name)) for name in engines if fleet.is_known(name)}
@@ -275,6 +280,10 @@ class _RouterCollector(Collector):
         yield _gauge("cache_mirror_right", "1 while the router's mirror of the engine's cache is exact.", right)
         pages = {name: float(len(one.cache.mirror.pool)) for name, one in engines.items() if one.cache is not None}
         yield _gauge("cache_mirror_pages", "Pages that the engine has cached, by its KV events.", pages)
+
+    def _requests(self) -> Iterator[Metric]:
+        """Yield the counts of requests that were sent, lost, refused and held."""
+        engines, counts = self._engines.engines, self._engines.counts
         for name, help_text, counted in (
             ("requests", "Requests sent, retries included.", counts.requests),
             ("engine_lost", "Requests that found the engine gone.", counts.lost),
@@ -295,6 +304,10 @@ class _RouterCollector(Collector):
         )
         held.add_metric((), float(self._engines.held))
         yield held
+
+    def _prompts(self) -> Iterator[Metric]:
+        """Yield the tokens of all prompts, and those expected to be cached."""
+        counts = self._engines.counts
         for name, help_text, count in (
             ("prompt_tokens", "Tokens of the prompts that were placed.", counts.prompt_tokens),
             (
