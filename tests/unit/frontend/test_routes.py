@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -519,6 +520,16 @@ def test_routes_describe_themselves(play) -> None:
         named = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
         assert [name for name in named if not name.startswith("/")] == []
         assert sum([len((await stage.http.get(name)).raise_for_status().content) for name in named]) > 1_000_000
+
+    play(scene)
+
+
+def test_every_route_is_on_the_page_of_serving(play) -> None:
+    page = (Path(__file__).parents[3] / "docs/serving.md").read_text(encoding="utf-8")
+
+    async def scene(stage) -> None:
+        paths = (await stage.http.get("/openapi.json")).json()["paths"]
+        assert [path for path in paths if f"{path}`" not in page] == []
 
     play(scene)
 
