@@ -440,6 +440,8 @@ class BaseContext(Asked):
 
     def _check_wait(self, call: str, r: object, max_steps: object) -> None:
         self.check_handle(call, r)
+        if isinstance(max_steps, BaseRequest):
+            raise BadCall(f"{call} takes one request, got a second one; run_until_all_finished([r, s]) takes several")
         check_count(call, "max_steps", max_steps)
 
     def _waiting(

@@ -54,6 +54,19 @@ def test_an_argument_without_an_end_is_refused(name: str) -> None:
     assert str(MOST_ITEMS) in said[0]
 
 
+def test_a_wait_for_one_request_names_the_wait_for_several() -> None:
+    said = []
+
+    def script(t):
+        both = [t.start_req(prompt_len=4, max_new_tokens=2) for _ in range(2)]
+        said.append(_refused(lambda: t.run_until_finished(*both)))
+        yield from t.run_until_all_finished(both)
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(script)
+    assert "run_until_all_finished([r, s])" in said[0]
+
+
 def test_handles_and_prefixes_without_an_end_are_refused() -> None:
     said = []
 
