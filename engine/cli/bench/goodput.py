@@ -20,7 +20,6 @@ KEPT_SHARE: Final = 0.99
 # The search ends when the lowest rate that failed is at most this much above the highest that passed.
 PRECISION: Final = 1.1
 MOST_PROBES: Final = 16
-# Arrivals of a shorter time fit into a server's queue, so a rate far above its throughput would pass.
 LEAST_ARRIVALS_S: Final = 10.0
 # Bounded, because at ever lower rates a plan takes ever longer.
 MOST_HALVINGS: Final = 4
@@ -54,9 +53,9 @@ def find_goodput(
 ) -> GoodputResult:
     """Search from the plan's rate. Each benchmark has different prompts, so that none hits the cache of another.
 
-    A benchmark has the plan's requests, or those of ``LEAST_ARRIVALS_S`` seconds if that is more. Without a rate that
-    passes, the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan without a rate or
-    without bounds.
+    A benchmark has the plan's requests, or those of ``least_arrivals_s`` if that is more. Without a rate that passes,
+    the plan's rate is halved at most ``most_halvings`` times. Raises ConfigError for a plan without a rate or without
+    bounds.
     """
     if plan.rate_per_s is None:
         raise ConfigError("goodput needs a rate to start from, got none; set --rate")
@@ -65,7 +64,7 @@ def find_goodput(
     probes: list[Probe] = []
     results: list[BenchResult] = []
     while (rate := next_rate(probes, plan.rate_per_s, most_halvings)) is not None:
-        requests = max(plan.requests, math.ceil(rate * LEAST_ARRIVALS_S))
+        requests = max(plan.requests, math.ceil(rate * least_arrivals_s(plan)))
         tried = msgspec.structs.replace(plan, rate_per_s=rate, requests=requests, seed=plan.seed + len(probes))
         results.append(run(tried))
         share = kept_share(results[-1].records, plan.slo_first_ms, plan.slo_gap_ms)
@@ -78,6 +77,15 @@ def find_goodput(
         goodput_per_s=goodput_of(probes),
         probes=probes,
     )
+
+
+def least_arrivals_s(plan: BenchPlan) -> float:
+    """Return how many seconds arrivals last at least.
+
+    At a rate that is ``PRECISION`` times a server's throughput, the last request then waits for longer than the bound
+    of the first token. In a shorter time a queue would hide that the server doesn't keep up.
+    """
+    return max(LEAST_ARRIVALS_S, (plan.slo_first_ms or 0.0) / 1e3 * PRECISION / (PRECISION - 1))
 
 
 def next_rate(probes: Sequence[Probe], first: float, most_halvings: int = MOST_HALVINGS) -> float | None:
