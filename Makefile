@@ -35,7 +35,7 @@ lint: $(INSTALLED) ## style, and the registrations of the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m ci check
 
-types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
+types: $(INSTALLED) ## mypy --strict over the product, ci and benchmarks
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 # In the order of folders: in xdist's own, files of few tests come last, and those of few tests take longest.

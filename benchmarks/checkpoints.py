@@ -14,6 +14,9 @@ from typing import Any, Final
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.qwen3 import Qwen3Config
+from transformers.models.qwen3_moe import Qwen3MoeConfig
 
 from engine.cli.bench.plan import WORDS
 
@@ -75,9 +78,9 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
     values = _COMMON | SHAPES[shape] | {"eos_token_id": vocabulary_of(shape) - 1}
     config: transformers.PreTrainedConfig
     if experts is None:
-        config = transformers.Qwen3Config(**values)
+        config = Qwen3Config(**values)
     elif experts == "qwen3_moe":
-        config = transformers.Qwen3MoeConfig(
+        config = Qwen3MoeConfig(
             **values,
             moe_intermediate_size=values["intermediate_size"] // _EXPERTS_A_TOKEN,
             num_experts=_EXPERT_COUNT,
@@ -85,9 +88,7 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
         )
     else:
         values["intermediate_size"] //= _EXPERTS_A_TOKEN
-        config = transformers.MixtralConfig(
-            **values, num_local_experts=_EXPERT_COUNT, num_experts_per_tok=_EXPERTS_A_TOKEN
-        )
+        config = MixtralConfig(**values, num_local_experts=_EXPERT_COUNT, num_experts_per_tok=_EXPERTS_A_TOKEN)
     transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
     _save_tokenizer(folder, shape)
 

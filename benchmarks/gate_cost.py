@@ -22,7 +22,7 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, in_turn, median_interval
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
+from engine.core.messages import CacheEvent, ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
 from engine.core.scheduler import Scheduler, StepResult, run_loop
 from engine.core.scheduler.ports import Pipeline
 from engine.process.clock import MonotonicClock
@@ -77,6 +77,9 @@ class DiscardingOutbox:
     def send(self, replies: Sequence[Reply]) -> None:
         pass
 
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        pass
+
 
 class BareServer(ExitStack):
     """A scheduler process without its server: real inbox, control pipe and gate, over any pipeline.
@@ -126,7 +129,7 @@ class _BlockEnd(Exception):
     """Raised once a block has run its steps."""
 
 
-class _Stopwatch:
+class _Stopwatch(DiscardingOutbox):
     """An outbox that times a block of steps, each with a reply, and ends the block."""
 
     def __init__(self, steps: int) -> None:

@@ -97,8 +97,8 @@ def words() -> tuple[str, ...]:
 
 async def stuck(server: Server, folder: Path) -> list[str]:
     """Request the answer to one prompt of five blocks; return the report while its client still waits."""
-    body = {"model": SHAPE, "prompt": list(range(40, 40 + 5 * _BLOCK)), "stream": True, "max_tokens": 4}
-    server.body = lambda _: body  # type: ignore[method-assign]
+    body: dict[str, Any] = {"model": SHAPE, "prompt": list(range(40, 40 + 5 * _BLOCK)), "stream": True, "max_tokens": 4}
+    server.body = lambda chance: body  # type: ignore[method-assign]  # noqa: ARG005
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(server.ask(session, random.Random(0), Turn(0)))  # noqa: S311 - nothing is secret
         await asyncio.wait([asked], timeout=_WAITS_S)

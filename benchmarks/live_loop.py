@@ -23,6 +23,7 @@ from benchmarks.measurement import Measurement, percentile
 from benchmarks.processes import process_cpu_s
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import (
+    Aside,
     Completion,
     Generate,
     GetStats,
@@ -217,11 +218,11 @@ class LiveLoopBench:
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def _reply(self) -> tuple[Reply, ...]:
+    def _reply(self) -> tuple[Reply | Aside, ...]:
         return decode_replies(_receive(self._replies))
 
     @staticmethod
-    def _ended(replies: Sequence[Reply]) -> bool:
+    def _ended(replies: Sequence[Reply | Aside]) -> bool:
         return any(isinstance(reply, TokenOutput) and reply.finish_reason is not None for reply in replies)
 
     def _drain_gate_times(self) -> None:

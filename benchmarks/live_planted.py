@@ -319,11 +319,13 @@ def hit(bug: Mutant, there: Path, options: argparse.Namespace) -> _Forked | None
         loaded_s = server.load_to_the_end(options.clients, options.seconds)
         path = server.flight()
     except Exception as exc:  # noqa: BLE001 - the other bugs still have their turns
-        return _miss(options.rows, bug, repr(exc))
+        _miss(options.rows, bug, repr(exc))
+        return None
     finally:
         server.stop()
     if not server.has_planted(path):
-        return _miss(options.rows, bug, f"the process of {path.name} has no bug in its scheduler")
+        _miss(options.rows, bug, f"the process of {path.name} has no bug in its scheduler")
+        return None
     kept = options.keep / f"{bug.name}{SUFFIX}"
     kept.write_bytes(path.read_bytes())
     return _Forked(_judge, bug, kept, loaded_s, options.rows, options.keep)

@@ -11,7 +11,8 @@ import argparse
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ class ModelStepBench:
         return completion.token_ids
 
 
-def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def measure(steps: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Measure the CPU milliseconds of each step, alternating."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
@@ -91,13 +92,13 @@ def cases(benches: dict[str, ModelStepBench], repeats: int) -> dict[str, dict[st
         last = {
             name: tuple(bench.prefill(row, CONTEXT_TOKENS)[0] for row in range(rows)) for name, bench in benches.items()
         }
-        steps = {name: lambda b=bench, t=last[name], n=rows: b.decode(n, t) for name, bench in benches.items()}
+        steps = {name: partial(bench.decode, rows, last[name]) for name, bench in benches.items()}
         results[f"decode, batch {rows}"] = measure(steps, repeats)
     for tokens in PROMPTS:
-        steps = {name: lambda b=bench, n=tokens: b.prefill(0, n) for name, bench in benches.items()}
+        steps = {name: partial(bench.prefill, 0, tokens) for name, bench in benches.items()}
         results[f"first token of {tokens}"] = measure(steps, max(3, repeats // 10))
     tokens = PROMPTS[-1]
-    steps = {name: lambda b=bench, n=tokens: b.prefill(0, n, cached=n - 1) for name, bench in benches.items()}
+    steps = {name: partial(bench.prefill, 0, tokens, cached=tokens - 1) for name, bench in benches.items()}
     results[f"first token of {tokens}, cached"] = measure(steps, repeats)
     return results
 

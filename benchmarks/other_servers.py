@@ -12,7 +12,6 @@ import statistics
 import textwrap
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from scripted.core.adapters import adapter_named
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test, scripts_in
 from scripted.script.scripted_test import ScriptedTest
+from scripted.sdk.adapter import SchedulerAdapter
 from scripted.sdk.live.server import LiveServer
 
 _FILE: Final = Path("tests/registered/other_servers/test_other_servers.py")
@@ -59,6 +59,8 @@ def main() -> None:
 
 def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
     adapter = adapter_named(tests[0].adapter)
+    assert isinstance(adapter, SchedulerAdapter), f"{adapter.name} is driven by no adapter of the SDK"
+    assert adapter.live is not None, f"{adapter.name} starts no server of its own"
     load = os.getloadavg()[0]
     rows = [
         "| script | steps | runs that are the same | seconds | process time |",
@@ -68,7 +70,7 @@ def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
     # Each configuration has its own server.
     for config in dict.fromkeys(test.config for test in tests):
         begun = time.monotonic()
-        with closing(LiveServer(adapter.live, config)) as server:
+        with LiveServer(adapter.live, config) as server:
             boots.append((time.monotonic() - begun, _process_s(server)))
             rows += [_row(server, test, runs) for test in tests if test.config == config]
     up, spent = [" and ".join(f"{seconds:.0f}" for seconds in column) for column in zip(*boots, strict=True)]
@@ -88,7 +90,7 @@ def _row(server: LiveServer, test: ScriptedTest, runs: int) -> str:
     outcomes, walls, processes = [], [], []
     for _ in range(runs):
         begun, used = time.monotonic(), _process_s(server)
-        outcomes.append(_essence(server.run(test, {}, options, None).log))
+        outcomes.append(_essence(server.run(test.script, options=options).log))
         walls.append(time.monotonic() - begun)
         processes.append(_process_s(server) - used)
     same = sum(outcome == outcomes[0] for outcome in outcomes)
@@ -97,8 +99,9 @@ def _row(server: LiveServer, test: ScriptedTest, runs: int) -> str:
     )
 
 
-def _essence(log: StepLog) -> list[Any]:
+def _essence(log: StepLog | None) -> list[Any]:
     """Reduce each step to its events, its launch and its replies, without blocks."""
+    assert log is not None, "the script ran with record=True"
     return [
         (
             [said.in_full for said in step.arrived],

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, read_mutants
 from scripted.core.violation import Violation
@@ -61,8 +63,8 @@ def vllm() -> Engine:
     from scripted_vllm.flight.hook import attach
     from scripted_vllm.machine import VllmMachine
 
-    sizes = {"num_gpu_blocks": 48, "max_num_seqs": 16, "max_model_len": 64, "max_num_batched_tokens": 64}
-    settings = (VllmSettings(**sizes), VllmSettings(**sizes, async_scheduling=True))
+    synchronous = VllmSettings(num_gpu_blocks=48, max_num_seqs=16, max_model_len=64, max_num_batched_tokens=64)
+    settings = (synchronous, msgspec.structs.replace(synchronous, async_scheduling=True))
     return Engine("vllm", VllmMachine, lambda machine: attach(machine.scheduler), settings, "planted_flights.toml")
 
 

@@ -111,14 +111,15 @@ def _served(
 ) -> Iterator[tuple[str, list[Family]]]:
     """Yield the URL of the server for this setup, and its processes."""
     threads = arguments.threads
-    common = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch", "--max-total-tokens", "30000")
+    common: tuple[str, ...] = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch")
+    common += ("--max-total-tokens", "30000")
     common = (*common, "--no-radix-cache") if way in ONE else common
     first, second = free_port(), free_port()
     url, other = f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}"
     with contextlib.ExitStack() as stack:
         if way in ONE:
             words = (*common, *ONE[way], "--port", str(first), "--threads", str(threads))
-            words = (*words, "--pp-size", str(arguments.stages))
+            words += ("--pp-size", str(arguments.stages))
             families = [stack.enter_context(engine_process(*words, cores=cores, threads=threads))]
         else:
             prefill = (*common, "--role", "prefill", "--port", str(second), "--chunked-prefill-size", "512")

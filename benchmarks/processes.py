@@ -50,7 +50,7 @@ class Family:
             os.sched_setaffinity(0, cores or ours)
             stack.callback(os.sched_setaffinity, 0, ours)
             pipes = {"stdout": output or subprocess.DEVNULL, "stderr": output} | more
-            self.process = subprocess.Popen(  # noqa: S603 - our own commands, in the user's environments
+            self.process: subprocess.Popen[Any] = subprocess.Popen(  # noqa: S603 - our own commands, in the user's environments
                 command, env={**os.environ, **(environment or {})}, **pipes
             )
 

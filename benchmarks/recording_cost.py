@@ -153,7 +153,8 @@ def _run_of_decodes(scheduler: Scheduler) -> tuple[list[Step], list[StepResult]]
     events: tuple[Event, ...] = tuple(
         Generate(rid=f"c{number}", prompt_ids=prompt, sampling=sampling) for number, prompt in enumerate(prompts)
     )
-    steps, results = [], []
+    steps: list[Step] = []
+    results: list[StepResult] = []
     while not steps or not scheduler.is_fully_idle:
         steps.append(Step(events, 0.0))
         results.append(scheduler.step(events, 0.0))

@@ -21,6 +21,7 @@ from scripted_lockstep.tiers.sim.runner import EngineSim
 from engine.core.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
+from scripted.core.mutant import mutant_names_of, switched_on
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -28,6 +29,7 @@ from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Outcome, record
+from scripted.search.mutant_search import HasContracts
 from scripted.search.shrinking import shrink, way_to_fail
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
@@ -118,7 +120,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=400, help="schedules per search")
     options = parser.parse_args()
     adapter, rows = adapter_named(DEFAULT_ADAPTER), list[Checked]()
-    for mutant in (*adapter.mutant_names, *getattr(adapter, "contract_names", ())):
+    for mutant in (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ())):
         if len(rows) == options.findings:
             break
         plan = SearchPlan(strategy=StrategyName.RANDOM, schedules=options.schedules, mutant=mutant, stop_at_first=True)
@@ -126,7 +128,7 @@ def main() -> None:
         if finding is None:
             print(f"{mutant}: not found in {options.schedules} schedules", flush=True)  # noqa: T201
             continue
-        with adapter.switched_on(mutant):
+        with switched_on(adapter, mutant):
             rows.append(check(finding))
         print(_line(rows[-1]), *(f"  {kind}: {one}" for kind, one in rows[-1].smaller), sep="\n", flush=True)  # noqa: T201
     table = "\n".join([*_table(rows), ""])

@@ -93,9 +93,9 @@ class Bench:
         steps = self._engine.run([text[:PROMPT_TOKENS] for text in texts], OUTPUT_TOKENS).steps
         return sum(step.cpu_s for step in steps if step.mode is ForwardMode.DECODE)
 
-    def _told(self, microbatch: Microbatch) -> Completion:
+    def _told(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> Completion:
         """Replace the tokens of the model's forward with the texts'."""
-        output = self._forward(microbatch)
+        output = self._forward(microbatch, hidden)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         assert output.error is None, output.error
         texts = [(one, self._texts[int(one.rid.partition(".")[2])]) for one in microbatch.segments if one.emits]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import httpx
 import psutil
@@ -51,7 +51,10 @@ START_TIMEOUT_S: Final = 120.0
 # The Ray cluster ends with its server.
 END_TIMEOUT_S: Final = 60.0
 UNIX, TCP, RAY = "Unix sockets", "TCP", "TCP, placed by Ray"
-PLACEMENTS: Final = {UNIX: "local", TCP: "join"} | ({RAY: "ray"} if importlib.util.find_spec("ray") else {})
+Placement: TypeAlias = Literal["local", "join", "ray"]
+PLACEMENTS: Final[dict[str, Placement]] = {UNIX: "local", TCP: "join"}
+if importlib.util.find_spec("ray"):
+    PLACEMENTS[RAY] = "ray"
 
 
 def measure() -> Iterator[Measurement]:
@@ -139,7 +142,7 @@ def _processor_s(server: Serving) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in server.pids.values())
 
 
-def _started(parent: PreloadedParent, placement: str, stack: ExitStack) -> Serving:
+def _started(parent: PreloadedParent, placement: Placement, stack: ExitStack) -> Serving:
     """Start a server with four stages, which ends with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="links-")))
     settings = ServerSettings(port=0, pp_size=STAGES, placement=placement, stage_listen="127.0.0.1:0", **_OF[placement])

@@ -156,8 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"passes here: {text}\n")
             continue
         failing += 1
-        file, why = (None, "the adapter writes none") if standalone is None else text_of(standalone, schedule, "export")
-        why = why if file is None else what_is_wrong(file, why, asked.python, prepare=standalone.prepare)
+        why: str | None = "the adapter writes none"
+        if standalone is not None:
+            file, why = text_of(standalone, schedule, "export")
+            why = why if file is None else what_is_wrong(file, why, asked.python, prepare=standalone.prepare)
         ran += why is None
         if why is not None:
             sys.stdout.write(f"no file: {text}: {why}\n")

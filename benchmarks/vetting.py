@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vetting", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCRIPT", help="some scripts; then no page is written")
     names = parser.parse_args().names
-    found = {}
+    found: dict[str, dict[str, tuple[bool, tuple[str, ...]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("right", "silent"):
             found[kind] = {}

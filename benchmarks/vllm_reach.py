@@ -146,7 +146,8 @@ def report(file: str, source: str, lines: set[int], reasons: Mapping[str, str]) 
 
 def _text_of(statement: Statement, lines: Sequence[str]) -> str:
     """Return its first line, after the first lines of its enclosing statements."""
-    line, before = lines[statement.first - 1], []
+    line = lines[statement.first - 1]
+    before: list[str] = []
     depth, is_open, closed = _depth(line), False, 0
     for above in reversed(lines[: statement.first - 1]):
         if not above.strip():
@@ -188,9 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"no {asked.adapter} is installed; `make {asked.adapter}` makes an environment with one\n")
         return 2
     from scripted.core.adapters import adapter_named
+    from scripted.sdk.adapter import SchedulerAdapter
 
     # It makes stubs for absent modules that are never called.
-    installed = adapter_named(asked.adapter).standalone.engine
+    adapter = adapter_named(asked.adapter)
+    assert isinstance(adapter, SchedulerAdapter), f"{adapter.name} is driven by no adapter of the SDK"
+    assert adapter.standalone is not None, f"{adapter.name} writes no tests of its engine's classes alone"
+    installed = adapter.standalone.engine
     specs = [find_spec(f"{engine.package}.{file}") for file in engine.files]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     with Watch(files) as watch:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.device import measured_bandwidth, read_bytes
@@ -154,7 +155,7 @@ def _device_times(engine: Engine, setting: Setting, rows: int) -> dict[str, floa
 def _by_kind(profiled: Any) -> dict[str, float]:
     seconds = dict.fromkeys((*_KINDS, _OTHERS), 0.0)
     for event in profiled.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             seconds[kind_of(event.name)] += event.time_range.elapsed_us() * 1e-6
     return seconds
 

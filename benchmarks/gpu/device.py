@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -89,9 +90,9 @@ def measure_device(setting: Setting) -> list[Table]:
     return [copied, taken]
 
 
-def _seconds(setting: Setting, work: Any) -> float:
+def _seconds(setting: Setting, work: Callable[[], object]) -> float:
     """Return the wall time of a function until the device is done."""
-    synchronize = torch.cuda.synchronize if setting.device.startswith("cuda") else lambda: None
+    synchronize: Callable[[], object] = torch.cuda.synchronize if setting.device.startswith("cuda") else lambda: None
     synchronize()
     began = time.perf_counter()
     work()

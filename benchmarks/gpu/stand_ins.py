@@ -72,8 +72,11 @@ def kernel(
         seen = places <= last + window_size[1]
         if window_size[0] >= 0:
             seen &= places >= last - window_size[0]
-        heads_first = [states.transpose(0, 1)[None] for states in (own, keys, values)]
-        attended = scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=scale, enable_gqa=True)
+        heads_first = (states.transpose(0, 1)[None] for states in (own, keys, values))
+        queries, seen_keys, seen_values = heads_first
+        attended = scaled_dot_product_attention(
+            queries, seen_keys, seen_values, attn_mask=seen, scale=scale, enable_gqa=True
+        )
         outputs.append(attended[0].transpose(0, 1))
     return torch.cat(outputs)
 
@@ -105,7 +108,7 @@ class _Tape(TorchDispatchMode):
     """Writes down every operation. Raises AskedForANumber for one that waits for a value."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -251,9 +251,9 @@ def served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> 
         bound = space | {"VLLM_CPU_OMP_THREADS_BIND": cores}
         yield ServedPeer(name="vLLM, every core", command=vllm, environment=bound)
     if arguments.transformers_python is not None:
-        server = ("-c", _TRANSFORMERS_SERVE, "serve", str(folder), "--continuous-batching")
-        command = (str(arguments.transformers_python), *server)
-        yield ServedPeer(name="transformers serve", command=command, ignore_eos=False)
+        serve = ("-c", _TRANSFORMERS_SERVE, "serve", str(folder), "--continuous-batching")
+        transformers = (str(arguments.transformers_python), *serve)
+        yield ServedPeer(name="transformers serve", command=transformers, ignore_eos=False)
 
 
 def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:

@@ -41,15 +41,23 @@ _MOST_REQUESTS: Final = 64
 _MOST_HALVINGS: Final = 2
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: output tokens of a request, and the number of requests that each client sends in sequence.
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens of a request, and the number of requests that each client sends in sequence.
 
-    Many clients send one each. ``equal_requests`` requests arrive at a rate that every server keeps up with.
-    Goodput is searched with the bounds ``slo_first_ms`` and ``slo_gap_ms``.
+    Many clients send one each.
     """
 
     output_tokens: int
     requests_a_client: int
+
+
+class Workload(Load, frozen=True, kw_only=True):
+    """The load, and what is measured with arrivals.
+
+    ``equal_requests`` requests arrive at a rate that every server keeps up with. Goodput is searched with the bounds
+    ``slo_first_ms`` and ``slo_gap_ms``.
+    """
+
     equal_requests: int
     slo_first_ms: float
     slo_gap_ms: float
@@ -104,7 +112,7 @@ class Served:
             seed=_WARM_UP_SEED,
         )
 
-    def throughput(self, clients: int, work: Workload, seed: int) -> None:
+    def throughput(self, clients: int, work: Load, seed: int) -> None:
         """Measure tokens a second of ``clients`` clients, their tails, and the server's CPU for each token."""
         before = self.family.cpu_s()
         summary = self._ask(
@@ -131,7 +139,7 @@ class Served:
                 self.result.ttft_ms.setdefault(kind, []).append(summary.ttft_ms.p50)
         self._note_memory()
 
-    def conversations(self, work: Workload, seed: int) -> None:
+    def conversations(self, work: Load, seed: int) -> None:
         """Measure the first token of the later turns of conversations, each with all turns before it as its prompt."""
         summary = self._ask(
             clients=_CONVERSATIONS,

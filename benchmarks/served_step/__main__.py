@@ -25,7 +25,7 @@ from benchmarks.checkpoints import SHAPES, checkpoint
 from benchmarks.machine import Machine
 from benchmarks.measurement import in_turn, output_file
 from benchmarks.peers.results import CLIENTS
-from benchmarks.peers.served import Served, ServedPeer, Workload
+from benchmarks.peers.served import Load, Served, ServedPeer
 from benchmarks.processes import process_cpu_s
 from benchmarks.served_step.probed_server import PARTS, marks_of
 from lockstep.interruption import interruptible
@@ -34,8 +34,8 @@ _ROOT: Final = Path(__file__).parents[2]
 _SERVER: Final = Path(__file__).with_name("probed_server.py")
 _KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
 _WORKLOADS: Final = {
-    "S": Workload(output_tokens=64, requests_a_client=2),
-    "M": Workload(output_tokens=16, requests_a_client=1),
+    "S": Load(output_tokens=64, requests_a_client=2),
+    "M": Load(output_tokens=16, requests_a_client=1),
 }
 _PROCESSES: Final = ("scheduler", "frontend")
 _NAME_BYTES: Final = 15
@@ -66,7 +66,7 @@ class ProbedServer:
         self.server = Served(peer, folder, scratch / f"{name}.log")
         self._processes = dict(self._named_processes())
 
-    def measure(self, clients: int, work: Workload, seed: int) -> None:
+    def measure(self, clients: int, work: Load, seed: int) -> None:
         """Measure one round with this number of clients."""
         marks, cpu_s = self._marks.tolist(), self._cpu_s()
         self.server.throughput(clients, work, seed)
