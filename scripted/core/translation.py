@@ -195,9 +195,7 @@ class Translator(ABC, Generic[EventT]):
     # -- for Action.read_back --
 
     def name_of(self, rid: str) -> str:
-        return self.names.get(rid, "unknown")
-
-    def new_name_of(self, rid: str) -> str:
+        """Return the schedule's name of a request, also before it begins: an event may name it earlier."""
         return self.names.setdefault(rid, f"r{len(self.names) + 1}")
 
     def length_of(self, rid: str, most: int) -> int:

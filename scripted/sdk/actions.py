@@ -185,7 +185,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         """Return a request as long as the recorded one became, without stop tokens: a schedule has other tokens."""
         recipe = reader.recipe_of(event.prompt_ids)
         return cls(
-            rid=reader.new_name_of(event.rid),
+            rid=reader.name_of(event.rid),
             **cls.prompt_fields(recipe, len(event.prompt_ids)),
             new=max(1, reader.length_of(event.rid, event.max_new_tokens)),
             priority=event.priority,

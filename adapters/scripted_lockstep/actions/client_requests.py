@@ -452,7 +452,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         """Return a request with the recorded one's output length and sampling, and a prompt that shares as much."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
         start = cls(
-            rid=reader.new_name_of(event.rid),
+            rid=reader.name_of(event.rid),
             **cls.prompt_fields(recipe, len(event.prompt_ids)),
             **{field: getattr(event, name) for field, name in _MESSAGE_FIELDS.items()},
         )

@@ -135,9 +135,6 @@ class Verbatim:
         self._like = like
 
     def name_of(self, rid: str) -> str:
-        return rid
-
-    def new_name_of(self, rid: str) -> str:
         return rid.removesuffix("-0")  # the first choice of an answer of several
 
     def new_tokens_of(self, message: Generate) -> int:

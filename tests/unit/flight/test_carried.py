@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,9 +11,11 @@ import pytest
 from every_case import every_case
 from flights import FIXED, flown
 
+from scripted.core.action import rid_of
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
-from scripted.core.translation import Translated, action_of
+from scripted.core.translation import RecordedStep, Translated, Translator, action_of
+from scripted.sdk.actions import CancelRequest, SubmitRequest
 from scripted.sdk.as_schedule import schedule_of_flight
 from scripted.sdk.cooperative.stall import Stall
 from scripted.sdk.flight.carried import FATES, Fate, lost_in
@@ -36,6 +39,7 @@ from scripted.sdk.flight.frames import (
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.replay import FlightOutcome
 from scripted.sdk.messages import Abort, Add, Record, Signal, Step, Stepped
+from scripted.sdk.signals import SignalAction
 from scripted.search.execution import execute
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,6 +155,50 @@ def test_a_recorded_signal_is_its_action_again() -> None:
     stall = Stall(after=2)
     assert action_of(Signal(name="stall", value=2), [Stall], None) == stall
     assert Stall.read_back(Signal(name="other"), None) is None
+
+
+class Reader(Translator[Any]):
+    """Translates requests, aborts and the signals of these tests."""
+
+    def __init__(self) -> None:
+        actions = (SubmitRequest, CancelRequest, Told)
+        super().__init__(actions, depth=1, page_size=4, lengths={}, timed=False, guesses=False)
+
+    def batch_of(self, event: Any) -> int | None:
+        return None
+
+    def opening(self) -> tuple[()]:
+        return ()
+
+
+class Told(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="told"):
+    """Tells the scheduler something about a request."""
+
+    tokens: int
+    rid: str | None = None
+
+
+ORDERS = {
+    "told b, add b": "told r1, start r1",
+    "told c, abort b, add b, add c": "told r1, abort r2, start r2, start r1",
+    "told b, add a / add b": "told r1, start r2 / start r1",
+    "add a / abort a, add a, told a": "start r1 / abort r1, start r1, told r1",
+}
+
+
+@every_case(("recorded", "expected"), ORDERS.items())
+def test_an_event_that_comes_before_its_request_names_it(recorded: str, expected: str) -> None:
+    """What a connector was to offer a request in the step of its arrival went to a request that never came."""
+    make = {
+        "told": lambda rid: Signal(name="told", value=2, rid=rid),
+        "abort": lambda rid: Abort(rid=rid),
+        "add": lambda rid: Add(rid=rid, prompt_ids=(1, 2), max_new_tokens=1),
+    }
+    steps = [[one.split() for one in step.split(", ")] for step in recorded.split(" / ")]
+    read = Reader().placed([RecordedStep(0.0, [make[kind](rid) for kind, rid in step], None) for step in steps])
+    placed = itertools.groupby(read, key=lambda one: one.step)
+    shown = [", ".join([f"{one.action.kind} {rid_of(one.action)}" for one in step]) for _, step in placed]
+    assert " / ".join(shown) == expected
 
 
 def test_a_long_recording_has_as_many_steps_as_it_needs() -> None:
