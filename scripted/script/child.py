@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from scripted.script.watchdog import Patience, cpu_s_of, ran_or_waited_s
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 # On this signal the child writes its stacks, even inside a C call.
@@ -60,10 +62,11 @@ class ChildDied(Exception):
         self.traceback = f"\n{traceback}" if lines else ""
 
 
-def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
-    """Run ``work`` in a forked child and return its result.
+def run_in_child(work: Callable[[], bytes], timeout_s: float, *, is_busy: bool = False) -> bytes:
+    """Run ``work`` in a forked child and return its result. A child that ``is_busy`` computes all the time.
 
-    Raises ChildLate after ``timeout_s`` seconds, unless a debugger runs in it, and ChildDied.
+    Raises ChildLate after ``timeout_s`` seconds, unless a debugger runs in it or a busy child was starved, and
+    ChildDied.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -80,7 +83,8 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
             _be_child(work, writer, stacks)
         writer.close()
         try:
-            message = _await_message(reader, child, stacks, timeout_s)
+            patience = Patience(timeout_s, lambda: cpu_s_of(child), lambda: ran_or_waited_s(child)) if is_busy else None
+            message = _await_message(reader, child, stacks, timeout_s, patience)
         finally:
             status = _end(child, before)
         if message[:1] != _RESULT:
@@ -95,13 +99,17 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
 # -- in the parent --
 
 
-def _await_message(reader: Connection, child: int, stacks: int, timeout_s: float) -> bytes:
+def _await_message(reader: Connection, child: int, stacks: int, timeout_s: float, patience: Patience | None) -> bytes:
     """Wait for the result or the traceback; empty if the child ends without one."""
     handler: Any = None
     left_s: float | None = timeout_s
     death = os.pidfd_open(child)
     try:
-        while wait([reader, death], left_s):
+        while True:
+            if not wait([reader, death], left_s):
+                if patience is None or not patience.is_left():
+                    break
+                continue
             if not reader.poll():
                 return b""
             try:

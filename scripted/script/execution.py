@@ -319,7 +319,7 @@ def run_one(
     with ExitStack() as stack:
         stack.enter_context(switched_on)
         stack.enter_context(hard_deadline(timeout_s))
-        source.script.is_late = stack.enter_context(watchdog(timeout_s))
+        source.script.is_late = stack.enter_context(watchdog(timeout_s, is_busy=source.script.options.is_busy))
         try:
             drive(source)
         except Exception:

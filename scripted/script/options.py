@@ -22,10 +22,12 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     request run alone. ``check_every_step`` audits the engine after each step instead of only at the end. ``must_reach``
     lists windows that ``t.sometimes`` has to see. ``must_step`` refuses a script that ends without a step,
     ``must_assert`` one in which no assertion ran. ``record`` returns every step with the result, for a trace. A process
-    that must answer at once and is silent for ``result_timeout_s`` counts as hung.
+    that must answer at once and is silent for ``result_timeout_s`` counts as hung. A script that ``is_busy`` computes
+    all the time, so its process gets the time again if it was stopped or starved.
     """
 
     timeout_s: float = DEFAULT_TIMEOUT_S
+    is_busy: bool = False
     max_steps: int = DEFAULT_MAX_STEPS
     oracle: bool = True
     check_every_step: bool = True

@@ -183,7 +183,7 @@ class Vetting:
         """
         limit_s = min(_LONGEST_S, _MARGIN_S + _LONGER * seconds)
         try:
-            encoded = run_in_child(lambda: self._encoded(test, name, arguments, seconds), limit_s)
+            encoded = run_in_child(lambda: self._encoded(test, name, arguments, seconds), limit_s, is_busy=True)
         except ChildLate:
             raise OutOfTimeError from None
         except ChildDied as died:
@@ -418,7 +418,7 @@ class _Runs:
             test.options, max_steps=self.longest, check_every_step=self.is_judged, must_assert=is_plain
         )
         if codes is None and not is_plain:
-            options = msgspec.structs.replace(options, timeout_s=_TIMEOUT_S)
+            options = msgspec.structs.replace(options, timeout_s=_TIMEOUT_S, is_busy=True)
         if codes is not None:
             sys.setprofile(lambda frame, event, _argument: codes.add(id(frame.f_code)) if event == "call" else None)
         runner = script_runner(test.adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ _AGAIN_S: Final = 0.5
 # more, and gets this many extensions.
 _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12
+# The place of the user time among the fields of /proc/PID/stat that follow the name; the system time is next.
+_UTIME: Final = 11
 
 
 # CPU seconds that this process has spent in ``unwatched`` code.
@@ -34,13 +37,26 @@ class Struck(BaseException):
     """Interrupts code that has caught Overdue."""
 
 
-def _ran_or_waited_s() -> float:
-    """Return how many seconds the main thread has run, or waited for a CPU to run on."""
+def cpu_s_of(pid: int) -> float:
+    """Return how many seconds a process has computed; 0 for one that has ended."""
     try:
-        computed, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / os.sysconf("SC_CLK_TCK")
+
+
+def ran_or_waited_s(pid: int) -> float:
+    """Return how many seconds the main thread of a process has run, or waited for a CPU to run on."""
+    try:
+        computed, waited, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
-        return time.process_time()
+        return cpu_s_of(pid)
     return (int(computed) + int(waited)) / 1e9
+
+
+def _ran_or_waited_s() -> float:
+    return ran_or_waited_s(os.getpid())
 
 
 def _watched_s() -> float:
@@ -63,6 +79,32 @@ def unwatched() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
 
 
+class Patience:
+    """Tells a process that was stopped or starved from one that has used up its time.
+
+    ``computed`` returns the seconds of CPU time that count, ``ran`` those in which the process ran or wanted to run.
+    """
+
+    def __init__(self, timeout_s: float, computed: Callable[[], float], ran: Callable[[], float]) -> None:
+        self._timeout_s = timeout_s
+        self._computed = computed
+        self._ran = ran
+        self._computed_before = computed()
+        self._ran_before = 0.0
+        self._turns = 0
+
+    def is_left(self) -> bool:
+        """Return whether the process computed, but for less than half the time; if so, count the extension."""
+        if self._turns >= _TURNS_LIMIT:
+            return False
+        ran = self._ran()
+        goes_on = not self._turns or ran - self._ran_before > _LEAST_SHARE * self._timeout_s
+        if not goes_on or self._computed() - self._computed_before >= self._timeout_s / 2:
+            return False
+        self._turns, self._ran_before = self._turns + 1, ran
+        return True
+
+
 class _Watch:
     """The state of one watchdog between its signals. ``said`` is the text of its Overdue, empty until then."""
 
@@ -72,18 +114,15 @@ class _Watch:
         self.said = ""
         self._timeout_s = timeout_s
         self._what = what
-        self._is_busy = is_busy
         self._is_owner = is_owner
-        self._computed_before = _watched_s()
-        self._ran_before = 0.0
-        self._turns = 0
+        self._patience = Patience(timeout_s, _watched_s, _ran_or_waited_s) if is_busy else None
         self._looks = 0
 
     def strike(self, _signum: int, frame: FrameType | None) -> None:
         """Handle the timer's signal: set the timer again, or raise."""
         if self.said:
             raise Struck
-        if self._was_starved():
+        if self._patience is not None and self._patience.is_left():
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
             return
         self._looks += 1
@@ -93,17 +132,6 @@ class _Watch:
         self.said = self._what.format(self._timeout_s, name="" if frame is None else frame.f_code.co_qualname)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         raise Overdue(self.said)
-
-    def _was_starved(self) -> bool:
-        """Return whether busy code computed, but for less than half the time; if so, count the extension."""
-        if not self._is_busy or self._turns >= _TURNS_LIMIT:
-            return False
-        ran = _ran_or_waited_s()
-        goes_on = not self._turns or ran - self._ran_before > _LEAST_SHARE * self._timeout_s
-        if not goes_on or _watched_s() - self._computed_before >= self._timeout_s / 2:
-            return False
-        self._turns, self._ran_before = self._turns + 1, ran
-        return True
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ _LIMIT_S: Final = 20.0
 _WIDTH: Final = 116
 _SHOWN_LINES: Final = 20
 _INDENT: Final = "    "
-_REHEARSAL: Final = ScriptOptions(oracle=False, must_step=False)
+_REHEARSAL: Final = ScriptOptions(oracle=False, must_step=False, is_busy=True)
 # A script that raises one of these is wrong itself and shows nothing about the scheduler.
 _FAULTS_OF_SCRIPTS: Final = ("BadCall", "UnknownName", "Departure", "RequestRefused", "NameError", "TypeError")
 
@@ -309,7 +309,7 @@ def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptE
         path = Path(folder) / "test_written.py"
         path.write_text(text, encoding="ascii")
         test = load_test(str(path), _name(name))
-        options = msgspec.structs.replace(test.options, timeout_s=_LIMIT_S)
+        options = msgspec.structs.replace(test.options, timeout_s=_LIMIT_S, is_busy=True)
         try:
             test_writer(draft.schedule).run_script(test.script, {}, config=test.config, options=options, mutant=mutant)
         except ScriptError as exc:

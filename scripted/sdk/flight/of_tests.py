@@ -102,7 +102,7 @@ def _close(path: Path) -> None:
 def verdict_of(path: Path) -> ReplayVerdict:
     """Replay a flight in a child, which inherits the test's changes to its engine's classes."""
     try:
-        said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S)
+        said = run_in_child(lambda: msgspec.json.encode(_replayed(path)), _LONGEST_REPLAY_S, is_busy=True)
         return msgspec.json.decode(said, type=ReplayVerdict)
     except ChildLate:
         return ReplayVerdict(
