@@ -21,7 +21,7 @@ from sglang.srt.managers.io_struct import (
 from scripted.sdk.flight.frames import Aborted, Arrived, Called, Scalar, Start
 from scripted.sdk.flight.hooks import Hooks
 from scripted.sdk.flight.of_machine import header_of
-from scripted.sdk.flight.packed import packed_result
+from scripted.sdk.flight.packed import Beginning, packed_result
 from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError
 from scripted_sglang.flight.plans import packed_of, samples
 from scripted_sglang.flight.settings import settings_of, version
@@ -204,6 +204,6 @@ class _Hooks(Hooks):
         if scheduler.chunked_req is not None:
             yield scheduler.chunked_req.rid
 
-    def snapshot(self) -> Start:
+    def snapshot(self) -> Beginning:
         """Report that a ring has lost its beginning: SGLang's prefix tree cannot be expressed in events."""
-        return Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",))
+        return Beginning(Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",)))

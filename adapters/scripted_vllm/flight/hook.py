@@ -1,7 +1,7 @@
 """Records vLLM's scheduler inside its own engine: each call from outside is a frame, in any of the engine's loops.
 
 The calls are wrapped on the scheduler object; nothing in vLLM is edited. A call that the scheduler makes itself is not
-recorded, because a replay makes it again. Of the engine only its exceptions are noted.
+recorded, because a replay makes it again. Of the engine only its exceptions and its end are noted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import msgspec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
+from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.request import RequestStatus
 
+from scripted.sdk.flight.ending import stop_engines
 from scripted.sdk.flight.frames import (
     Aborted,
     AnyFrame,
@@ -37,7 +39,7 @@ from scripted.sdk.flight.frames import (
 )
 from scripted.sdk.flight.hooks import Hooks
 from scripted.sdk.flight.of_machine import header_of
-from scripted.sdk.flight.packed import packed, packed_result, unpacked
+from scripted.sdk.flight.packed import Beginning, packed, packed_result, unpacked
 from scripted.sdk.flight.recorder import FlightRecorder, NotRecordedError
 from scripted_vllm.flight.plans import REPETITIONS, Numbers, packed_of, preempted_of
 from scripted_vllm.flight.settings import settings_of
@@ -72,6 +74,7 @@ def hook_engine() -> None:
         for name in _ENGINE_CALLS:
             if name in vars(engine):
                 setattr(engine, name, _leaving_crash(vars(engine)[name]))
+    CoreEngineProcManager.shutdown = _stopping_first(CoreEngineProcManager.shutdown)
 
 
 def attach(scheduler: Any) -> FlightRecorder | None:
@@ -92,6 +95,22 @@ def _leaving_crash(own: Callable[..., Any]) -> Callable[..., Any]:
             if hooks is not None:
                 hooks.leave_outside_crash(exc)
             raise
+
+    return call
+
+
+def _stopping_first(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the end of engines in the process that started them: with no time to drain requests, it kills at once."""
+
+    @functools.wraps(own)
+    def call(manager: Any, *args: Any, **kwargs: Any) -> Any:
+        # From now on the end of an engine is no failure.
+        manager.manager_stopped.set()
+        try:
+            stop_engines(manager.processes)
+        except Exception:  # noqa: BLE001 - engines must end without their recorders
+            _log.exception("the engines may leave no flight")
+        return own(manager, *args, **kwargs)
 
     return call
 
@@ -331,8 +350,8 @@ class _Hooks(Hooks):
         request = self._scheduler.requests.get(name)
         return request is not None and request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
-    def snapshot(self) -> Start:
-        """Describe the requests and the plans in flight; outputs are copied, because their lists keep growing."""
+    def snapshot(self) -> Beginning:
+        """Describe the requests and the plans in flight."""
         scheduler = self._scheduler
         # Earlier frames may be lost, and with them the answers.
         self._answered.clear()
@@ -345,21 +364,20 @@ class _Hooks(Hooks):
             InFlight(plan=number, shares=self._shares_of(plan), drafts=self._drafts_of(plan))
             for number, plan in self._flights.values()
         ]
-        return Start(
+        requests = [*running, *waiting]
+        start = Start(
             plan=self._plans + 1,
             now=self.recorder.now,
-            held=tuple(
-                [self._held(one, is_running=place < len(running)) for place, one in enumerate([*running, *waiting])]
-            ),
+            held=tuple([self._held(one, is_running=place < len(running)) for place, one in enumerate(requests)]),
             in_flight=tuple([one for one in flights if one.shares]),
             paused=_PAUSES.get(scheduler.pause_state, ""),
             lost=_LOST,
         )
+        return Beginning(start, [(one.output_token_ids, len(one.output_token_ids)) for one in requests])
 
     def _held(self, request: Any, *, is_running: bool) -> Held:
         return Held(
             request=self._arrived[request.request_id],
-            said=tuple(request.output_token_ids),
             is_running=is_running,
             computed=request.num_computed_tokens,
             place=request.status.name,

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from scripted.sdk.flight.frames import FlightHeader, Start
+from scripted.sdk.flight.frames import FlightHeader
+from scripted.sdk.flight.packed import Beginning
 from scripted.sdk.flight.recorder import FlightRecorder, recorder_of
 
 P = ParamSpec("P")
@@ -40,7 +41,7 @@ class Hooks(ABC):
         """Replace the scheduler's calls with wrapped ones."""
 
     @abstractmethod
-    def snapshot(self) -> Start:
+    def snapshot(self) -> Beginning:
         """Describe the scheduler's current state, for a ring that has lost earlier frames."""
 
     def wrapped(

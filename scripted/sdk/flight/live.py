@@ -37,7 +37,7 @@ def flight_of(place: Path) -> Path:
     """
     if not place.is_dir():
         return place
-    running = sorted({pid for pid in map(_pid_of, place.glob(f"*{LIVE_SUFFIX}")) if pid is not None})
+    running = sorted({pid for pid in map(process_of, place.glob(f"*{LIVE_SUFFIX}")) if pid is not None})
     if len(running) > 1:
         raise ScriptDefinitionError(
             f"{len(running)} servers record in {place}, with the processes {', '.join(map(str, running))}; give each a "
@@ -57,14 +57,14 @@ def _by_age(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
-def _pid_of(path: Path) -> int | None:
+def process_of(path: Path) -> int | None:
     """Return the process of a file that a recorder keeps while it runs; None if that process is gone.
 
     The signal would end a stranger. The pid may belong to another container, so the process must have started when the
     file says.
     """
     try:
-        number, *more = _words_of(path)
+        number, *more = words_of(path)
         pid, written = int(number), path.stat().st_mtime
         started = float(more[-1]) if len(more) > 1 else None
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _pid_of(path: Path) -> int | None:
     return pid if _runs(pid, written, started) else None
 
 
-def _words_of(live: Path) -> list[str]:
+def words_of(live: Path) -> list[str]:
     """Return the words of a recorder's announcement; none once it is gone."""
     try:
         return live.read_text().split()
@@ -127,7 +127,7 @@ def _refusal(folder: Path, pid: int) -> str | None:
     if _is_stopped(pid):
         return f"is stopped, by SIGSTOP or a debugger; continue it, for example with kill -CONT {pid}"
     announced = list(folder.glob(f"*-{pid}{LIVE_SUFFIX}"))
-    if announced and all(DEAF in _words_of(path) for path in announced):
+    if announced and all(DEAF in words_of(path) for path in announced):
         return (
             "takes no SIGUSR2, because its scheduler was made outside of the main thread, or the signal has another "
             "handler: it writes at a stall, at a crash and at its end"

@@ -22,6 +22,7 @@ from scripted.sdk.flight.frames import (
     blocks_of,
     shape_of,
 )
+from scripted.sdk.flight.packed import Beginning
 from scripted.sdk.flight.recorder import FlightRecorder
 from scripted.sdk.flight.replay import call_id, name_of
 from scripted.sdk.flight.standing import Hint
@@ -48,7 +49,7 @@ class RecordedMachine:
     the ring cannot begin in the middle of one: a machine does not report its internal state.
     """
 
-    def __init__(self, machine: SdkMachine, recorder: Callable[[Callable[[], Start]], FlightRecorder]) -> None:
+    def __init__(self, machine: SdkMachine, recorder: Callable[[Callable[[], Beginning]], FlightRecorder]) -> None:
         self.machine = machine
         self.depth: int = machine.depth
         self.recorder = recorder(self._snapshot)
@@ -105,8 +106,8 @@ class RecordedMachine:
             case _:
                 raise ScriptDefinitionError(f"a flight has no frame for {event!r:.80}; record schedules without it")
 
-    def _snapshot(self) -> Start:
-        return Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",))
+    def _snapshot(self) -> Beginning:
+        return Beginning(Start(plan=self._plans + 1, now=self.recorder.now, lost=("everything before this step",)))
 
 
 class MachineOfFlight:

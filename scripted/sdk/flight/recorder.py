@@ -18,22 +18,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import psutil
 
 from lockstep.output_files import open_private
 from lockstep.whole_file import open_whole
-from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, Start, line_of
-from scripted.sdk.flight.packed import MICROSECONDS, packed, unpacked
+from scripted.sdk.flight.frames import AnyFrame, End, Event, FlightHeader, Planned, line_of
+from scripted.sdk.flight.packed import MICROSECONDS, Beginning, packed, unpacked
 from scripted.sdk.flight.redaction import Redactor
 
 _log = logging.getLogger(__name__)
 
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+
 FOLDER_VARIABLE: Final = "LOCKSTEP_RECORD"
 OPTIONS_VARIABLE: Final = "LOCKSTEP_RECORD_OPTIONS"
 SIGNAL: Final = signal.SIGUSR2
+# Signals that tell an engine to stop.
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 SUFFIX: Final = ".flight"
 LIVE_SUFFIX: Final = ".live"
 ALL: Final = "all"
@@ -44,7 +48,8 @@ MOST_FILES: Final = 16
 # The second word of a live file, between the process and the time of its start.
 HEARS: Final = "hears"
 DEAF: Final = "deaf"
-_ENDS: Final = ("crash", "exit")
+_EXIT: Final = "exit"
+_ENDS: Final = ("crash", _EXIT)
 # Overhead of a frame: the header of a bytes object and its slot in the list.
 _ENTRY_BYTES: Final = 48
 # A token in a part's start is an int object and its slot in a tuple.
@@ -60,6 +65,8 @@ _LONGEST_WRITE_S: Final = 10.0
 # The open recorders of this process: a signal reaches all of them.
 _recorders: Final[weakref.WeakSet[FlightRecorder]] = weakref.WeakSet()
 _numbers: Final = itertools.count(1)
+# The handlers of this process for the signals that tell it to stop, while a recorder is asked first.
+_own_stops: Final[dict[int, _Handler]] = {}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,17 +99,16 @@ class NotRecordedError(Exception):
 
 
 class _Part:
-    """Consecutive packed frames of a ring. ``start`` describes the scheduler before them; None for a new scheduler."""
+    """Consecutive packed frames of a ring, after the state in ``start``; None for a new scheduler."""
 
     __slots__ = ("bytes_of_frames", "bytes_of_start", "frames", "plans", "start")
 
-    def __init__(self, start: Start | None) -> None:
+    def __init__(self, start: Beginning | None) -> None:
         self.start = start
         self.frames: list[bytes] = []
         self.plans = 0
-        held = () if start is None else start.held
         self.bytes_of_frames = 0
-        self.bytes_of_start = _TOKEN_BYTES * sum([len(one.request.prompt_ids) + len(one.said) for one in held])
+        self.bytes_of_start = 0 if start is None else _TOKEN_BYTES * start.tokens
 
     @property
     def bytes(self) -> int:
@@ -120,7 +126,7 @@ class FlightRecorder:
         header: FlightHeader,
         folder: Path,
         options: Options,
-        snapshot: Callable[[], Start],
+        snapshot: Callable[[], Beginning],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -144,9 +150,12 @@ class FlightRecorder:
         self._has_stalled = False
         # The file written at the engine's end, until the engine does something after all.
         self._ended: Path | None = None
+        # The file written when the engine was told to stop: later, its requests are aborted.
+        self._stopped: Path | None = None
         self._asked = threading.Event()
         self._closed = False
-        self._writing = threading.Lock()
+        # A signal may interrupt the thread that writes.
+        self._writing = threading.RLock()
         self._redactor = Redactor() if options.redact else None
         self._stream = _Stream(self._name(ALL), header, self._redactor) if options.all else None
         if self._stream is not None:
@@ -262,10 +271,10 @@ class FlightRecorder:
         """
         if not self.is_on:
             return None
-        ended = self._ended
+        ended = self._ended or (self._stopped if why == _EXIT else None)
         if ended is not None:
             with contextlib.suppress(OSError):
-                ended.touch()
+                os.utime(ended)
             return ended
         if self._stream is None and is_full(self._folder, self._process, why):
             _log.warning(
@@ -309,12 +318,25 @@ class FlightRecorder:
         empty = self._empty
         yield self._header
         if parts[0][0] is not None:
-            yield parts[0][0]
+            yield parts[0][0].whole()
         for _, frames in parts:
             yield from map(unpacked, frames)
         if empty is not None:
             yield self._empty_ones(empty)
         yield end
+
+    def stop(self) -> None:
+        """Write the ring of an engine that is told to stop with open requests, before it aborts them.
+
+        A file of all steps goes on: the engine may complete its requests first. The announcement gets a new time, for
+        which the engine's parent may wait.
+        """
+        if self._stream is not None:
+            self._stream.write_out(_LONGEST_WRITE_S)
+        elif self._live:
+            self._stopped = self.leave(_EXIT)
+        with contextlib.suppress(OSError):
+            os.utime(self._live_file)
 
     def look(self) -> None:
         """Write the ring if a write was requested, or if no request has moved for too long."""
@@ -331,15 +353,17 @@ class FlightRecorder:
         self._asked.set()
 
     def watch(self) -> None:
-        """Start the watching thread, handle the signal if it has no other handler, and announce this engine.
+        """Start the watching thread, handle the signals, and announce this engine.
 
         Python handles signals only in the main thread. Without its handler the signal would end the engine, so the
         announcement says whether to send it.
         """
         watching = (weakref.ref(self), self._asked)
         threading.Thread(target=_watch, args=watching, name="flight-recorder", daemon=True).start()
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
-            signal.signal(SIGNAL, _ask_all)
+        if threading.current_thread() is threading.main_thread():
+            _follow_stops()
+            if signal.getsignal(SIGNAL) is signal.SIG_DFL:
+                signal.signal(SIGNAL, _ask_all)
         hears = HEARS if signal.getsignal(SIGNAL) is _ask_all else DEAF
         with contextlib.suppress(OSError):
             self._live_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -401,6 +425,27 @@ def _ask_all(*_: int | FrameType | None) -> None:
     """Request a write of all rings: the signal handler."""
     for recorder in list(_recorders):
         recorder.ask()
+
+
+def _follow_stops() -> None:
+    """Handle the signals that would end this process or that it handles itself; KeyboardInterrupt passes the hooks."""
+    for number in _STOPS:
+        own = signal.getsignal(number)
+        if own not in (None, signal.SIG_IGN, signal.default_int_handler, _stop_all):
+            _own_stops[number] = own
+            signal.signal(number, _stop_all)
+
+
+def _stop_all(number: int, frame: FrameType | None) -> None:
+    """Write all rings once, then do what the process would have done: the signal handler."""
+    own = _own_stops.pop(number, signal.SIG_DFL)
+    signal.signal(number, own)
+    for recorder in list(_recorders):
+        recorder.stop()
+    if callable(own):
+        own(number, frame)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def write_out() -> None:
@@ -485,7 +530,7 @@ def write_frames(path: Path, frames: Iterable[AnyFrame], redactor: Redactor | No
 
 
 def recorder_of(
-    environment: Mapping[str, str], header: FlightHeader, snapshot: Callable[[], Start]
+    environment: Mapping[str, str], header: FlightHeader, snapshot: Callable[[], Beginning]
 ) -> FlightRecorder | None:
     """Make and start the recorder that the environment asks for; None if it asks for none or its options are wrong."""
     folder = environment.get(FOLDER_VARIABLE)

@@ -26,9 +26,11 @@ from scripted_sglang.flight.hook import attach
 from scripted_sglang.machine import SglangMachine
 from sglang.srt.managers.io_struct import CloseSessionReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.tokenizer_manager import SignalHandler
 
 from benchmarks.planted_flights import row_of, sglang
 from scripted.core.schedule import Schedule
+from scripted.sdk.flight import ending
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
@@ -143,8 +145,10 @@ def test_what_is_not_recorded_ends_the_recording_and_not_the_server(recorders: l
     message = CloseSessionReqInput(session_id="s")
     with machine.inside(), pytest.raises(KeyError):  # as the machine's table says, which has no sessions
         machine.scheduler._request_dispatcher(message)
-    assert recorders[0].failure == "NotRecordedError: CloseSessionReqInput is not recorded"
-    recorders[0].close()
+    failures = [recorder.failure for recorder in recorders if recorder.failure]
+    assert failures == ["NotRecordedError: CloseSessionReqInput is not recorded"]
+    for recorder in recorders:
+        recorder.close()
 
 
 def test_the_plugin_records_schedulers_only_where_the_variable_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +158,7 @@ def test_the_plugin_records_schedulers_only_where_the_variable_asks(monkeypatch:
         made.append(self)
 
     monkeypatch.setattr(Scheduler, "__init__", own)
+    monkeypatch.setattr(SignalHandler, "sigterm_handler", SignalHandler.sigterm_handler)
     monkeypatch.setitem(sys.modules, "scripted_sglang.flight.hook", SimpleNamespace(attach=made.append))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     install()
@@ -164,6 +169,23 @@ def test_the_plugin_records_schedulers_only_where_the_variable_asks(monkeypatch:
     scheduler = object.__new__(Scheduler)
     Scheduler.__init__(scheduler)
     assert made == [scheduler, scheduler], "made, and attached once"
+
+
+@pytest.mark.parametrize("open_requests", [{}, {"a": None}])
+def test_a_server_that_is_told_to_stop_asks_for_the_flight_of_what_is_open(
+    open_requests: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang drains its requests first: one that is stuck never ends, and whoever waits kills the server."""
+    asked: list[bool] = []
+    monkeypatch.setattr(Scheduler, "__init__", lambda _: None)
+    monkeypatch.setattr(SignalHandler, "sigterm_handler", SignalHandler.sigterm_handler)
+    monkeypatch.setattr(ending, "ask_engines", lambda: asked.append(manager.gracefully_exit))
+    monkeypatch.setenv(FOLDER_VARIABLE, "somewhere")
+    install()
+    manager = SimpleNamespace(rid_to_state=open_requests, gracefully_exit=False)
+    SignalHandler(manager).sigterm_handler()
+    assert manager.gracefully_exit
+    assert asked == [False] * bool(open_requests)
 
 
 def test_a_planted_bug_is_recorded_replayed_and_shrunk(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +35,7 @@ from scripted_vllm.machine import VllmMachine
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineShutdownState
+from vllm.v1.engine.utils import CoreEngineProcManager
 
 from benchmarks.planted_flights import row_of, vllm
 from scripted.core.adapters import adapter_named
@@ -41,7 +44,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
 from scripted.sdk import Add, Signal
 from scripted.sdk.as_schedule import schedule_of_flight
-from scripted.sdk.flight.frames import Arrived, Offered, Planned
+from scripted.sdk.flight.frames import Arrived, Offered, Planned, Result
 from scripted.sdk.flight.reader import Flight, read_flight
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import FlightOutcome, replay_flight
@@ -296,6 +299,16 @@ DEATHS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.fixture
+def unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own calls are put back behind the test."""
+    for owner in (Scheduler, EngineCore, EngineCoreProc, DPEngineCoreProc, CoreEngineProcManager):
+        for name in ("__init__", "shutdown", *hook._ENGINE_CALLS):
+            if name in vars(owner):
+                monkeypatch.setattr(owner, name, vars(owner)[name])
+
+
+@pytest.mark.usefixtures("unhooked")
 @pytest.mark.parametrize("is_hooked", [True, False], ids=["hooked", "scheduler-alone"])
 @pytest.mark.parametrize("death", DEATHS)
 def test_an_engine_that_dies_leaves_its_crash_before_it_says_so(
@@ -304,11 +317,6 @@ def test_an_engine_that_dies_leaves_its_crash_before_it_says_so(
     """vLLM's front end kills an engine that reports its death, before the scheduler is shut down."""
     calls = DEATHS[death]
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    # They are put back behind the test.
-    for owner in (Scheduler, EngineCore, EngineCoreProc, DPEngineCoreProc):
-        for name in ("__init__", *hook._ENGINE_CALLS):
-            if name in vars(owner):
-                monkeypatch.setattr(owner, name, vars(owner)[name])
     if is_hooked:
         hook_engine()
     scheduler = new_scheduler(VllmSettings())
@@ -329,6 +337,48 @@ def test_an_engine_that_dies_leaves_its_crash_before_it_says_so(
     assert (end.why, end.error) == (
         ("crash", f"outside the scheduler: RuntimeError: {raised.value}") if is_hooked else ("exit", "")
     )
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_an_engine_that_is_told_to_stop_leaves_the_requests_that_it_aborts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator stops a server because of a request that is stuck, and vLLM's first act is to abort it."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    hook_engine()
+    own = signal.signal(signal.SIGTERM, lambda *_: setattr(loop, "shutdown_state", EngineShutdownState.REQUESTED))
+    try:
+        scheduler = new_scheduler(VllmSettings())
+        result = landing(lambda plan: result_of(plan, {name: [5] for name in plan.num_scheduled_tokens}))
+        executor = SimpleNamespace(execute_model=result, take_draft_token_ids=lambda: None)
+        loop = Loop(scheduler, executor, batches=0)
+        scheduler.add_request(new_request(VllmSettings(), "a", (1, 2, 3), max_tokens=4))
+        loop._process_engine_step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            loop.run_busy_loop()
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert not scheduler.requests
+    scheduler.shutdown()
+    (path,) = tmp_path.glob("*.flight")
+    flight = read_flight(path)
+    assert flight.end is not None
+    assert (flight.end.why, [type(frame) for frame in flight.frames]) == ("exit", [Arrived, Planned, Result])
+    assert replayed(flight, monkeypatch).differs is None
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_front_end_lets_its_engines_write_before_it_kills_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it kills them right behind the signal. Their end is no failure, which would end the front end too."""
+    done: list[object] = []
+    monkeypatch.setattr(hook, "stop_engines", lambda engines: done.append((engines, manager.manager_stopped.is_set())))
+    monkeypatch.setattr(CoreEngineProcManager, "shutdown", lambda _, timeout: done.append(timeout))
+    hook_engine()
+    manager = object.__new__(CoreEngineProcManager)
+    manager.manager_stopped, manager.processes = threading.Event(), []
+    manager.shutdown(timeout=0)
+    assert done == [([], True), 0]
 
 
 def schedule_of(flight: Flight) -> Translated:

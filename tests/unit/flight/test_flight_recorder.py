@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -18,16 +19,17 @@ from flights import Clock, new_recorder
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight import live
 from scripted.sdk.flight import recorder as recorders
-from scripted.sdk.flight.frames import Arrived, Held, Planned, Result, Start
+from scripted.sdk.flight.frames import Aborted, Arrived, Held, Planned, Result, Start
 from scripted.sdk.flight.live import flight_of
+from scripted.sdk.flight.packed import Beginning
 from scripted.sdk.flight.reader import read_flight
 from scripted.sdk.flight.recorder import MOST_FILES, FlightRecorder, read_options
 
 ARRIVED = Arrived(id=1, rid="a", prompt_ids=(1, 2), max_new_tokens=3)
 
 
-def start() -> Start:
-    return Start(plan=1, now=0.0)
+def start() -> Beginning:
+    return Beginning(Start(plan=1, now=0.0))
 
 
 def plan(number: int, *, empty: bool = False) -> Planned:
@@ -43,18 +45,19 @@ def fill(recorder: FlightRecorder, first: int, last: int) -> None:
 @contextlib.contextmanager
 def answering(recorder: FlightRecorder) -> Iterator[None]:
     """A recorder that answers the signal to this process."""
-    before = signal.getsignal(signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
     try:
         recorder.watch()
         yield
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         recorder.close()
 
 
 def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Path) -> None:
     plans = [0]
-    recorder = new_recorder(tmp_path, lambda: Start(plan=plans[0] + 1, now=0.0, held=()), steps=40)
+    recorder = new_recorder(tmp_path, lambda: Beginning(Start(plan=plans[0] + 1, now=0.0)), steps=40)
     recorder.event(Arrived(id=1, rid="a", prompt_ids=(), max_new_tokens=1))
     for number in range(1, 201):
         plans[0] = number
@@ -79,14 +82,51 @@ def test_long_texts_do_not_begin_a_part_with_every_plan(tmp_path: Path) -> None:
     request = msgspec.structs.replace(ARRIVED, prompt_ids=(1,) * 50_000)
     starts = list[Start]()
 
-    def long_start() -> Start:
+    def long_start() -> Beginning:
         starts.append(Start(plan=1 + 10 * len(starts), now=0.0, held=(Held(request=request),)))
-        return starts[-1]
+        return Beginning(starts[-1], [((), 0)])
 
     recorder = new_recorder(tmp_path, long_start, steps=40, mib=1)
     for number in range(1, 201):
         recorder.planned(plan(number), 1)
     assert len(starts) == 20
+
+
+class Output(list[int]):
+    """The growing output of a request, which notes that it is read."""
+
+    reads = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(at)
+
+    def __iter__(self) -> Iterator[int]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_an_output_is_copied_when_it_is_written_and_as_it_was_then(tmp_path: Path) -> None:
+    """A part that begins with 64 outputs of 8,000 tokens held the engine's loop up for 3 ms."""
+    output, counts = Output(), list[int]()
+
+    def snapshot() -> Beginning:
+        counts.append(len(output))
+        held = Held(request=ARRIVED, is_running=True)
+        return Beginning(Start(plan=1 + len(output), now=0.0, held=(held,)), [(output, len(output))])
+
+    recorder = new_recorder(tmp_path, snapshot, steps=40)
+    recorder.event(ARRIVED)
+    for number in range(1, 201):
+        recorder.planned(plan(number), 1)
+        recorder.event(Result(plan=number, token_ids=((number,),)))
+        output.append(number)
+    assert (len(counts), output.reads) == (20, 0)
+    path = recorder.leave("call")
+    assert path is not None
+    begun = read_flight(path).start
+    assert begun is not None
+    assert begun.held[0].said == tuple(range(1, begun.plan))
 
 
 def test_empty_plans_are_counted_and_do_not_fill_the_ring(tmp_path: Path) -> None:
@@ -228,6 +268,54 @@ def test_a_process_with_the_number_of_a_killed_server_gets_no_signal(
     monkeypatch.setattr(live.os, "kill", lambda _, number: signals.append(number))
     assert flight_of(tmp_path) == left
     assert not any(signals)
+
+
+@pytest.mark.parametrize("has_requests", [True, False])
+def test_an_engine_that_is_told_to_stop_leaves_its_open_requests(has_requests: bool, tmp_path: Path) -> None:
+    """As they were before the engine aborts them; a later end of it writes no second file."""
+    recorder = new_recorder(tmp_path, start)
+    told: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        told.append(number)
+        recorder.event(Aborted(ids=(1,)))
+
+    own = signal.signal(signal.SIGTERM, stop)
+    try:
+        with answering(recorder):
+            recorder.event(ARRIVED)
+            recorder.planned(plan(1), int(has_requests))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is stop
+            left = recorder.leave("exit")
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert told == [signal.SIGTERM]
+    assert left is not None
+    assert read_flight(left).frames == ((ARRIVED, plan(1)) if has_requests else (ARRIVED, plan(1), Aborted(ids=(1,))))
+    assert list(tmp_path.glob("*.flight")) == [left]
+
+
+def test_a_file_of_all_steps_goes_on_while_the_engine_completes_its_requests(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, start, all=True)
+    recorder.event(ARRIVED)
+    recorder.planned(plan(1), 1)
+    recorder.stop()
+    recorder.planned(plan(2), 1)
+    recorder.close()
+    (path,) = tmp_path.iterdir()
+    assert read_flight(path).frames == (ARRIVED, plan(1), plan(2))
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_signal_that_stops_no_engine_keeps_its_handler(own: Any, tmp_path: Path) -> None:
+    """A KeyboardInterrupt passes the engine's loop, which leaves a flight itself."""
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with answering(new_recorder(tmp_path, start)):
+            assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_process_that_has_left_its_most_flights_says_so_at_once(

@@ -12,17 +12,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from flights import flown, new_recorder
 
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.flight import ending
 from scripted.sdk.flight import recorder as recorders
+from scripted.sdk.flight.ending import ask_engines, stop_engines
 from scripted.sdk.flight.frames import Arrived, FlightHeader, Planned, Result, Start, line_of
+from scripted.sdk.flight.packed import Beginning
 from scripted.sdk.flight.reader import read_flight
-from scripted.sdk.flight.recorder import FlightRecorder
+from scripted.sdk.flight.recorder import FOLDER_VARIABLE, FlightRecorder
 from scripted.sdk.flight.replay import replay_flight
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,8 +38,8 @@ REPLAYED_EVERY = 20
 NUMBERS = (-1, 0, 1, 2, 7, 255, 2**31, 2**32, 2**53, 2**63, -(2**63), 10**30, 1e308, "x", None, [], True)
 
 
-def start() -> Start:
-    return Start(plan=1, now=0.0)
+def start() -> Beginning:
+    return Beginning(Start(plan=1, now=0.0))
 
 
 def step(recorder: FlightRecorder, number: int, tokens: int = 1) -> None:
@@ -97,8 +101,19 @@ def test_an_earlier_file_that_is_not_written_holds_no_crash_up(tmp_path: Path, m
     monkeypatch.setattr(recorders, "_LONGEST_WRITE_S", 0.01)
     recorder = new_recorder(tmp_path, start)
     recorder.event(ARRIVED)
-    with recorder._writing:
-        assert recorder.leave("crash") is None
+    taken, leaves = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with recorder._writing:
+            taken.set()
+            leaves.wait(30)
+
+    earlier = threading.Thread(target=write)
+    earlier.start()
+    taken.wait(30)
+    assert recorder.leave("crash") is None
+    leaves.set()
+    earlier.join()
     assert recorder.leave("crash") is not None
 
 
@@ -135,6 +150,77 @@ def test_a_disk_that_does_not_take_the_end_holds_the_engine_up_once(
     closing.join(10)
     assert not closing.is_alive()
     goes_on.set()
+
+
+class Engine(NamedTuple):
+    """The process of a recorded engine, as its parent has it."""
+
+    pid: int
+
+    def is_alive(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def serving(folder: Path) -> Engine:
+    """An engine with an open request, which does what its signals say."""
+
+    def serve() -> None:
+        recorder = new_recorder(folder, start)
+        recorder.watch()
+        recorder.event(ARRIVED)
+        for number in range(1, 2000):
+            step(recorder, number)
+        (folder / "ready").touch()
+        while True:
+            signal.pause()
+
+    engine = Engine(in_a_child(serve))
+    deadline = time.monotonic() + 30
+    while not (folder / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return engine
+
+
+def kill(engine: Engine) -> None:
+    os.kill(engine.pid, signal.SIGKILL)
+    os.waitpid(engine.pid, 0)
+
+
+def test_a_parent_that_kills_its_engine_lets_it_write_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's front end does both at once, unless it was told to wait for open requests."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    engine = serving(tmp_path)
+    stop_engines([engine])
+    kill(engine)
+    (path,) = tmp_path.glob("*-exit.flight")
+    assert read_flight(path).plans == 1999
+
+
+def test_an_engine_that_does_not_answer_is_killed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(ending, "_LONGEST_S", 0.1)
+    engine = serving(tmp_path)
+    os.kill(engine.pid, signal.SIGSTOP)
+    stop_engines([engine])
+    kill(engine)
+    assert not list(tmp_path.glob("*.flight"))
+
+
+def test_a_parent_asks_the_recorders_of_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of no other process that records there, such as itself."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    engine = serving(tmp_path)
+    (tmp_path / f"fixed-{os.getpid()}.live").write_text(f"{os.getpid()} hears {psutil.Process().create_time()}")
+    ask_engines()
+    deadline = time.monotonic() + 30
+    while not (left := list(tmp_path.glob("*.flight"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.is_alive()
+    kill(engine)
+    assert [path.name.partition("-")[2] for path in left] == [f"{engine.pid}-1-signal.flight"]
 
 
 @pytest.mark.parametrize("everything", [False, True])
