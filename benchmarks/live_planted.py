@@ -59,7 +59,7 @@ _REQUESTS: Final = re.compile(r"cmpl-[-0-9a-f]+(?:, cmpl-[-0-9a-f]+)*")
 _FORK: Final = multiprocessing.get_context("fork")
 _COLUMNS: Final = (
     *("bug", "load s", "written at", "plans", "replayed", "without the bug", "the promise", "events", "shrunk to"),
-    *("replay s", "shrink s", "test s", "s to the test", "the test"),
+    *("replay s", "shrink s", "test s", "s to the test", "CPU s to the test", "the test"),
 )
 
 
@@ -213,17 +213,24 @@ class Told(NamedTuple):
     shrink_s: float | str = ""
     test_s: float | str = ""
     all_s: float | str = ""
+    cpu_s: float | str = ""
     test: str = "none"
 
 
 def _judge(bug: Mutant, path: Path, loaded_s: float, rows: Path, keep: Path) -> None:
     """Replay, shrink and write the test of a flight; append the row."""
-    flight = read_flight(path)
+    flight, before = read_flight(path), _cpu_s()
     told = told_of(bug, flight, keep / f"test_{bug.name.replace('-', '_')}.py")
+    told = told._replace(cpu_s=_cpu_s() - before)
     why = "" if flight.end is None else flight.end.why
     cells = [f"`{bug.name}`: {bug.bug}", loaded_s, why, flight.plans, *told]
     cells = [f"{one:.1f}" if isinstance(one, float) else one for one in cells]
     _append(rows, f"| {' | '.join(map(str, cells))} |")
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of the ones that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def told_of(bug: Mutant, flight: Flight, test: Path) -> Told:
