@@ -6,10 +6,13 @@ Whether a process shows a token is read when Ray is imported, so the environment
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 
 from lockstep.ray_environment import ray_defaults
 
+# A shell lets what it starts in its background ignore this signal, and so would `serve run`, which ends by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for name, value in ray_defaults().items():
     os.environ.setdefault(name, value)
 with warnings.catch_warnings():
