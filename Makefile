@@ -88,7 +88,7 @@ registered: $(INSTALLED) ## the registered tests, in both tiers; CI runs those o
 
 ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, and a load with parts of it killed and cut
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --timeout-per-file 2400 --continue-on-error -- --placement ray --tier server
-	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
+	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60 --scenes slow actor cut node
 
 clients: $(INSTALLED) ## the programs that people bring, each in an environment of its own, in .venv-clients
 	$(BIN)/python tests/clients/programs.py
