@@ -465,12 +465,16 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The terminal reply to a request that was not admitted, with the reason; the scheduler keeps no state of it."""
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The terminal reply to a request that was not admitted, with the reason; the scheduler keeps no state of it.
+
+    ``behind`` counts the earlier requests of the same rid that have no terminal reply yet: they go on.
+    """
 
     rid: str
     kind: RefusalKind
     message: str
+    behind: _Count = 0
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -554,6 +558,8 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
     """
 
     rid: str
+    # As in a ``Refusal``.
+    behind: int = 0
     arrived_s: float
     arrival_step: int
     launched_s: float | None = None

@@ -547,9 +547,13 @@ class EngineRun(ScriptedRun):
         """Refuse a request at once if the scheduler would refuse it, because a refusal changes nothing."""
         taken, freed = self._rids_when_it_is_seen(message)
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
-        if refusal is not None:
-            self._check_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
-            self.arrived.remove(message)
+        if refusal is None:
+            return None
+        ahead = self.arrived[: self.arrived.index(message)]
+        unseen = sum(isinstance(one, Generate) and one.rid == message.rid for one in ahead)
+        refusal = msgspec.structs.replace(refusal, behind=refusal.behind + unseen)
+        self._check_refusal(message, refusal, ahead)
+        self.arrived.remove(message)
         return refusal
 
     def _check_refusal(self, message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:

@@ -37,14 +37,26 @@ ADAPTER: Final = SchedulerAdapter(
         "echo": _COMPLETIONS,
         "prompts": _COMPLETIONS,
         "retries": {"delay": (1, 3)},
+        "hasty": {"delay": (1, 3)},
     },
     # Requests of one rid whose ends cross, refusals among them; time limits; calls; short chats that are sent whole.
     scenes={
         "retries": {"retries": ("other",), "event-abort": ("on",), "outputs": ("long",), "arrival": ("together",)},
-        "refused": {"refuses": ("other",), "retries": ("other",), "event-abort": ("on",), "requests": ("many",)},
+        "refused": {
+            "refuses": ("early", "in_turn"),
+            "retries": ("other",),
+            "event-abort": ("on",),
+            "requests": ("many",),
+        },
+        "hasty": {"hasty": ("other",), "refuses": ("in_turn",), "requests": ("several",)},
         "late": {"times_out": ("other",), "event-abort": ("on",), "requests": ("several",)},
         "calls": {"tools": ("hermes", "mistral"), "outputs": ("long",)},
-        "whole": {"protocol": ("other",), "stream": ("other",), "outputs": ("one",), "requests": ("several",)},
+        "whole": {
+            "protocol": ("chat",),
+            "stream": ("other",),
+            "outputs": ("one",),
+            "requests": ("several",),
+        },
     },
     mutants=MUTANTS,
     packages=("engine",),

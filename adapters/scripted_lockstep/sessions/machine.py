@@ -81,6 +81,8 @@ class SessionsMachine:
         self._free = list(range(LIMITS.blocks))
         self._in_flight: dict[int, list[_DeviceRequest]] = {}
         self._launched = self._step = 0
+        # The answers that are called off in the next step, unknown to the search.
+        self._sent_in_haste: list[OpenAnswer] = []
         self._replies: list[Reply] = []
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
@@ -88,6 +90,7 @@ class SessionsMachine:
         del now
         self._step += 1
         self._replies = []
+        self._send_hasty_ones_again()
         self._take_messages()
         for event in events:
             self._take(event)
@@ -115,7 +118,8 @@ class SessionsMachine:
         """Return whether a step without events still sends, reads, or emits tokens."""
         open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
         going = any(one.is_sending or one.session.has_more for one in open_ones)
-        return going or bool(self._messages) or any(one.tokens is not None for one in self._sent.values())
+        waits = bool(self._messages or self._sent_in_haste)
+        return going or waits or any(one.tokens is not None for one in self._sent.values())
 
     @property
     def is_idle(self) -> bool:
@@ -152,18 +156,23 @@ class SessionsMachine:
         if most > LIMITS.context_tokens or len(add.prompt_ids) > LIMITS.batch_tokens:
             self._replies.append(Refused(rid=add.rid, reason="it does not fit"))
             return
-        answer = OpenAnswer(add, self._settings, self._sessions)
+        answer = OpenAnswer(add, self._settings, self._sessions, is_known=not self._settings.hasty)
         try:
             self._send(answer)
         except ApiError as exc:
             self._replies.append(Refused(rid=add.rid, reason=exc.body.error.message))
             return
         self._answers.append(answer)
+        if self._settings.hasty:
+            self._sent_in_haste.append(answer)
         self._take_messages()
 
     def _abort(self, rid: str) -> None:
         """End the latest answer of this rid: its client leaves, it runs out of time, or an operator aborts it."""
         answer = next((one for one in reversed(self._answers) if one.add.rid == rid), None)
+        if answer in self._sent_in_haste:
+            self._sent_in_haste.remove(answer)
+            answer.is_known = True
         if answer is not None and self._settings.times_out and answer.emitted:
             self._run_out_of_time(answer)
         else:
@@ -190,6 +199,19 @@ class SessionsMachine:
             self._answers.append(answer)
             if number + 1 < self._settings.retries:
                 self._call_off(ended.add.rid, answer)
+
+    def _send_hasty_ones_again(self) -> None:
+        """Call off the requests of the last step and send them again, for the search the same ones."""
+        hasty, self._sent_in_haste = self._sent_in_haste, []
+        for ended in hasty:
+            if ended.is_sending:
+                # The rids of its other choices are not free.
+                ended.is_known = True
+                continue
+            self._call_off(ended.add.rid, ended)
+            answer = OpenAnswer(msgspec.structs.replace(ended.add), self._settings, self._sessions)
+            self._send(answer)
+            self._answers.append(answer)
 
     def _run_out_of_time(self, answer: OpenAnswer) -> None:
         """End the first request of an answer, those without a token, now or later, and some others."""
@@ -226,8 +248,9 @@ class SessionsMachine:
                 self._report(answer, message.finish_reason)
 
     def _take_messages(self) -> None:
-        """Take the front end's messages in order, as far as they have arrived; refusals overtake them."""
-        self._refuse()
+        """Take the front end's messages in order, as far as they have arrived; early refusals overtake them."""
+        if self._settings.refuses == "early":
+            self._refuse_early()
         while self._messages and self._messages[0][0] <= self._step:
             _, answer, message = self._messages.popleft()
             if isinstance(message, Generate):
@@ -237,6 +260,9 @@ class SessionsMachine:
                 self._abort_one(message)
 
     def _start(self, answer: OpenAnswer, message: Generate) -> None:
+        if self._finds_no_room(answer):
+            self._refuse(answer, message, behind=0)
+            return
         index = answer.session.rids.index(message.rid)
         answer.emitted[message.rid] = []
         sent = self._sent[message.rid] = _Sent(answer, answer.order.messages[index], index)
@@ -247,27 +273,29 @@ class SessionsMachine:
         if answer.is_late:
             self._end(sent, FinishReason.TIMEOUT, "it ran out of time")
 
-    def _refuse(self) -> None:
+    def _refuse_early(self) -> None:
         """Refuse the requests of new answers that find no room: all choices of an answer, or none."""
-        kept = deque[tuple[int, OpenAnswer | None, ClientMessage]]()
-        for step, answer, message in self._messages:
+        messages, self._messages = self._messages, deque[tuple[int, OpenAnswer | None, ClientMessage]]()
+        for step, answer, message in messages:
             if answer is None or not isinstance(message, Generate) or not self._finds_no_room(answer):
-                kept.append((step, answer, message))
+                self._messages.append((step, answer, message))
                 continue
-            answer.emitted[message.rid] = []
-            answer.note_end(message.rid, FinishReason.ERROR)
-            if answer.is_known and not answer.is_reported:
-                self._replies.append(Refused(rid=answer.add.rid, reason="the scheduler is full"))
-                answer.is_reported = True
-            self._sessions.take(Refusal(rid=message.rid, kind=RefusalKind.BUSY, message="the scheduler is full"))
-        self._messages = kept
+            ahead = [one.rid for _, _, one in self._messages if isinstance(one, Generate)]
+            self._refuse(answer, message, behind=[*self._sent, *ahead].count(message.rid))
+
+    def _refuse(self, answer: OpenAnswer, message: Generate, *, behind: int) -> None:
+        answer.emitted[message.rid] = []
+        answer.note_end(message.rid, FinishReason.ERROR)
+        if answer.is_known and not answer.is_reported:
+            self._replies.append(Refused(rid=answer.add.rid, reason="the scheduler is full"))
+            answer.is_reported = True
+        why = "the scheduler is full"
+        self._sessions.take(Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why, behind=behind))
 
     def _finds_no_room(self, answer: OpenAnswer) -> bool:
         if answer.is_refused is None:
-            # The front end cannot tell which of two requests of a rid is refused, so it must be both.
-            alike = [one for one in self._answers if one.add.rid == answer.add.rid and one is not answer]
-            is_full = len(self._sent) >= MOST_SENT or any(one.is_refused for one in alike)
-            answer.is_refused = self._settings.refuses and is_full
+            is_full = {"never": False, "early": len(self._sent) >= MOST_SENT, "in_turn": self._step % 2 == 1}
+            answer.is_refused = is_full[self._settings.refuses]
         return answer.is_refused
 
     def _abort_one(self, abort: AbortMessage) -> None:

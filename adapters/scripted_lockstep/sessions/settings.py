@@ -7,23 +7,25 @@ from typing import Final, Literal
 import msgspec
 
 MOST_DELAY: Final = 3
-# A scheduler that refuses has room for this many requests.
+# A scheduler that refuses early has room for this many requests.
 MOST_SENT: Final = 4
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
     """The fields of a client's request, and how it behaves.
 
-    Every reply has ``n`` choices for each of its ``prompts``. A client reads in each ``lag``-th step with an event, and
-    in all steps without one. A client that ``leaves`` hangs up instead of having an operator abort its request. A
-    request that is called off is sent again ``retries`` times under the same rid, and called off again but for the last
-    time. With ``times_out`` some requests run out of time instead. The front end's messages reach the scheduler
-    ``delay`` steps later. With ``refuses`` the scheduler refuses the replies that begin while it has ``MOST_SENT``
-    requests. ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With ``stops``
-    all choices but the first have stop strings that their outputs often contain, which ``shows_stop`` leaves in the
-    text; with ``least`` these count from the token on that completes the first one. ``stop_tokens`` lets the scheduler
-    end a request at a stop token. ``usage`` selects the token counts of a stream: none, at its end, or also in each
-    event. ``tools`` is the family that writes the calls, if any.
+    Every reply has ``n`` choices for each of its ``prompts``. A
+    client reads in each ``lag``-th step with an event, and in all steps without one. A client that ``leaves`` hangs up
+    instead of having an operator abort its request; a ``hasty`` one calls it off in the step after it sent it, and
+    sends it again. A request that is called off is sent again ``retries`` times under the same rid, and called off
+    again but for the last time. With ``times_out`` some requests run out of time instead. The front end's messages
+    reach the scheduler ``delay`` steps later. A scheduler that ``refuses`` early has no room for a reply while it has
+    ``MOST_SENT`` requests, and says so before it answers earlier messages; in turn it refuses what arrives in every
+    other step. ``turn_tokens`` and ``turn_outputs`` bound the tokens sent and the outputs read in a step. With
+    ``stops`` all choices but the first have stop strings that their outputs often contain, which ``shows_stop`` leaves
+    in the text; with ``least`` these count from the token on that completes the first one. ``stop_tokens`` lets the
+    scheduler end a request at a stop token. ``usage`` selects the token counts of a stream: none, at its end, or also
+    in each event. ``tools`` is the family that writes the calls, if any.
     """
 
     protocol: Literal["completions", "chat"] = "completions"
@@ -40,9 +42,10 @@ class SessionSettings(msgspec.Struct, frozen=True):
     stop_tokens: bool = False
     least: bool = False
     leaves: bool = False
+    hasty: bool = False
     retries: int = 0
     times_out: bool = False
-    refuses: bool = False
+    refuses: Literal["never", "early", "in_turn"] = "never"
     delay: int = 0
     lag: int = 1
     turn_tokens: int = 3
@@ -60,6 +63,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
             raise ValueError("only a chat tells reasoning and calls apart")
         if self.times_out and self.leaves:
             raise ValueError("an abort is either the client's or the clock's")
+        if self.hasty and (not self.delay or self.refuses == "early"):
+            raise ValueError("a hasty client calls off what no scheduler has seen")
 
     @property
     def is_chat(self) -> bool:

@@ -225,17 +225,21 @@ class Conformance:
         """Compare a refusal from before the request's step, with ``ahead`` in front of it. Raises Violation."""
         specification = self.specification
         waits = {rid: not request.owns_memory for rid, request in specification.live.items()}
+        behind = int(message.rid in waits)
         for other in ahead:
             if isinstance(other, Generate):
                 waits[other.rid] = True
+                behind += other.rid == message.rid
             for rid in ended_by(other, waits.keys()):
                 del waits[rid]
         due = specification.why_refused(message, waits, sum(waits.values()))
         kind, says = (None, "") if due is None else due
         if refusal.kind is not kind:
             raise Nonconformance("Refuse", f"{message.rid} is refused as {refusal.kind}, but due is {kind}: {refusal}")
-        if refusal.rid != message.rid or says not in refusal.message:
-            raise Nonconformance("Refuse", f"the refusal of {message.rid} must say {says!r}, but is {refusal}")
+        if (refusal.rid, refusal.behind) != (message.rid, behind) or says not in refusal.message:
+            raise Nonconformance(
+                "Refuse", f"the refusal of {message.rid} must say {says!r} and {behind=}, but is {refusal}"
+            )
 
     def check_cache(self, scheduler: Scheduler) -> None:
         """Compare the statistics and the whole cache: prefixes, their hits, and the order of their last uses."""

@@ -370,7 +370,9 @@ class Specification:
             self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
-            self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
+            kind, says = refusal
+            behind = int(message.rid in self.live)
+            self.replies.append(messages.Refusal(rid=message.rid, kind=kind, message=says, behind=behind))
 
     def _answer(self, call: Any, *, ok: bool, says: str = "", **more: Any) -> None:
         if call.call_id is not None:

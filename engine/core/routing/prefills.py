@@ -134,16 +134,23 @@ class Prefills:
         self._tickets[message.rid] = ticket
         return msgspec.structs.replace(message, prefill_at=ticket.replica)
 
-    def heard(self, reply: TokenOutput | Refusal) -> None:
-        """Note an output or a refusal of a request: no prefill engine computes its prompt any longer."""
-        self._give_back(reply.rid)
+    def heard(self, reply: TokenOutput | Refusal, *, is_newest: bool = True) -> None:
+        """Note an output or a refusal of a request: no prefill engine computes its prompt any longer.
+
+        Unless it ``is_newest``, a later request of its rid has been placed.
+        """
+        if is_newest:
+            self._give_back(reply.rid)
+        if isinstance(reply, Refusal):
+            # Its prompt was never ordered; a call for its rid is another request's.
+            return
         transfer = self._transfers.get(reply.rid)
         if transfer is None:
             return
         call = self._calls[transfer]
         if not call.has_gone_on:
             call.has_gone_on = True
-            call.has_come = isinstance(reply, TokenOutput) and reply.finish_reason in _COMPUTED
+            call.has_come = reply.finish_reason in _COMPUTED
         self._end_if_over(transfer, call)
 
     # -- calls --

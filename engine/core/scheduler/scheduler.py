@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, get_args
 
+import msgspec
+
 from engine.core.errors import IntegrityError
 from engine.core.instruments import DigestChain, Pressure
 from engine.core.limits import Limits
@@ -144,7 +146,10 @@ class Scheduler(Core):
         ``queued`` requests with the rids ``taken`` are on their way into the queue before it; requests with the rids
         ``freed`` are on their way out of the engine.
         """
-        return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken, freed=freed)
+        refusal = self._admission.refusal_of(message, self.failure, queued=queued, taken=taken, freed=freed)
+        if refusal is not None and message.rid in self.books.requests:
+            return msgspec.structs.replace(refusal, behind=1)
+        return refusal
 
     def find_request(self, rid: str) -> Request | None:
         """Return the live request of this rid, or None."""

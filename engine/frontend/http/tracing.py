@@ -83,8 +83,10 @@ class Tracing:
         waiting = self._sent.get(trace.rid)
         if waiting is None:  # a script sent it, not the front end
             return
-        # Of two requests with the same rid the later one is refused.
-        sent = waiting.popleft() if trace.refusal is None else waiting.pop()
+        # A request before it may be a script's.
+        place = min(trace.behind, len(waiting) - 1)
+        sent = waiting[place]
+        del waiting[place]
         if not waiting:
             del self._sent[trace.rid]
         span = self._tracer.start_span(

@@ -186,13 +186,13 @@ class Sessions:
 
     def take(self, reply: TokenOutput | Refusal) -> None:
         """Hand a reply to its request; drop replies to unknown requests."""
-        rid, is_refusal = reply.rid, isinstance(reply, Refusal)
-        if self._prefills is not None:
-            self._prefills.heard(reply)
+        rid = reply.rid
         older, newest = self._ending.get(rid), self._open.get(rid)
-        # The scheduler may refuse a request before it answers an older one, so a refusal is for the newest without an
-        # end; all other replies come in order.
-        request = (newest or (older[-1] if older else None)) if is_refusal else older[0] if older else newest
+        # The requests of a rid are answered in order, but for refusals.
+        place = reply.behind if isinstance(reply, Refusal) else 0
+        request = older[place] if older and place < len(older) else newest
+        if self._prefills is not None:
+            self._prefills.heard(reply, is_newest=request is newest)
         if request is None:
             return
         output = ApiError.of_refusal(reply) if isinstance(reply, Refusal) else reply

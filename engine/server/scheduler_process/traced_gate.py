@@ -76,8 +76,9 @@ class TracedGate:
             life.prompt_tokens, life.cached_tokens = reply.prompt_tokens, reply.cached_tokens
             life.completion_tokens = reply.completion_tokens
         else:
-            life = lives.pop()
-            life.refusal, life.error = reply.kind, reply.message
+            life = lives[reply.behind]
+            del lives[reply.behind]
+            life.behind, life.refusal, life.error = reply.behind, reply.kind, reply.message
         if not lives:
             del self._lives[reply.rid]
         life.ended_s, life.end_step = now, step

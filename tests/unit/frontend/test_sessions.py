@@ -85,15 +85,28 @@ def test_a_rid_is_free_once_its_request_is_being_ended_and_each_life_gets_its_ow
     assert [type(message) for message in front.sent] == [Generate, Abort, Generate]
 
 
-def test_a_refusal_is_about_the_newest_life(front: Front) -> None:
+def test_a_refusal_passes_the_requests_before_its_own(front: Front) -> None:
     first = front.open()
     front.sessions.send(AbortAll(call_id="c"))
     second = front.open()
-    front.sessions.take(Refusal(rid="r", kind=RefusalKind.BUSY, message="full"))
+    front.sessions.take(Refusal(rid="r", kind=RefusalKind.BUSY, message="full", behind=1))
     with pytest.raises(ApiError, match="full"):
         second.part()
     front.sessions.take(output(end=FinishReason.ABORT))
     assert b"[DONE]" in first.part()
+    assert front.sessions.open_requests == 0
+
+
+def test_a_refusal_ends_the_request_that_was_refused(front: Front) -> None:
+    """One that was called off before its refusal came, and was then sent again and admitted."""
+    first = front.open()
+    front.sessions.send(Abort(rid="r", call_id="c"))
+    second = front.open()
+    front.sessions.take(Refusal(rid="r", kind=RefusalKind.BUSY, message="full"))
+    with pytest.raises(ApiError, match="full"):
+        first.part()
+    front.sessions.take(output("y", end=FinishReason.LENGTH))
+    assert b'"text":"y"' in second.part()
     assert front.sessions.open_requests == 0
 
 

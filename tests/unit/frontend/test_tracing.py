@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -141,6 +142,15 @@ def test_lives_of_one_rid_are_told_apart_and_a_refused_one_is_an_error() -> None
     assert [span.status.status_code for span in whole] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]
     assert whole[0].attributes["error.type"] == "duplicate"
     assert [span.name for span in spans_of(told[:1], lives[1:2])] == ["text_completion m"]
+
+
+def test_of_two_in_one_step_the_refused_one_is_the_error() -> None:
+    """The earlier one asks for a LoRA that is not there, and is called off in the step that admits the later one."""
+    lives = [msgspec.structs.replace(generate("a"), lora="x"), generate("a", prompt=7, new=1)]
+    told = traces_of({1: [lives[0], Abort(rid="a"), lives[1]]})
+    assert [(trace.refusal, trace.prompt_tokens) for trace in told] == [("not_found", 0), (None, 7)]
+    whole = [span for span in spans_of(told, lives) if span.name == "text_completion m"]
+    assert [span.attributes["gen_ai.request.max_tokens"] for span in whole] == [3, 1]
 
 
 def test_one_that_never_ran_has_waited_to_its_end() -> None:

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from partners import IDLE_LOAD
 
-from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillWanted, SamplingParams, TokenOutput
+from engine.core.messages import (
+    FinishReason,
+    Generate,
+    PrefillFailed,
+    PrefillWanted,
+    Refusal,
+    RefusalKind,
+    SamplingParams,
+    TokenOutput,
+)
 from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
 from scripted.core.mutant import Mutant
 from scripted.core.schedule import Schedule
@@ -314,3 +323,19 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     fleet = scene.prefills._placement.fleet
     assert [fleet.in_flight(url) for url in (A, B)] == [0, 0]
     assert scene.prefills.open_calls == 0
+
+
+def test_a_refusal_leaves_the_other_request_of_its_rid_its_prefill_engine() -> None:
+    """An earlier request's refusal frees no place of the later one, and a later one's ends no earlier call."""
+    scene = Scene()
+    message = Generate(rid="r1", prompt_ids=(1,) * PAGE + (0,), sampling=SamplingParams())
+    refusal = Refusal(rid="r1", kind=RefusalKind.BUSY, message="full")
+    at = scene.prefills.place(message).prefill_at
+    assert at is not None
+    scene.prefills.heard(refusal, is_newest=False)
+    assert scene.prefills.in_flight(at) == 1
+    transfer = scene.ask(at)
+    scene.prefills.heard(refusal)
+    assert scene.prefills.answered(transfer) is not None
+    assert scene.prefills.open_calls == 1, "its request has not gone on"
+    assert scene.prefills.in_flight(at) == 0
