@@ -12,7 +12,7 @@ from scripted.sdk import Capabilities, SchedulerAdapter
 from scripted_lockstep.sessions.machine import LIMITS, SessionsMachine
 from scripted_lockstep.sessions.settings import SessionSettings
 
-_CHAT: Final = {"protocol": ("chat",)}
+_CHAT: Final = {"protocol": ("chat", "messages", "responses")}
 _COMPLETIONS: Final = {"protocol": ("completions",)}
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 
@@ -39,7 +39,7 @@ ADAPTER: Final = SchedulerAdapter(
         "retries": {"delay": (1, 3)},
         "hasty": {"delay": (1, 3)},
     },
-    # Requests of one rid whose ends cross, refusals among them; time limits; calls; short chats that are sent whole.
+    # Requests of one rid whose ends cross, refusals among them; time limits; calls; short replies that are sent whole.
     scenes={
         "retries": {"retries": ("other",), "event-abort": ("on",), "outputs": ("long",), "arrival": ("together",)},
         "refused": {
@@ -50,9 +50,10 @@ ADAPTER: Final = SchedulerAdapter(
         },
         "hasty": {"hasty": ("other",), "refuses": ("in_turn",), "requests": ("several",)},
         "late": {"times_out": ("other",), "event-abort": ("on",), "requests": ("several",)},
+        "blocks": {"protocol": ("messages", "responses"), "tools": ("hermes", "mistral"), "event-abort": ("on",)},
         "calls": {"tools": ("hermes", "mistral"), "outputs": ("long",)},
         "whole": {
-            "protocol": ("chat",),
+            "protocol": ("chat", "messages", "responses"),
             "stream": ("other",),
             "outputs": ("one",),
             "requests": ("several",),

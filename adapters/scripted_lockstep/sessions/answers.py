@@ -9,14 +9,19 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+from pydantic_core import to_json
 
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import FAILURES, FinishReason, Generate, SamplingParams
+from engine.frontend.protocols.anthropic import MessageShape
 from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
 from engine.frontend.protocols.openai.requests import completion_order
+from engine.frontend.protocols.openai.response_bodies import ResponseBody
+from engine.frontend.protocols.openai.response_shapes import ResponseShape
 from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.schema.errors import ApiError, ErrorType
+from engine.frontend.schema.native import parse_body
 from engine.frontend.sessions.requests import Order, sampling_of
 from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
 from engine.frontend.text.dialect import AnswerParser
@@ -24,6 +29,13 @@ from engine.frontend.text.reasoning import ReasoningSplitter, ReasoningStart
 from engine.frontend.text.tools.families import FAMILIES
 from scripted.core.violation import Violation
 from scripted.sdk import Add
+from scripted_lockstep.sessions.blocks import (
+    ERRORS_OF_MESSAGES,
+    blocks_of,
+    streamed_blocks,
+    usage_of,
+    whole_blocks,
+)
 from scripted_lockstep.sessions.received import ChoiceView, choices_in, events_in
 from scripted_lockstep.sessions.settings import SessionSettings
 from scripted_lockstep.sessions.texts import (
@@ -31,6 +43,7 @@ from scripted_lockstep.sessions.texts import (
     END_OF_REASONING,
     REPLACEMENT,
     TOOL,
+    Spoken,
     byte_tokens,
     logprob_of,
     prompt_logprobs_of,
@@ -50,6 +63,13 @@ _SERVED: Final[Any] = SimpleNamespace(
     tokenizer=DECODERS["none"], model_name="m", limits=Limits.of(EngineConfig(), EMBEDDED_FACTS), sampling_defaults={}
 )
 # The type of the error that each end of a request becomes; the scheduler refuses replies because it is busy.
+_CHATS: Final[dict[str, type[ChatShape | MessageShape | ResponseShape]]] = {
+    "chat": ChatShape,
+    "messages": MessageShape,
+    "responses": ResponseShape,
+}
+# The fields of a response that repeat its request.
+_SHOWN: Final = to_json(parse_body(ResponseBody, b'{"model": "m", "input": "p"}').shown)
 _ERRORS: Final = {FinishReason.ERROR: ErrorType.ENGINE, FinishReason.TIMEOUT: ErrorType.TIME_LIMIT}
 
 
@@ -59,16 +79,20 @@ class OpenAnswer:
     ``emitted`` has the output tokens of each request, in the order in which the requests were sent; ``scored`` has the
     requests whose prompt logprobs were sent, ``ends`` the scheduler's finish reasons, and ``stopped`` the requests that
     it ended at a stop token; the front end has aborted those ``called_off``. ``is_known``: the search knows it, and the
-    device computes its first request; ``is_reported``: the search was told that it has ended. ``is_late``: its time has
-    run out. ``posted`` counts the requests that the front end has sent. A client that ``has_left`` reads no more.
+    device computes its first request, which has the ``number`` 0 then; ``is_reported``: the search was told that it has
+    ended. ``is_late``: its time has run out. ``posted`` counts the requests that the front end has sent. A client that
+    ``has_left`` reads no more.
     """
 
-    def __init__(self, add: Add, settings: SessionSettings, sessions: Sessions, *, is_known: bool = True) -> None:
+    def __init__(
+        self, add: Add, settings: SessionSettings, sessions: Sessions, *, is_known: bool = True, number: int = 0
+    ) -> None:
         self.add = add
         self.is_known = is_known
+        self.number = number
         self._settings = settings
         self._decoder = DECODERS[settings.tools]
-        self.order = _order_of(add, settings)
+        self.order = _order_of(add, settings, number)
         self.session = Session(
             sessions,
             self.order,
@@ -148,13 +172,18 @@ class OpenAnswer:
     def _check_reply(self) -> None:
         due = self._due_error()
         events, is_closed = events_in(self._written) if self.order.stream else ([], True)
-        told = events[-1]["error"]["type"] if events and "error" in events[-1] else None
+        told = events[-1]["error"]["type"] if events and events[-1].get("error") else None
         if self._error is not None:
             told = self._error.body.error.type
+        elif self._settings.protocol == "messages":
+            due = ERRORS_OF_MESSAGES.get(due, due)
         if told != due:
             raise Violation(f"{self.add.rid} ended with {self.ends}, an error {due}, but its client was told {told}")
         if due is not None:
             self._check_broken(events)
+            return
+        if self._settings.has_blocks:
+            self._check_blocks(events)
             return
         if not is_closed:
             raise Violation(f"the stream of {self.add.rid} ends with {self._written[-20:]!r}, which is not [DONE]")
@@ -163,6 +192,22 @@ class OpenAnswer:
         else:
             events = [json.loads(self._written)]
         self._check_whole(events)
+
+    def _check_blocks(self, events: Sequence[dict[str, Any]]) -> None:
+        """Compare a reply of blocks. Raises Violation."""
+        (message,), protocol, is_whole = self.order.messages, self._settings.protocol, not self.order.stream
+        told = whole_blocks(json.loads(self._written), protocol) if is_whole else streamed_blocks(events, protocol)
+        ids, parts, end, stop = self._output_of(message)
+        shown = [logprob_of(token, place).logprob for place, token in enumerate(ids)] if self.order.logprobs else []
+        due = blocks_of(parts, end, stop, shown, protocol, is_whole=is_whole)
+        counts = {
+            "prompt": len(message.prompt_ids),
+            "cached": sum(self.cached_tokens_of(message).values()),
+            "output": len(ids),
+            "reasoning": reasoning_tokens(ids) if parts.reasoning else 0,
+        }
+        if told != (due := due._replace(usage=usage_of(counts, protocol))):
+            raise Violation(f"the reply {self.add.rid} is told {told}, but must be {due}")
 
     def _due_error(self) -> str | None:
         """Return the type of the error that must end the reply, if any."""
@@ -179,6 +224,9 @@ class OpenAnswer:
         has_output = any(count or has_ended for count, has_ended in before.values())
         if (self._error is None) is not (self.order.stream and has_output):
             raise Violation(f"{self.add.rid} failed after {before}, but its client was told {self._error}, {events}")
+        if self._settings.has_blocks:
+            # Its form is that of a whole reply; the texts of what was held back are not due.
+            return
         told = self._choices_in(events[:-1], is_whole=False)
         for index, message in enumerate(self.order.messages):
             count, _ = before.get(message.rid, (0, False))
@@ -211,7 +259,7 @@ class OpenAnswer:
     def _choices_in(self, events: Sequence[dict[str, Any]], *, is_whole: bool) -> dict[int, ChoiceView]:
         return choices_in(
             events,
-            is_plain=not (self._settings.reasoning or self._settings.has_tools),
+            is_plain=not self._settings.has_parts,
             gives_ids=self._settings.tools == "mistral",
             is_whole=is_whole,
         )
@@ -232,21 +280,26 @@ class OpenAnswer:
     def _stop_position(self, message: Generate) -> tuple[int | None, int, str]:
         return stop_position(self.emitted.get(message.rid, []), message.sampling, self._decoder)
 
-    def _expected(self, index: int, message: Generate) -> ChoiceView:
+    def _output_of(self, message: Generate) -> tuple[list[int], Spoken, str, str | None]:
+        """Return the ids of an output, its parts, its finish reason, and the stop string that ended it, if any."""
         count, chars, stop = self._stop_position(message)
-        is_cut_by_string, is_chat = count is not None, self._settings.is_chat
         ids = self.emitted[message.rid][:count]
-        is_models_end = message.rid in self.stopped and not is_cut_by_string
+        is_models_end = message.rid in self.stopped and count is None
         # A text that ends inside a character ends with a replacement character; a stop token has no text.
         text = self._decoder.decode(ids[:-1] if is_models_end else ids)
-        if is_cut_by_string:
+        if count is not None:
             text = text[:chars] + (stop if self._settings.shows_stop else "")
         parts = spoken(text, self._settings, is_models_end=is_models_end)
-        reason = "stop" if is_cut_by_string else self.ends[message.rid].value
+        end = "stop" if count is not None else self.ends[message.rid].value
+        if is_models_end and parts.is_cut:
+            end = "length"
+        return ids, parts, end, None if count is None else stop
+
+    def _expected(self, index: int, message: Generate) -> ChoiceView:
+        ids, parts, reason, _ = self._output_of(message)
+        is_chat = self._settings.is_chat
         if reason == "stop" and parts.calls and not parts.is_cut:
             reason = "tool_calls"
-        if is_models_end and parts.is_cut:
-            reason = "length"
         echo = self._decoder.decode(message.prompt_ids) if self.order.echo else ""
         view = ChoiceView(
             ids=ids,
@@ -298,7 +351,7 @@ class OpenAnswer:
             raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")
 
 
-def _order_of(add: Add, settings: SessionSettings) -> Order:
+def _order_of(add: Add, settings: SessionSettings, first: int) -> Order:
     """Return the order whose first request is ``add``; every further prompt has another beginning.
 
     The front end makes it from the body of a completion; the sampling parameters are then set for each choice.
@@ -307,9 +360,9 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
     body: dict[str, Any] = {
         "rid": add.rid,
         "prompt": prompts,
-        "n": settings.n,
+        "n": settings.choices,
         "echo": settings.echo,
-        "logprobs": 0 if settings.logprobs else None,
+        "logprobs": 0 if settings.logprobs and not (settings.has_blocks and settings.has_parts) else None,
         "return_token_ids": True,
         "return_cached_tokens_details": True,
         "include_stop_str_in_output": settings.shows_stop,
@@ -319,14 +372,15 @@ def _order_of(add: Add, settings: SessionSettings) -> Order:
     if settings.stream and settings.usage != "none":
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": settings.usage == "each"}
     order = completion_order(json.dumps(body).encode(), _SERVED)
+    n = settings.choices
     messages = tuple(
-        msgspec.structs.replace(message, sampling=sampling_of(_sampling_of(add, number, settings), number % settings.n))
+        msgspec.structs.replace(message, sampling=sampling_of(_sampling_of(add, first + number, settings), number % n))
         for number, message in enumerate(order.messages)
     )
-    seeds = [message.sampling.seed for message in messages[: settings.n]]
-    if len(set(seeds)) < settings.n:
+    seeds = [message.sampling.seed for message in messages[:n]]
+    if len(set(seeds)) < n:
         raise Violation(f"the choices of {add.rid} have the seeds {seeds}, and would be alike")
-    return msgspec.structs.replace(order, messages=messages)
+    return msgspec.structs.replace(order, messages=messages, shown_request=_SHOWN)
 
 
 def model_tokens(add: Add, number: int) -> list[int]:
@@ -351,13 +405,13 @@ def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingPa
 
 def _shape_of(order: Order, settings: SessionSettings) -> Shape:
     served: Any = SimpleNamespace(**vars(_SERVED) | {"tokenizer": DECODERS[settings.tools]})
-    if not settings.is_chat:
+    if settings.protocol == "completions":
         return CompletionShape(order, served)
-    return ChatShape(order, served, lambda: _choice_of(settings))
+    return _CHATS[settings.protocol](order, served, lambda: _choice_of(settings))
 
 
 def _choice_of(settings: SessionSettings) -> SpokenChoice:
-    if not (settings.reasoning or settings.has_tools):
+    if not settings.has_parts:
         return SpokenChoice()
     reasoning = ReasoningSplitter(ReasoningStart.OPEN) if settings.reasoning else None
     calls = FAMILIES[settings.tools]((TOOL,)) if settings.has_tools else None

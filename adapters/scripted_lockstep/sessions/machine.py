@@ -165,7 +165,20 @@ class SessionsMachine:
         self._answers.append(answer)
         if self._settings.hasty:
             self._sent_in_haste.append(answer)
+        if self._settings.has_blocks:
+            self._begin_beside(add)
         self._take_messages()
+
+    def _begin_beside(self, add: Add) -> None:
+        """Begin a reply that the search does not know: its one request has stop strings that its output contains."""
+        beside = msgspec.structs.replace(add, rid=f"{add.rid}-beside")
+        answer = OpenAnswer(beside, self._settings, self._sessions, is_known=False, number=1)
+        try:
+            self._send(answer)
+        except ApiError:
+            # The one beside an earlier request of this rid goes on.
+            return
+        self._answers.append(answer)
 
     def _abort(self, rid: str) -> None:
         """End the latest answer of this rid: its client leaves, it runs out of time, or an operator aborts it."""
@@ -267,7 +280,7 @@ class SessionsMachine:
         answer.emitted[message.rid] = []
         sent = self._sent[message.rid] = _Sent(answer, answer.order.messages[index], index)
         if index or not answer.is_known:
-            sent.tokens = model_tokens(answer.add, index)
+            sent.tokens = model_tokens(answer.add, answer.number + index)
         elif not answer.is_reported:
             self._device_requests.append(_DeviceRequest(answer, list(answer.add.prompt_ids)))
         if answer.is_late:

@@ -60,6 +60,8 @@ class _Combined:
 
     def add(self, choice: dict[str, Any]) -> None:
         message = self._message_in(choice)
+        if self._is_plain and "content" not in choice.get("delta", {"content": ""}) and not choice["finish_reason"]:
+            raise Violation(f"{choice} is plain text, but has no content")
         self.ids += choice.get("token_ids") or ()
         self.texts.append(choice.get("text") or message.get("content") or "")
         self.reasoning.append(message.get("reasoning_content") or "")

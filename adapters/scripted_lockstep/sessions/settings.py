@@ -14,7 +14,7 @@ MOST_SENT: Final = 4
 class SessionSettings(msgspec.Struct, frozen=True):
     """The fields of a client's request, and how it behaves.
 
-    Every reply has ``n`` choices for each of its ``prompts``. A
+    Every reply has ``n`` choices for each of its ``prompts``; a reply of blocks has one, and another reply beside it. A
     client reads in each ``lag``-th step with an event, and in all steps without one. A client that ``leaves`` hangs up
     instead of having an operator abort its request; a ``hasty`` one calls it off in the step after it sent it, and
     sends it again. A request that is called off is sent again ``retries`` times under the same rid, and called off
@@ -28,7 +28,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
     in each event. ``tools`` is the family that writes the calls, if any.
     """
 
-    protocol: Literal["completions", "chat"] = "completions"
+    protocol: Literal["completions", "chat", "messages", "responses"] = "completions"
     stream: bool = True
     n: int = 2
     prompts: int = 1
@@ -57,9 +57,9 @@ class SessionSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"every number of {self} is at least 1")
         if min(self.retries, self.delay) < 0 or self.delay > MOST_DELAY:
             raise ValueError(f"a client retries 0 times or more, and a message takes 0 to {MOST_DELAY} steps: {self}")
-        if self.is_chat and (self.prompts > 1 or self.echo):
+        if self.protocol != "completions" and (self.prompts > 1 or self.echo):
             raise ValueError("a chat has one prompt and echoes none")
-        if not self.is_chat and (self.reasoning or self.has_tools):
+        if self.protocol == "completions" and self.has_parts:
             raise ValueError("only a chat tells reasoning and calls apart")
         if self.times_out and self.leaves:
             raise ValueError("an abort is either the client's or the clock's")
@@ -69,6 +69,20 @@ class SessionSettings(msgspec.Struct, frozen=True):
     @property
     def is_chat(self) -> bool:
         return self.protocol == "chat"
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.protocol in ("messages", "responses")
+
+    @property
+    def choices(self) -> int:
+        """Return the number of choices for each prompt."""
+        return 1 if self.has_blocks else self.n
+
+    @property
+    def has_parts(self) -> bool:
+        """True if an output is more than plain text."""
+        return self.reasoning or self.has_tools
 
     @property
     def has_tools(self) -> bool:

@@ -103,13 +103,18 @@ def _scored(message: Generate) -> list[tuple[int, int]]:
 class Spoken(NamedTuple):
     """The parts of a text: its calls have a name, arguments and the id that the model gave, if any.
 
-    ``is_cut``: the arguments of the last call are not complete.
+    ``cut`` says of each call whether its arguments are not complete. ``kinds`` has the first letter of each part.
     """
 
     reasoning: str
     content: str
     calls: list[tuple[str, str, str]]
-    is_cut: bool
+    cut: list[bool]
+    kinds: str
+
+    @property
+    def is_cut(self) -> bool:
+        return any(self.cut)
 
 
 def spoken(text: str, settings: SessionSettings, *, is_models_end: bool) -> Spoken:
@@ -118,21 +123,24 @@ def spoken(text: str, settings: SessionSettings, *, is_models_end: bool) -> Spok
     if settings.reasoning:
         reasoning, _, text = text.partition(END)
         reasoning, text = reasoning.strip(), text.lstrip()
+    begun = "R" if reasoning else ""
     if not settings.has_tools:
-        return Spoken(reasoning, text, [], is_cut=False)
+        return Spoken(reasoning, text, [], [], begun + "T" * bool(text))
     begin, number, end = _CALL_TEXTS[settings.tools]
     before, *parts = text.split(begin)
-    calls, said, is_cut = list[tuple[str, str, str]](), before, False
+    if not parts:
+        return Spoken(reasoning, before, [], [], begun + "T" * bool(before))
+    calls, said, cut = list[tuple[str, str, str]](), before, list[bool]()
+    kinds = begun + "T" * bool(before.strip())
     for part in parts:
         is_whole = part.startswith(number + end)
-        is_completed = is_models_end and part == number
-        is_cut = not (is_whole or is_completed)
-        calls.append((TOOL, _BEGUN + part if is_cut else _COMPLETE, CALL_ID if settings.tools == "mistral" else ""))
-        said += part.removeprefix(number + end) if is_whole else ""
-    if calls:
-        # Spaces before the first text after a call, and at the end, belong to no text.
-        said = said.rstrip() if before.strip() else said.strip()
-    return Spoken(reasoning, said, calls, is_cut)
+        cut.append(not (is_whole or (is_models_end and part == number)))
+        calls.append((TOOL, _BEGUN + part if cut[-1] else _COMPLETE, CALL_ID if settings.tools == "mistral" else ""))
+        after = part.removeprefix(number + end) if is_whole else ""
+        said += after
+        kinds += "C" + "T" * bool(after.strip())
+    # Spaces before the first text after a call, and at the end, belong to no text.
+    return Spoken(reasoning, said.rstrip() if before.strip() else said.strip(), calls, cut, kinds)
 
 
 def reasoning_tokens(ids: Sequence[int]) -> int:

@@ -36,6 +36,7 @@ class BlockKind(Enum):
 class Block:
     """A block. ``index`` is its position in the choice; ``name``, ``call_id`` and ``call_index`` are set for calls.
 
+    ``is_cut``: it is a call whose arguments are not a complete JSON object.
     ``logprobs`` are encoded list items of its tokens' logprobs, if they are shown.
     """
 
@@ -44,6 +45,7 @@ class Block:
     name: str = ""
     call_id: str = ""
     call_index: int = 0
+    is_cut: bool = False
     written: list[str] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
 
@@ -116,6 +118,7 @@ class SpokenChoice:
                 continue
             if isinstance(part, CallBegun) or not blocks or blocks[-1].kind is not _KINDS[type(part)]:
                 if blocks:
+                    self._note_cut_call()
                     yield Ended(blocks[-1])
                 blocks.append(self._new_block(part))
                 yield Begun(blocks[-1])
@@ -154,7 +157,8 @@ class SpokenChoice:
 
     def _note_cut_call(self) -> None:
         if self._in_call:
-            self._in_call, self._has_cut_call = False, True
+            self.blocks[-1].is_cut = self._has_cut_call = True
+            self._in_call = False
             self._count_call(False)
 
     @property
@@ -169,6 +173,8 @@ class SpokenChoice:
 
     def is_cut(self, block: Block) -> bool:
         """Return whether the output was truncated in this block."""
+        if block.kind is BlockKind.CALL:
+            return block.is_cut
         return self.end not in (None, FinishReason.STOP) and block is self.blocks[-1]
 
     def _parts(self, piece: GenerateAnswer) -> list[Part]:
@@ -188,7 +194,6 @@ class SpokenChoice:
     def _new_block(self, part: Reasoning | Content | CallBegun | CallArguments) -> Block:
         if not isinstance(part, CallBegun):
             return Block(_KINDS[type(part)], len(self.blocks))
-        self._note_cut_call()
         self._in_call = True
         self._calls += 1
         return Block(BlockKind.CALL, len(self.blocks), part.name, part.id or self._new_id(), self._calls - 1)
