@@ -25,6 +25,7 @@ from scripted.sdk import Abort, Add, Load, Refused, Resume, Signal, Tokens
 from scripted.sdk.actions import message_of
 from scripted.search.mutant_search import Found
 from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
+from scripted_sglang.adapter import ADAPTER as SGLANG
 from scripted_sglang.adapter import COPIER, adapter_of
 from scripted_sglang.config import ServedSettings, SglangSettings
 from scripted_sglang.machine import SglangMachine
@@ -403,6 +404,10 @@ class SglangFleets(FleetAdapter):
         '20 at on=d0 do=sleep; 20 at on=p0 do="sleep part=kv_cache"; 22 at on=d0 do=wake; '
         '22 at on=p0 do="wake part=kv_cache"; 24 begin on=d0 do="start b prompt=14 new=3"',
     }
+
+    @property
+    def part_adapter(self) -> str:
+        return SGLANG.name
 
     def role_of(self, name: str) -> str:
         role = _ROLES.get(name[:1])

@@ -279,8 +279,15 @@ def _sorting(shown: _Shown, against: str | None, adapter: str, known: Path | Non
 
 def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, known: Path, adapter: str) -> None:
     """Run known defects and kept findings, so that the search recognizes them."""
+    from scripted.core.adapters import adapter_named
+    from scripted.search.kinds import HasParts
+
     for defect in defects_of(adapter, known):
         sorter.add_known(defect, adapter)
+    whole = adapter_named(adapter)
+    if isinstance(whole, HasParts):
+        for defect in defects_of(whole.part_adapter, known):
+            sorter.add_known_of_part(defect, whole)
     if database is None:
         return
     for said in database.set_damaged_aside():

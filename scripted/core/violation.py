@@ -28,11 +28,19 @@ class Violation(AssertionError):
     """The scheduler broke a promise, which the text names.
 
     ``bounds``: the bounds that the last launch exceeded. ``left_out``: the requests that waited although the last
-    launches had room for them.
+    launches had room for them. ``inner``: the violation of one machine that a fleet reports with that machine's name.
     """
 
-    def __init__(self, text: str, *, bounds: Bounds | None = None, left_out: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        bounds: Bounds | None = None,
+        left_out: Sequence[str] = (),
+        inner: Violation | None = None,
+    ) -> None:
         super().__init__(text)
+        self.inner = inner
         self.bounds = bounds
         self.left_out = left_out
 

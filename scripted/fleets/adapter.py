@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from scripted.core.action import Action
 from scripted.core.base_adapter import BaseAdapter
 from scripted.core.common_actions import AdvanceClock
+from scripted.core.placed_action import Placed, parse_action
 from scripted.core.protocol import ConfigValue, Freezer, SkipsChecks, violations_of
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader
 from scripted.fleets.actions import TRAFFIC_ACTIONS, OnEngine, ReleaseTraffic, actions_on_engines, clause_of
 from scripted.fleets.machine import (
@@ -35,6 +38,9 @@ from scripted.fleets.machine import (
 from scripted.report.step_log import ShownStep, StepLog
 from scripted.search.generated import Space
 
+# The machines for which a schedule of one machine is retold, the machine of its events, and their largest delay.
+_STAGES: Final = ((("d0",), "d0", 0), (("p0", "d0"), "p0", 4), (("p0", "d0"), "d0", 14))
+
 
 class FleetAdapter(
     BaseAdapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, FleetRecord, FleetMachine, NoDevice, FleetOracle]
@@ -50,6 +56,7 @@ class FleetAdapter(
     workloads: Mapping[str, str]
     inner_actions: tuple[type[Action], ...]
     states = StateReader()
+    fixed_settings: ClassVar[tuple[str, ...]] = ("engines",)
     resuming: ClassVar[None] = None
     undoing: ClassVar[tuple[Action, ...]] = ()
 
@@ -108,6 +115,42 @@ class FleetAdapter(
 
     def limits_of(self, config: FleetConfig) -> object:
         return self.inner.limits_of(self.config_of(config, next(name for name in config.names if name[0] != "p")))
+
+    # -- known defects of one machine --
+
+    @property
+    def part_adapter(self) -> str:
+        return self.of
+
+    def retold(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Yield the schedule as one of a fleet: for a decoding machine alone, then for each role, with later events.
+
+        A request reaches each machine of a pair some steps after its beginning. Yields nothing for a schedule with an
+        action or a setting that a fleet's machines lack.
+        """
+        events = [one for one in schedule.placed if not one.action.is_start]
+        for names, on, latest in _STAGES:
+            for delay in range(latest + 1 if events else 1):
+                with suppress(ScriptDefinitionError, ValueError):
+                    yield self._as_told(schedule, names, on, delay)
+
+    def _as_told(self, schedule: Schedule, names: tuple[str, ...], on: str, delay: int) -> Schedule:
+        """Return the schedule with its requests at the decoding machine, and other actions on ``on``, later."""
+        words = {name: str(value) for name, value in schedule.adapter.config_words(schedule.config).items()}
+        config = FleetConfig(self.inner.read_config(words), names)
+        for name in names:
+            self.config_of(config, name)
+        placed = []
+        for one in schedule.placed:
+            clause = clause_of(one.action)
+            if one.action.is_start:
+                placed.append(Placed(one.step, self.begin(on=names[-1], do=clause)))
+            elif isinstance(one.action, AdvanceClock):
+                placed.append(Placed(one.step + delay, one.action))
+            else:
+                parse_action(clause, self.inner_actions)
+                placed.append(Placed(one.step + delay, self.at(on=on, do=clause)))
+        return Schedule(config, (), self.name).with_placed(placed)
 
     # -- a run --
 

@@ -369,7 +369,7 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
             try:
                 question(one)
             except Violation as exc:
-                raise Violation(f"engine {one.name}: {exc}") from exc
+                raise Violation(f"engine {one.name}: {exc}", inner=exc) from exc
 
 
 FleetRun: TypeAlias = RunLike[

@@ -49,7 +49,8 @@ class Failure(msgspec.Struct, frozen=True):
     """The failure of a run: the exception's type and text, and its step.
 
     ``place`` is the file and line at which a scheduler raised, in its step or in a check; empty for a broken promise.
-    Two failures of one invariant have equal signatures: ``signature`` leaves out numbers and names.
+    Two failures of one invariant have equal signatures: ``signature`` leaves out numbers and names, and the machine
+    of a fleet that broke it. An exception without a text has its line's.
     """
 
     type: str
@@ -63,10 +64,12 @@ class Failure(msgspec.Struct, frozen=True):
         """Describe the exception that ended a run."""
         rids = sorted(set(gate.oracle.names), key=len, reverse=True)
         names = "".join(rf"|(?<![\w-]){re.escape(rid)}(?![\w-])" for rid in rids)
-        text = text_of(exc)
+        origin = (exc.inner or exc) if isinstance(exc, Violation) else exc
+        last = traceback.extract_tb(origin.__traceback__)[-1]
+        text = text_of(exc) or last.line or ""
+        said = text_of(origin) or text
         # Words of one letter are left out: they are request names or the article.
-        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
-        last = traceback.extract_tb(exc.__traceback__)[-1]
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", said.partition(":")[0])
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
         raised = not isinstance(exc, Violation) and _is_of_scheduler(exc, gate)
         place = f"{path_of(last.filename)}:{last.lineno}, in {last.name}" if raised else ""

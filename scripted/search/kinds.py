@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeAlias, TypeGuard
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -45,6 +45,24 @@ _LAYERS: Final = 3
 
 # A function and one of its lines.
 _Line: TypeAlias = tuple[str, int]
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """An adapter whose machine consists of several machines of another adapter, each with that adapter's defects.
+
+    ``part_adapter`` is the adapter in whose table these defects are. ``fixed_settings`` say which machines there are:
+    actions name these machines, so a schedule is not tried without them.
+    """
+
+    fixed_settings: Collection[str]
+
+    @property
+    def part_adapter(self) -> str: ...
+
+    def retold(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Yield schedules of this adapter in which one machine may do what it does in its own adapter's schedule."""
+        ...
 
 
 class SchedulePart(NamedTuple):
@@ -136,6 +154,9 @@ class Sorter:
         self._on_new = on_new
         self._against = against
         self._waiting: list[Finding] = []
+        # Known defects of one machine that have not been retold, and those of them that fail, once they are needed.
+        self._of_parts: list[tuple[Defect, HasParts]] = []
+        self._not_retold: list[tuple[Kind, HasParts]] = []
         self._sorted = Counter[str]()
         self._started = time.monotonic()
         self._spent_s = 0.0
@@ -147,11 +168,15 @@ class Sorter:
 
     def add_known(self, defect: Defect, adapter: str) -> None:
         """Run a known defect's schedules; if none fails, the defect is ``gone``."""
-        tried = [_known(text, defect, adapter) for text in defect.schedules if is_of(text, adapter)]
+        tried = [_known(text, defect) for text in defect.schedules if is_of(text, adapter)]
         kinds = [kind for kind in tried if kind is not None]
         self.kinds += kinds
         if not kinds:
             self.gone.append(defect)
+
+    def add_known_of_part(self, defect: Defect, whole: HasParts) -> None:
+        """Recognize a known defect of one machine of the adapter ``whole``, which runs it when a failure may be it."""
+        self._of_parts.append((defect, whole))
 
     def add_kept(self, saved: SavedFailure, failure: Failure) -> None:
         """Add a kept finding that still fails."""
@@ -221,6 +246,7 @@ class Sorter:
         if not self._is_only_here(schedule, signature):
             self.in_both += 1
             return
+        self._retell(signature)
         for _ in range(_LAYERS):
             kind, rest = self._explained(schedule, signature)
             if kind is None:
@@ -245,6 +271,17 @@ class Sorter:
         self.kinds.append(kind)
         self._on_new(kind)
 
+    def _retell(self, signature: str) -> None:
+        """Retell the machines' known defects that break this promise; compare one that cannot be retold as it is."""
+        for defect, whole in self._of_parts:
+            texts = [text for text in defect.schedules if is_of(text, whole.part_adapter)]
+            kinds = [_known(text, defect) for text in texts]
+            self._not_retold += [(kind, whole) for kind in kinds if kind is not None]
+        self._of_parts.clear()
+        for kind, whole in [one for one in self._not_retold if one[0].failure.signature == signature]:
+            self._not_retold.remove((kind, whole))
+            self.kinds += _retold(kind, whole, signature) or [kind]
+
     def _explained(self, schedule: Schedule, signature: str) -> tuple[Kind | None, Schedule | None]:
         """Return the kind that explains this failure, or a schedule that fails in the same way without a kind's cause.
 
@@ -268,6 +305,7 @@ class Sorter:
     def _same(self, found: Kind) -> Kind | None:
         """Return the kind with the same cause for a failure that none explains: the one with most code in common."""
         self._examine(found)
+        self._retell(found.root)
         alike: list[tuple[float, Kind]] = []
         for kind in self.kinds:
             if kind.failure.signature in found.signatures or set(kind.settings) <= set(found.settings):
@@ -321,11 +359,16 @@ def _shows(kind: Kind, schedule: Schedule | None) -> bool:
 
 def parts_of(schedule: Schedule) -> frozenset[SchedulePart]:
     """Return the parts of a schedule, without its numbers."""
-    found = {SchedulePart(name=name) for name in schedule.adapter.config_words(schedule.config)}
+    names = schedule.adapter.config_words(schedule.config).keys() - _fixed_settings(schedule)
+    found = {SchedulePart(name=name) for name in names}
     for one in schedule.placed:
         found.add(SchedulePart(one.action.kind))
         found.update(SchedulePart(one.action.kind, name) for name in _set_fields(one))
     return frozenset(found)
+
+
+def _fixed_settings(schedule: Schedule) -> Collection[str]:
+    return frozenset(schedule.adapter.fixed_settings) if isinstance(schedule.adapter, HasParts) else ()
 
 
 def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule | None:
@@ -334,7 +377,8 @@ def restricted(schedule: Schedule, parts: frozenset[SchedulePart]) -> Schedule |
     None if the adapter refuses that schedule.
     """
     words = schedule.adapter.config_words(schedule.config)
-    kept = {name: str(value) for name, value in words.items() if SchedulePart(name=name) in parts}
+    fixed = _fixed_settings(schedule)
+    kept = {name: str(value) for name, value in words.items() if name in fixed or SchedulePart(name=name) in parts}
     try:
         placed = [_plain(one, parts) for one in schedule.placed if SchedulePart(one.action.kind) in parts]
         return schedule.with_config(schedule.adapter.read_config(kept)).of_placed(placed)
@@ -373,25 +417,42 @@ def _set_fields(placed: Placed) -> Iterator[str]:
             yield field.name
 
 
-def _known(text: str, defect: Defect, adapter: str) -> Kind | None:
+def _known(text: str, defect: Defect) -> Kind | None:
     """Return a known defect as a kind; None if its schedule passes or this version refuses it."""
     try:
         schedule = Schedule.parse(text)
     except (ScriptDefinitionError, ValueError):
         return None
     failure = _failure(schedule)
-    if failure is None:
-        return None
-    kind = Kind(Finding(text, (), failure, adapter), schedule, failure, defect=defect)
+    return None if failure is None else _shown_by(schedule, defect, failure)
+
+
+def _retold(kind: Kind, whole: HasParts, signature: str) -> list[Kind]:
+    """Return a known defect of one machine as the whole shows it: once for each set of events that fails like this."""
+    assert kind.schedule is not None, "a known defect is a schedule's"
+    assert kind.defect is not None, "only known defects are retold"
+    found: dict[frozenset[str], Kind] = {}
+    for schedule in whole.retold(kind.schedule):
+        events = frozenset(one.action.kind for one in schedule.placed)
+        failure = None if events in found else _failure(schedule, signature)
+        if failure is not None and failure.signature == signature:
+            found[events] = _shown_by(schedule, kind.defect, failure)
+    return list(found.values())
+
+
+def _shown_by(schedule: Schedule, defect: Defect, failure: Failure) -> Kind:
+    """Return a known defect as the kind of this failing schedule."""
+    kind = Kind(Finding(str(schedule), (), failure, schedule.of), schedule, failure, defect=defect)
     kind.shapes = [_fewest_parts(schedule, failure.signature)]
     return kind
 
 
 def _fewest_parts(schedule: Schedule, signature: str) -> frozenset[SchedulePart]:
     """Return the parts that a failing schedule needs; a hand-written schedule may have more."""
+    needs_starts = _has_starts(schedule)
     for part in sorted(parts_of(schedule)):
         smaller = _without(schedule, part)
-        if _has_starts(smaller) and _fails(smaller, signature):
+        if smaller is not None and (_has_starts(smaller) or not needs_starts) and _fails(smaller, signature):
             schedule = smaller
     return parts_of(schedule)
 
