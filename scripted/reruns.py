@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun, recording_reader
 from scripted.report.step_log import log_of_adapter
+from scripted.script.bounded_command import run_bounded
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import is_flight, read_flight
 from scripted.sdk.flight.standing import Stand, TellsWhoStands, report_of
@@ -25,7 +25,7 @@ from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
 
 _ANOTHER_HASH_SEED = "4711"
-_TIMEOUT_S = 600.0
+_LIMIT_S = 600
 _SHOWN_CHARACTERS = 800
 
 
@@ -98,9 +98,7 @@ def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str
     here = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONHASHSEED": _ANOTHER_HASH_SEED, "PYTHONPATH": here}
     command = [sys.executable, "-m", "scripted.reruns", *arguments]
-    done = subprocess.run(  # noqa: S603 - this interpreter, and our own module
-        command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False
-    )
+    done = run_bounded(command, _LIMIT_S, environment=environment)
     if done.returncode:
         said = done.stderr.decode()[-_SHOWN_CHARACTERS:]
         raise HarnessError(f"the run in a fresh process failed with status {done.returncode}: {said}")

@@ -12,7 +12,6 @@ import functools
 import inspect
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -34,6 +33,7 @@ from scripted.core.run import WAITING_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
+from scripted.script.bounded_command import run_bounded
 from scripted.script.watchdog import watchdog
 from scripted.sdk.messages import SdkMachine
 from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
@@ -424,13 +424,10 @@ def run_alone(path: Path, python: str, *, prepare: str = "") -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "pytest.ini"
         settings.write_text("[pytest]\n", encoding="utf-8")
-        ended = subprocess.run(  # noqa: S603 - a file that we wrote
+        ended = run_bounded(
             [python, "-c", f"{prepare}\n{_ALONE}", str(path), str(settings), folder],
-            cwd=folder,
-            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
+            _LIMIT_S,
+            environment={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            folder=Path(folder),
         )
-    return ended.returncode, ended.stdout + ended.stderr
+    return ended.returncode, (ended.stdout + ended.stderr).decode("utf-8", "replace")

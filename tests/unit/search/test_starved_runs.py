@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
+from scripted.script import bounded_command
+from scripted.script.bounded_command import run_bounded
 from scripted.script.child import ChildLate, run_in_child
 from scripted.search import written_test
 from scripted.search.written_test import write_test
@@ -48,6 +52,17 @@ def test_a_written_test_is_not_judged_by_the_wall(monkeypatch: pytest.MonkeyPatc
 def test_a_busy_child_gets_the_time_that_others_took() -> None:
     """The replay of a failed test was said to hang, because the machine was busy for two minutes."""
     assert run_in_child(slowly(lambda: b"done", 0.3), 0.2, is_busy=True) == b"done"
+
+
+def test_a_command_is_bounded_by_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of a standalone test raised an error after 300 seconds of a busy machine."""
+    monkeypatch.setattr(bounded_command, "_WALL_TIMES", 30)
+    slow = run_bounded([sys.executable, "-c", "import time; time.sleep(1.5); print('done')"], 1, environment={})
+    assert (slow.returncode, slow.stdout) == (0, b"done\n")
+    assert run_bounded([sys.executable, "-c", "while True: pass"], 1, environment={}).returncode == -signal.SIGXCPU
+    monkeypatch.setattr(bounded_command, "_WALL_TIMES", 0.5)
+    waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert run_bounded(waiting, 1, environment={}).returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["computes", "waits"])
