@@ -1,7 +1,7 @@
 """The adapter ``sglang``: an installed SGLang's scheduler, on a CPU, with a simulated worker.
 
-Nothing else imports SGLang. No code of SGLang is copied here. In the process of a recorded server, this package sets,
-replaces and silences nothing, and provides no adapter.
+Nothing else imports SGLang. No code of SGLang is copied here. In a recorded server's process this package changes no
+variable, module or log level, and provides no adapter.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if importlib.util.find_spec("sglang") is None:
     )
 _IS_RECORDED: Final = FOLDER_VARIABLE in os.environ and "sglang.srt.managers.scheduler" in sys.modules
 if not _IS_RECORDED:
-    # SGLang reads these on import. By default its prefix tree is written in Rust, which cannot be copied.
+    # SGLang reads these on import. By default its prefix tree is in Rust and cannot be copied.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
-    # Its small compiled functions would look for Triton, find a stub, and log 200 lines.
+    # torch.compile would look for Triton, find a stub, and log 200 lines.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     stubs.install()
     with warnings.catch_warnings():
@@ -43,6 +43,6 @@ if not _IS_RECORDED:
                 "0.5.23; `make sglang` installs that version with its requirements"
             ) from exc
     if PORT_VARIABLE not in os.environ:
-        # A search meets thousands of retractions, refused flushes and aborts, some of which are logged at the root.
+        # A search causes thousands of retractions, refused flushes and aborts; the root logger gets some of them.
         logging.getLogger("sglang").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

@@ -1,4 +1,4 @@
-"""Actions on SGLang's host tier and storage: copies are late or lost."""
+"""Actions on SGLang's host tier and storage, which delay or lose copies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):
-    """Keeps copies to and from a tier, ``host`` or ``storage``, from ending."""
+    """Withholds the ends of copies to and from a tier, ``host`` or ``storage``."""
 
     tier: str = TIERS[0]
 
@@ -126,8 +126,8 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     ReleaseTiers: _TIERED,
     FailStorage: _STORED,
     ForgetStored: _STORED,
-    # They need enable_memory_saver, but generated targets do not set it for them: of 48 that did, 44 ended with a
-    # release or a resume in the wrong state, which hid all else.
+    # They need enable_memory_saver, which generated targets do not set for them: of 48 that did, 44 ended with a
+    # release or a resume in the wrong state, which hid everything else.
     SleepAll: {},
     WakeAll: {},
 }

@@ -65,7 +65,7 @@ _SHARED: Final = (
 )
 
 
-# A batch keeps its parts until the next batch replaces them, the last batch forever. The last thousand pauses are kept;
+# A batch keeps its parts until the next one replaces it, the last batch forever. The last thousand pauses are kept;
 # the tree of the policy lpm is rebuilt on demand; a chunk whose abort was overtaken by a pause is forgotten in the next
 # turn. Storage keeps its pages.
 _NEVER_EMPTY: Final = (
@@ -88,7 +88,7 @@ COPIER: Final = Copier(
 
 @functools.lru_cache(maxsize=256)
 def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
-    """Keep the first machine with these settings: copying it costs a hundredth of making another."""
+    """Keep the first machine with these settings: copying it takes a hundredth of the time of making another."""
     return Frozen(SglangMachine(settings), COPIER)
 
 
@@ -170,7 +170,7 @@ ADAPTER: Final = adapter_of(
     needed=NEEDED_BY_SETTINGS,
     undoing=(ReleaseTiers(),),
     crowded={"max_total_tokens": (28, 32, 40), "context_length": (28,), "page_size": (1, 1, 4)},
-    # Prompts come back after they were evicted, while others wait for the pages of those that end. SGLang loads ten
+    # Evicted prompts come back while other requests wait for pages. SGLang loads ten
     # tokens or more.
     scenes={
         "tiers": {

@@ -1,4 +1,4 @@
-"""The machine's settings, and a new scheduler with them: SGLang's own, without a model.
+"""The machine's settings, and SGLang's own scheduler with them, without a model.
 
 The constructor is SGLang's. It runs on the CPU and loads a random one-layer Llama. A process's first scheduler makes
 the process groups; later ones take a fraction of a second.
@@ -74,40 +74,42 @@ class SglangSettings(msgspec.Struct, frozen=True):
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
     # Part of the backend's own configuration.
     prefetch_threshold: int = 4
-    # Operators may release the memory of weights and KV.
+    # Whether operators may release the memory of weights and KV.
     enable_memory_saver: bool = False
-    # The least output of each request, as the server's preferred_sampling_params give it.
+    # The minimum output of each request, from the server's preferred_sampling_params.
     min_new_tokens: int = 0
-    # Requests keep their clients' names, as in SGLang; without this no name is a prefix of another.
+    # Whether requests keep their clients' names, as in SGLang; otherwise no name is a prefix of another.
     client_rids: bool = True
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.max_running_requests < 1:
             raise ValueError(
-                "page_size and max_running_requests are at least 1, "
+                "page_size and max_running_requests must be at least 1, "
                 f"got {self.page_size} and {self.max_running_requests}"
             )
         if self.chunked_prefill_size < self.page_size:
             raise ValueError(
-                f"chunked_prefill_size is at least page_size ({self.page_size}), got {self.chunked_prefill_size}"
+                f"chunked_prefill_size must be at least page_size ({self.page_size}), got {self.chunked_prefill_size}"
             )
         if self.max_total_tokens < 4 * self.page_size:
-            raise ValueError(f"max_total_tokens is at least 4 pages of {self.page_size}, got {self.max_total_tokens}")
+            raise ValueError(
+                f"max_total_tokens must be 4 pages of {self.page_size} or more, got {self.max_total_tokens}"
+            )
         if self.max_queued_requests is not None and self.max_queued_requests < 1:
-            raise ValueError(f"max_queued_requests is at least 1, got {self.max_queued_requests}")
+            raise ValueError(f"max_queued_requests must be at least 1, got {self.max_queued_requests}")
         if self.min_new_tokens < 0:
-            raise ValueError(f"min_new_tokens is at least 0, got {self.min_new_tokens}")
+            raise ValueError(f"min_new_tokens must not be negative, got {self.min_new_tokens}")
         if self.context_length < 16:
-            raise ValueError(f"context_length is at least 16, got {self.context_length}")
+            raise ValueError(f"context_length must be at least 16, got {self.context_length}")
         if self.enable_hierarchical_cache and self.disable_radix_cache:
-            raise ValueError("SGLang has no host tier without a radix cache")
+            raise ValueError("enable_hierarchical_cache needs a radix cache, disable_radix_cache=False")
         if self.has_storage and not self.enable_hierarchical_cache:
             raise ValueError("hicache_storage_backend needs enable_hierarchical_cache")
         if self.hicache_host_memory_mode == "buffer_only" and not self.has_storage:
             raise ValueError("hicache_host_memory_mode=buffer_only needs hicache_storage_backend")
         if self.hicache_ratio <= 0 or self.prefetch_threshold < 1:
             raise ValueError(
-                "hicache_ratio is more than 0 and prefetch_threshold at least 1, "
+                "hicache_ratio must be positive and prefetch_threshold at least 1, "
                 f"got {self.hicache_ratio} and {self.prefetch_threshold}"
             )
 
@@ -128,12 +130,12 @@ class SglangSettings(msgspec.Struct, frozen=True):
 
     @property
     def kept_back(self) -> int:
-        """The tokens that must be free, besides its prompt, when a request begins."""
+        """The tokens that must be free besides the prompt for a request to begin."""
         return 0
 
     @property
     def room(self) -> int:
-        """The most tokens of a request: one of the context is held back, and one more of prompt and output."""
+        """The most tokens of a request: SGLang holds back one of the context, and one more of prompt and output."""
         pool = self.max_total_tokens // self.page_size * self.page_size
         return min(self.context_length, pool) - 2 - self.kept_back
 
@@ -158,21 +160,23 @@ class ServedSettings(SglangSettings, frozen=True):
         super().__post_init__()
         if self.num_reserved_decode_tokens < 0 or self.optimistic_prefill_attempts < 0:
             raise ValueError(
-                "num_reserved_decode_tokens and optimistic_prefill_attempts are at least 0, "
+                "num_reserved_decode_tokens and optimistic_prefill_attempts must not be negative, "
                 f"got {self.num_reserved_decode_tokens} and {self.optimistic_prefill_attempts}"
             )
         if (
             self.disaggregation_decode_allocation_policy == "prefill_complete"
             and self.disaggregation_decode_enable_radix_cache
         ):
-            raise ValueError("SGLang has no radix cache at decode servers with the policy prefill_complete")
+            raise ValueError("the allocation policy prefill_complete allows no radix cache at decode servers")
         is_plain = self.hicache_write_policy == "write_back" and not self.has_storage
         if (
             self.disaggregation_decode_allocation_policy == "prefill_complete"
             and self.enable_hierarchical_cache
             and not is_plain
         ):
-            raise ValueError("with the policy prefill_complete prefill servers have a host tier of write_back alone")
+            raise ValueError(
+                "the allocation policy prefill_complete allows only a write_back host tier without storage"
+            )
 
     @property
     def of_server(self) -> dict[str, Any]:
@@ -190,7 +194,7 @@ class ServedSettings(SglangSettings, frozen=True):
 
 
 _OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold", "min_new_tokens")
-# The end tokens that the penalty of a least output reads; a server has a tokenizer.
+# The end tokens that the penalty for a minimum output suppresses; a server reads them from its tokenizer.
 _TOKENIZER: Final = SimpleNamespace(eos_token_id=MODEL["eos_token_id"], additional_stop_token_ids=None)
 _OF_HOST: Final = (
     "enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy", "hicache_storage_backend",

@@ -67,7 +67,7 @@ def new_scheduler(settings: Any) -> Scheduler:
     with mock.patch.object(tempfile, "tempdir", folder):
         ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    # Its published load would remain in a shared memory file.
+    # Its published load would stay behind in a shared memory file.
     with mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None):
         return Scheduler(args, ports)
 
@@ -138,7 +138,7 @@ class Turns:
     def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
         lengths = batch.extend_lens or [1] * len(batch.reqs)
         self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
-        # No token ends a request, so they may all be the same.
+        # No token ends a request, so all of them may be the same.
         tokens = torch.full((len(batch.reqs),), 7)
         return GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
 

@@ -35,7 +35,7 @@ from scripted_sglang.transfers import Frames, PageWrite, Recompute, Row, Written
 
 NAME: Final = "sglang-fleet"
 MUTANTS: Final = read_mutants(Path(__file__).with_name("fleet_mutants.toml"))
-# The servers' knowledge of each other.
+# What the servers know of each other.
 _ACQUAINTANCES: Final = (
     *("decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table"),
     *("connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost"),
@@ -65,7 +65,7 @@ _ROLES: Final = {"p": "prefill", "d": "decode"}
 _WAKE: Final = Signal(name="transfers")
 # A room consists of the engine's number and the request's number there.
 _ROOMS: Final = 1000
-# Caches are flushed in the last turn after the end, and in the turn before if no pause had to end first.
+# Caches are flushed in the last turn of the finale, and in the turn before unless a pause had to end first.
 _FLUSHES: Final = 2
 
 
@@ -73,7 +73,7 @@ _FLUSHES: Final = 2
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """A request that a decode server also has."""
+    """A request that was also sent to a decode server."""
 
     room: int
     prompt_ids: tuple[int, ...]
@@ -81,7 +81,7 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class ClientLeft(msgspec.Struct, frozen=True):
-    """The client of a request has left, or the request ended at its decode server."""
+    """The client of a request has disconnected, or the request ended at its decode server."""
 
     room: int
 
@@ -111,7 +111,7 @@ class RoutedRun(MemberRun):
 
     @property
     def obstacle(self) -> Action | None:
-        """Return the obstacle. An aborting pause holds the lock that a resume needs: it ends by itself or never."""
+        """Return the obstacle. An aborting pause holds the lock that a resume needs, so no resume ends it."""
         undo = super().obstacle
         is_stuck = self.machine._ending is not None  # noqa: SLF001 - the machine of this adapter
         return None if is_stuck and undo == self.adapter.resuming else undo
@@ -170,7 +170,7 @@ class SglangMember(SearchedMember):
         run.router = Router(self, prefills, made) if name[0] == "d" else None
         transfers = run.machine.role.transfers
         transfers.local_ip, transfers.born = name, made
-        # On a prefill server: the holder of a request's other half, by room.
+        # On a prefill server: by room, the server that has the other half of the request.
         self.halves: dict[int, ServerHalf] = {}
 
     @property
@@ -234,7 +234,7 @@ class SglangMember(SearchedMember):
         self.run.give_here(_WAKE)
 
     def not_sent(self, receiver: str, message: Any) -> None:
-        """Note that a message was not sent: the connection broke, as both sides know."""
+        """Note that a message was not sent because the connection broke, which both sides know."""
 
     def meet(self, other: str) -> None:
         if other[0] != self.name[0]:
@@ -263,7 +263,7 @@ class SglangMember(SearchedMember):
         return super().is_quiet and not self.halves
 
     def _awaiting(self) -> set[str]:
-        """Return the requests without KV: those in SGLang's queues, and those that a pause holds back before them."""
+        """Return the requests without KV: in SGLang's queues, or held back by a pause."""
         return {*self.role.awaiting(), *self.run.machine.held_back()}
 
     def _excuse(self, rooms: Iterable[int]) -> None:
@@ -271,7 +271,7 @@ class SglangMember(SearchedMember):
         self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
-        """Let the router abort, at the other server, requests that ended here before they were computed."""
+        """Let the router abort requests at the other server that ended here before they were computed."""
         previous = self.run.previous
         ended = {
             reply.rid
@@ -331,7 +331,7 @@ class SglangMember(SearchedMember):
             )
 
     def _end_write(self, number: int) -> None:
-        """End a write, whose source must be unchanged unless the write is no longer wanted. Raises Violation."""
+        """End a write. Raises Violation if its source has changed, unless nobody needs the write any longer."""
         transfers = self.role.transfers
         chunk = transfers.writing.pop(number, None)
         if chunk is None:
@@ -345,7 +345,7 @@ class SglangMember(SearchedMember):
     # -- a decode server --
 
     def _take_pages(self, sender: str, pages: PageWrite) -> None:
-        """Take pages, which the request must still be waiting for. Raises Violation."""
+        """Take pages. Raises Violation if no request waits for them any longer."""
         role: Decode = self.role
         size = self.run.machine.scheduler.page_size
         waits = [one.req for one in role.receivers() if one.req.bootstrap_room == pages.room]
@@ -424,7 +424,7 @@ class SglangFleets(FleetAdapter):
         return SglangMember(name, run, [one for one in config.names if one[0] == "p"], machine.made)
 
     def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
-        """Return each server's finale, after the end of a pause that keeps a batch."""
+        """Return each server's finale, once a pause that keeps a batch has ended."""
         paused = [one for one in run.machine.living if one.run.oracle.paused is not None]
         if turn and paused:
             return [(one.name, Resume(call_id=one.run.new_call_id())) for one in paused]

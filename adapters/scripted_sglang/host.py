@@ -1,7 +1,7 @@
 """SGLang's own host tier and storage on the CPU; the machine copies pages between device, host and storage.
 
-Replaces a device's streams and events, the copy kernels, the registration of host memory, and threads and their queues.
-SGLang decides which pages are cached in which tier.
+Replaced are the device's streams and events, the copy kernels, the registration of host memory, and threads with their
+queues. SGLang decides which pages are cached in which tier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripted.sdk import Batch, BatchResult, Signal, Violation
 from scripted_sglang.actions import FAIL, FORGET, HOLD, RELEASE, TIERS
 from scripted_sglang.streams import DEVICE, THREADS, Pages, Queue, Stream, current_stream
 
-# Block numbers beyond the device: the host's from here on, the storage's below 0, which a flush does not empty.
+# Block numbers outside the device: the host's from here on, the storage's below 0, which a flush does not empty.
 HOST: Final = 10_000
 _HOST, _STORAGE = TIERS
 
@@ -93,7 +93,7 @@ class NoHost:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a transfer ends in the next step."""
+        """Whether a transfer will end in the next step."""
         return False
 
     @property
@@ -126,7 +126,7 @@ class HostTier(NoHost):
         self._to_host: Stream = controller.l2_transfer_engine.device_to_host_stream
         self._to_device: Stream = controller.l2_transfer_engine.host_to_device_stream
         self._held: set[str] = set()
-        # Whether the end of every copy that ended in this step was known beforehand.
+        # Whether the end of each copy in this step was known beforehand.
         self.is_known = True
         # The last transfer that each batch in flight waited for.
         self._waited_for: dict[int, int] = {}
@@ -230,7 +230,7 @@ class HostTier(NoHost):
         kept = sum(len(value) for value in values if value is not None)
         used = self._pool.logical_size - self._pool.available_size()
         if used != kept:
-            raise Violation(f"{used} tokens of the host are in use, but its tree has {kept}")
+            raise Violation(f"{used} tokens of the host are in use, but its tree holds {kept}")
 
 
 def written_by(share: Any, size: int) -> Sequence[int]:
@@ -280,7 +280,7 @@ def _hashes(token_ids: Any, prior: bytes | None, page_size: int | None = None) -
 
 
 def install() -> None:
-    """Give this process's host tiers these stand-ins, which never wait."""
+    """Install these stand-ins, which never wait, in this process's host tiers."""
     cache_controller.device_module = l2_transfer.device_module = DEVICE
     cache_controller.Queue = hybrid_cache_controller.Queue = Queue
     for module in (cache_controller, hybrid_cache_controller, unified_radix_cache, base, hicache_storage):

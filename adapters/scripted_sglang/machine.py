@@ -408,7 +408,7 @@ class SglangMachine:
                 is_awake = not self.scheduler.weight_updater.offload_tags
                 self._replies.append(Answer(call_id=event.call_id, ok=is_awake))
             case _:
-                raise TypeError(f"SGLang has nothing for {event}")
+                raise TypeError(f"SGLang cannot take {event}")
 
     def _flush(self, event: FlushCache) -> None:
         """Flush. Raises Violation if a pause alone makes the scheduler refuse."""
@@ -453,12 +453,12 @@ class SglangMachine:
         """Return why the front end or the scheduler refuses a request; None if it begins."""
         tokens, new = len(event.prompt_ids), event.max_new_tokens
         if new < self.settings.min_new_tokens:
-            return f"its output of {new} tokens is less than the least, {self.settings.min_new_tokens}"
+            return f"its output of {new} tokens is less than min_new_tokens, {self.settings.min_new_tokens}"
         # Refused by the front end, or answered with an error by the scheduler after a prefill of one token.
         if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
-            return f"{tokens} + {new} tokens are too long"
+            return f"{tokens} + {new} tokens exceed the context"
         if not self._fits(tokens, new):
-            return "its output would be cut to fit into the pool"
+            return "SGLang would cut its output to fit into the pool"
         if tokens + new > self.settings.room:
             return "with the tokens kept back for decodes it would never fit into the pool"
         return None
@@ -477,7 +477,7 @@ class SglangMachine:
         return most is not None and most >= new
 
     def _abort(self, rid: str) -> None:
-        """Pass on, once, the abort of one of the front end's requests, held back or not."""
+        """Pass on the first abort of a request in the front end, held back or not."""
         known = rid in self._alive or any(one.rid == rid for one in self._held)
         if known and rid not in self._abort_sent:
             self._abort_sent.add(rid)
@@ -502,7 +502,7 @@ class SglangMachine:
                 case ReleaseMemoryOccupationReqOutput() | ResumeMemoryOccupationReqOutput():
                     pass
                 case _:
-                    raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
+                    raise TypeError(f"the adapter does not know SGLang's {type(output).__name__}")
 
     def _give_up(self, output: AbortReq) -> None:
         """End a request that the scheduler gave up; without a computed token it counts as refused."""
@@ -513,7 +513,7 @@ class SglangMachine:
             self._tell(rid, (), "abort")
 
     def _reason_of(self, rid: str, reason: Mapping[str, Any] | None) -> str | None:
-        """Return a request's finish reason; an error status without an abort is an error."""
+        """Return a request's finish reason; an error status that no abort explains is an error."""
         if reason is None:
             return None
         is_error = reason.get("status_code") and rid not in self._abort_sent and self._ending is None

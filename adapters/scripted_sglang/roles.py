@@ -49,7 +49,7 @@ class Role:
         return scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
 
     def end_turn(self) -> None:
-        """Do the last work of a turn."""
+        """Do the work at the end of a turn."""
 
     def queues(self) -> Mapping[str, int]:
         """Return the number of requests in each queue."""
@@ -128,7 +128,7 @@ class Decode(_WithTransfers):
 
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler, scheduler.disagg_decode_prealloc_queue)
-        # No time passes between attempts to reach a server, so one attempt is enough.
+        # No time passes between attempts to reach a server, so one is enough.
         scheduler.disagg_decode_prealloc_queue._max_ensure_retries = 1  # noqa: SLF001 - not public
         # Rooms of lost prefill engines.
         self.orphans: set[int] = set()

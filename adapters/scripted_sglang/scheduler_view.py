@@ -101,7 +101,7 @@ def counts_of(scheduler: Any, in_flight: int) -> Mapping[str, int]:
 
 
 def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
-    """Return the queries that promise to change nothing, by name. A load report says when it was made."""
+    """Return the queries that must change nothing, by name. A load report contains its time."""
     cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
     keys = [RadixKey(array("q", [*req.origin_input_ids, *req.output_ids])) for req in scheduler.waiting_queue]
     found = {
@@ -116,7 +116,7 @@ def queries_of(scheduler: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def cached_in(scheduler: Any) -> Iterator[CachedPrefix]:
-    """Yield the pages of each node in a scheduler's prefix tree; none below a node that the device lacks."""
+    """Yield the pages of each node in a scheduler's prefix tree that the device holds, from the root down."""
     cache, size = scheduler.tree_cache, scheduler.page_size
     if not isinstance(cache, UnifiedRadixCache):
         return

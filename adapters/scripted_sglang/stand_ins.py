@@ -23,7 +23,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from scripted.sdk import Share, Violation
 from scripted_sglang.scheduler_view import shares_of
 
-# Handles stand for tokens that a batch will sample: above every token id and every substitute in a redacted flight.
+# Handles of tokens that a batch will sample: greater than any token id, and any substitute in a redacted flight.
 _FIRST_HANDLE: Final = 1 << 48
 _MOST_ROWS: Final = 64
 _NOTHING: Final = 0
@@ -96,7 +96,7 @@ class Worker:
         )
 
     def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
-        """Take the tokens behind a batch's handles; a row before the end of its prompt samples an unused token."""
+        """Take the tokens of a batch's handles; a row before the end of its prompt samples an unused token."""
         known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
         handles.copy_(torch.tensor(list(known.values())))
         for rid, (handle, _) in self.chosen.items():
@@ -110,5 +110,5 @@ class Worker:
         handle, known = self.chosen.get(req.rid, (None, None))
         if token != handle:
             other = next((rid for rid, (one, _) in self.chosen.items() if one == token), "an earlier batch")
-            raise Violation(f"{req.rid} is fed the token that was chosen for {other}")
+            raise Violation(f"{req.rid} gets the token that was sampled for {other}")
         return -1 if known is None else known

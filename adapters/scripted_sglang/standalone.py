@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from scripted_sglang.machine import SglangMachine
 
 _TAKE: Final = "get_next_batch_to_run"
-_NO_STOPS: Final = "a request has stop tokens, and the turns have no model to choose them"
-# Within this many more turns, every request that can end does.
+_NO_STOPS: Final = "a request has stop tokens, which turns without a model cannot sample"
+# Every request that can end does so within this many more turns.
 _MORE_TURNS: Final = 20
 _ALL_ENDED: Final = "not front.open"
-# The text of a failure, and an assertion over the turns that fails with it.
+# A failure's text, and an assertion on the turns that fails with it.
 _PROMISES: Final = {
     r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
     r"(\w+) is launched, but it was aborted": "all({0!r} not in batch for batch in turns.batches[-1:])",
@@ -69,7 +69,7 @@ class _Turns(Standalone):
             if name not in text and field.name != "client_rids" and getattr(settings, field.name) != field.default
         ]
         if changed:
-            raise NotImplementedError(f"the turns know no {' and '.join(changed)}")
+            raise NotImplementedError(f"the turns do not support {' and '.join(changed)}")
 
     def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
         del machine
@@ -167,7 +167,7 @@ class SglangStandalone(_Turns):
                 return "AbortReq(abort_all=True)"
             case AbortReq():
                 if value.rid not in calls.names.values():
-                    raise NotImplementedError("an abort overtakes its request, which the front end does")
+                    raise NotImplementedError("an abort overtakes its request, which these turns cannot express")
                 return f"AbortReq(rid={value.rid!r})"
             case PauseGenerationReqInput():
                 return f"PauseGenerationReqInput(mode={value.mode!r})"

@@ -1,4 +1,4 @@
-"""Stands in for a device's streams and events, and for threads: the machine decides when work ends.
+"""Stands in for a device's streams and events, and for threads; the machine decides when their work ends.
 
 A stream carries page transfers in order. A transfer is copied when it ends, or when a batch waits for it; until then
 its source may change. An event ends with all transfers that its stream had begun when the event was recorded.

@@ -1,6 +1,6 @@
 """Stubs for modules that SGLang imports and its scheduler never calls.
 
-Kernels, image libraries, shells: all are large, and most cannot be installed without a GPU.
+These are large libraries for kernels, images and shells; most cannot be installed without a GPU.
 """
 
 from __future__ import annotations

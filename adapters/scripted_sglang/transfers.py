@@ -189,7 +189,7 @@ class LinkedManager(conn.MooncakeKVManager):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to read and nothing to write."""
+        """Whether no message and no write is pending."""
         return not (self.inbox or self.queue.waiting or self.writing)
 
     @property
@@ -230,7 +230,7 @@ class LinkedManager(conn.MooncakeKVManager):
     def begin_writes(self, done: int) -> list[tuple[int, Any, Any]]:
         """Begin writing chunks; return their numbers and receivers. The first ``done`` batches are computed.
 
-        As in SGLang's thread, chunks are taken in order and counted, and chunks of failed rooms are skipped.
+        As SGLang's thread does, take chunks in order, count them, and skip those of failed rooms.
         """
         begun = []
         while self.queue.waiting and not self.writing:
@@ -279,7 +279,7 @@ class LinkedManager(conn.MooncakeKVManager):
         return 0
 
     def lose_decode(self, name: str, rooms: list[int]) -> None:
-        """Fail the writes to a lost engine; end the requests that wait for it as their time limit would."""
+        """Fail the writes to a lost engine, and end the requests that wait for it as their time limit would."""
         self.lost |= {session for session in self.decode_kv_args_table if session.partition("/")[0] == name}
         lost = [number for number, chunk in self.writing.items() if self._goes_to(chunk.room, name)]
         for number in lost:
@@ -334,7 +334,7 @@ def room_that_fails(parts: tuple[bytes, ...], manager: LinkedManager) -> int | N
 
 
 def install() -> None:
-    """Give SGLang's schedulers in this process these classes, which neither wait nor read the time."""
+    """Install these classes, which neither wait nor read the time, in SGLang's schedulers of this process."""
     mooncake.MooncakeKVManager, mooncake.MooncakeKVSender = LinkedManager, LinkedSender
     mooncake.MooncakeKVReceiver = LinkedReceiver
     conn.threading = common.threading = bootstrap.threading = THREADS

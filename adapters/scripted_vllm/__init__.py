@@ -11,7 +11,7 @@ from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# Warnings from vLLM and its libraries about a missing GPU do not concern the scheduler.
+# vLLM and its libraries warn about a missing GPU, which the scheduler does not need.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:

@@ -72,7 +72,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="offer"):
-    """Makes the connector offer this many tokens of each later prompt; with -1 it does not know yet.
+    """Makes the connector offer this many tokens of each later prompt; -1 makes it answer that it does not know yet.
 
     With a ``rid`` it offers them to this request alone, until the next offer to all.
     """
@@ -86,7 +86,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def offer_prefixes(t: BaseContext, tokens: int, *, rid: Any = None) -> None:
-        """Let the connector offer this many tokens of each later prompt, or of one request; -1: it does not know."""
+        """Let the connector offer this many tokens of each later prompt, or of one request; -1: not known yet."""
         OfferPrefixes(tokens=tokens, rid=_named(t, "offer_prefixes()", rid)).tell(t)
 
     @classmethod
@@ -124,7 +124,7 @@ class ReleaseConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=Tr
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Yield a release of all beside a hold: releases of single requests come from recordings and from scripts."""
+        """Yield a release of all transfers if there is a hold. Only recordings and scripts release single requests."""
         is_held = HoldConnector in base.kinds and cls.is_known(base.config)
         return (cls(),) if is_held else ()
 
@@ -180,7 +180,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         if message is None:
             raise BadCall(
                 f"send_more() needs a live session with room for {tokens} tokens, got {more.rid!r}; start one with "
-                "session=1, and yield once before it gets more"
+                "session=1, and yield once before you send more"
             )
         return t.run.start(message)
 
@@ -190,7 +190,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         context = run.config.max_model_len
         if before is None:
             return None
-        # Its output, so far or still to come, without the last token.
+        # Its whole output, part of which may be still to come, without the last token.
         said = before.alone(max(0, min(before.max_new_tokens, context - len(before.prompt_ids))))[:-1]
         prompt = (*before.prompt_ids, *said, *prompt_ids(self.tokens, self.seed))
         if len(prompt) >= context and run.config.checks_sessions:

@@ -62,9 +62,9 @@ _KEPT_IMAGES: Final = (
     "machine._images.",
     "ec_connector.due",
 )
-# Actions on requests that never come: a connector keeps what it was told.
+# Orders for requests that never arrive: a connector keeps them.
 _TOLD: Final = ("connector.offered_to", "_transfers._let_go", "_transfers._failing_of")
-# The tags of a wake: two parts of the memory, and none of it.
+# The tags of a wake: either part of the memory, or neither.
 WAKE_PARTS: Final = ("weights", "kv_cache", "scheduling")
 
 COPIER: Final = Copier(
@@ -82,7 +82,7 @@ COPIER: Final = Copier(
         ),
         # A plan's masks are read before another plan is made.
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
-        # Why a grammar does not compile; the lock of a pending answer, which no other thread takes.
+        # The error of a grammar that does not compile; the lock of a pending answer, which no other thread takes.
         *(ValueError, threading.Condition),
         # Plans and results do not change once handed over, except the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
@@ -187,7 +187,7 @@ class VllmAdapter(SchedulerAdapter):
         return made
 
     def may_grow_of(self, config: VllmSettings) -> tuple[str, ...]:
-        """Return parts that may grow: the user's own connector may keep its stored blocks."""
+        """Return the parts that may grow: the user's own connector may keep its stored blocks."""
         return (*super().may_grow_of(config), *(("connector",) if config.connector_cls else ()))
 
     def obstacle(self, run: Any) -> Action | None:
@@ -267,7 +267,7 @@ ADAPTER: Final = VllmAdapter(
     live=launch,
     server=VllmServer(),
     # Events are published with the next result, and there is none after the last flush.
-    # Encoded images are kept until their room is needed.
+    # Encoded images stay cached until their room is needed.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES, *_TOLD),
     copier=COPIER,
 )

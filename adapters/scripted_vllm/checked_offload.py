@@ -1,6 +1,6 @@
-"""A CPU worker for vLLM's ``OffloadingConnector``: a transfer takes steps, and copies at its end.
+"""A CPU worker for vLLM's ``OffloadingConnector``: a transfer takes several steps and copies at its end.
 
-A store must read what its blocks held when it began: nothing may write them before it ends.
+A store must read its blocks as they were when it began: nothing may write them before it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grammars that are compiling: how long each takes, and how a schedule holds them."""
+"""Grammars that are being compiled: how long each takes, and which ones a schedule holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Grammars:
         self._steps = steps
         self._compiler = compiler
         self._now = 0
-        # The step in which each is done and whether it compiles, by request.
+        # By request: the step in which its grammar is done, and whether it compiles.
         self._waiting: dict[str, tuple[int, bool]] = {}
 
     @property

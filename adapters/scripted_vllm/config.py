@@ -12,7 +12,7 @@ from scripted.sdk.images import LARGEST_IMAGE
 
 
 class VllmSettingsError(ValueError):
-    """Settings that make no vLLM engine; the text names the broken rule."""
+    """Raised for settings that vLLM or this adapter refuses, with the rule that they break."""
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,134 +217,137 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
     (
         lambda s: all(all(name.partition(":")) for name in (s.scheduler_cls, *s.connector_cls.split(",")) if name),
-        "scheduler_cls is MODULE:CLASS, connector_cls one or several with commas between them",
+        "scheduler_cls must be MODULE:CLASS, connector_cls one or more of them, separated by commas",
     ),
     (
         lambda s: not s.connector_cls or not (s.has_connector or s.has_groups or s.kv_role != "kv_both"),
-        "a connector_cls takes the place of kv_connector, with one group of layers and kv_role=kv_both",
+        "connector_cls replaces kv_connector, and needs one group of layers and kv_role=kv_both",
     ),
     (
         lambda s: not s.connector_cls or (s.depth == 1 and not s.num_speculative_tokens and not s.encoder_cache_size),
-        "a connector_cls goes with one batch in flight, without guesses and images, so that all tokens are known",
+        "connector_cls needs one batch in flight, no guesses and no images, so that all tokens are known",
     ),
     (
         lambda s: not s.connector_cls or s.enable_prefix_caching,
-        "a connector_cls goes with enable_prefix_caching=True, because connectors name blocks by their hashes",
+        "connector_cls needs enable_prefix_caching=True, because connectors identify blocks by their hashes",
     ),
-    (lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1, "sizes are 1 or more"),
+    (
+        lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1,
+        "block_size, max_num_batched_tokens and max_num_seqs must be at least 1",
+    ),
     (
         lambda s: min(s.pipeline_parallel_size, s.decode_context_parallel_size) >= 1,
-        "pipeline_parallel_size and decode_context_parallel_size are 1 or more",
+        "pipeline_parallel_size and decode_context_parallel_size must be at least 1",
     ),
-    (lambda s: s.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
+    (lambda s: s.num_speculative_tokens >= 0, "num_speculative_tokens must not be negative"),
     (
         lambda s: min(s.sliding_window, s.attention_chunk_size, s.grammar_steps, s.max_loras) >= 0,
-        "sliding_window, attention_chunk_size, grammar_steps and max_loras are 0 or more",
+        "sliding_window, attention_chunk_size, grammar_steps and max_loras must not be negative",
     ),
     (
         lambda s: min(s.rswa_window, s.circular_buffer_tokens, s.mamba_checkpoint_alignment) >= 0,
-        "rswa_window, circular_buffer_tokens and mamba_checkpoint_alignment are 0 or more",
+        "rswa_window, circular_buffer_tokens and mamba_checkpoint_alignment must not be negative",
     ),
     (
         lambda s: not s.encoder_cache_size or min(s.encoder_cache_size, s.encoder_compute_budget) >= LARGEST_IMAGE,
-        f"with an encoder_cache_size, it and encoder_compute_budget hold the largest image, {LARGEST_IMAGE}",
+        f"encoder_cache_size and encoder_compute_budget must hold the largest image, {LARGEST_IMAGE} tokens",
     ),
     (
         lambda s: (
             not s.disable_chunked_mm_input
             or min(s.max_num_batched_tokens, s.long_prefill_token_threshold or LARGEST_IMAGE) >= LARGEST_IMAGE
         ),
-        f"with disable_chunked_mm_input, batches and parts of prompts hold the largest image, {LARGEST_IMAGE}",
+        f"with disable_chunked_mm_input a batch and a chunk must hold the largest image, {LARGEST_IMAGE} tokens",
     ),
     (
         lambda s: s.enable_chunked_prefill or not s.long_prefill_token_threshold,
-        "a long_prefill_token_threshold cuts prompts, and goes with enable_chunked_prefill=True",
+        "long_prefill_token_threshold needs enable_chunked_prefill=True",
     ),
-    (lambda s: not s.attention_chunk_size % s.block_size, "vLLM's attention_chunk_size is a multiple of block_size"),
+    (lambda s: not s.attention_chunk_size % s.block_size, "attention_chunk_size must be a multiple of block_size"),
     (
         lambda s: not (s.ec_connector or s.is_encoder_decoder) or s.encoder_cache_size > 0,
-        "ec_connector and is_encoder_decoder go with an encoder_cache_size",
+        "ec_connector and is_encoder_decoder need an encoder_cache_size",
     ),
     (
         lambda s: (
             not s.is_encoder_decoder or not (s.enable_prefix_caching or s.enable_chunked_prefill or s.has_connector)
         ),
-        "vLLM has no prefix cache, chunked prefill or KV connector for encoder-decoder models",
+        "vLLM supports no prefix cache, chunked prefill or KV connector for encoder-decoder models",
     ),
     (
         lambda s: not (s.attention_chunk_size and (s.has_mamba or s.has_drafter)),
-        "vLLM has no attention_chunk_size beside Mamba, EAGLE or MTP",
+        "vLLM does not combine attention_chunk_size with Mamba, EAGLE or MTP",
     ),
     (
         lambda s: not s.has_mamba or (s.mamba_cache_mode == "align") == s.enable_prefix_caching,
-        "mamba_cache_mode is align with a prefix cache and none without",
+        "mamba_cache_mode must be align with a prefix cache and none without one",
     ),
     (
         lambda s: (
             s.mamba_cache_mode != "align" or (s.enable_chunked_prefill and s.max_num_batched_tokens >= s.block_size)
         ),
-        "with mamba_cache_mode=align, prompts are cut, and max_num_batched_tokens is block_size or more",
+        "mamba_cache_mode=align needs enable_chunked_prefill=True and max_num_batched_tokens of at least block_size",
     ),
     (
         lambda s: not s.has_mamba or s.block_size > s.num_speculative_tokens,
-        "a block of Mamba's states is larger than the guesses of a batch, num_speculative_tokens",
+        "with Mamba layers block_size must be greater than num_speculative_tokens",
     ),
     (
         lambda s: (
             not (s.prefix_match_unit and s.circular_buffer_tokens and s.prefix_match_unit % s.circular_buffer_tokens)
         ),
-        "circular_buffer_tokens divide a prefix_match_unit, because a hit keeps no incomplete ring",
+        "prefix_match_unit must be a multiple of circular_buffer_tokens, because a hit keeps only whole rings",
     ),
     (
         lambda s: not s.prefix_match_unit or (s.mamba_cache_mode == "align" and not s.block_size % s.prefix_match_unit),
-        "a prefix_match_unit divides block_size and goes with mamba_cache_mode=align",
+        "prefix_match_unit must divide block_size, and needs mamba_cache_mode=align",
     ),
     (
         lambda s: (
             not (s.mamba_checkpoint_alignment or s.enable_mamba_shared_prefix_checkpoint)
             or s.mamba_cache_mode == "align"
         ),
-        "checkpoints of Mamba's states go with mamba_cache_mode=align",
+        "checkpoints of Mamba's states need mamba_cache_mode=align",
     ),
     (
         lambda s: (
             not s.hisparse_host_blocks or s.hisparse_host_blocks >= 2 - (-s.max_model_len // max(1, s.block_size))
         ),
-        "hisparse_host_blocks hold a request of max_model_len, and two more",
+        "hisparse_host_blocks must hold a request of max_model_len, plus two blocks",
     ),
     (
         lambda s: (
             not s.hisparse_host_blocks
             or not (s.windows or s.rings or s.rswa_window or s.has_mamba or s.is_encoder_decoder or s.has_connector)
         ),
-        "models with HiSparse have no other groups, and here no other connector",
+        "HiSparse allows no other groups of layers, and in this adapter no connector",
     ),
     (
         lambda s: (
             not s.hisparse_host_blocks
             or (s.pipeline_parallel_size == s.decode_context_parallel_size == 1 and s.model_runner == 2)
         ),
-        "vLLM has HiSparse without pipeline stages and context parallelism, and with model_runner=2",
+        "HiSparse needs model_runner=2, and allows no pipeline stages and no context parallelism",
     ),
     (
         lambda s: not s.hisparse_host_blocks or (s.scheduler_reserve_full_isl and s.hisparse_hot_blocks >= 1),
-        "HiSparse goes with scheduler_reserve_full_isl=True and one hisparse_hot_blocks or more",
+        "HiSparse needs scheduler_reserve_full_isl=True and hisparse_hot_blocks of at least 1",
     ),
     (
         lambda s: not s.swa_bounded_replay or (s.sliding_window > 0 and s.model_runner == 2),
-        "swa_bounded_replay goes with a sliding_window and model_runner=2",
+        "swa_bounded_replay needs a sliding_window and model_runner=2",
     ),
     (
         lambda s: not s.swa_bounded_replay or not (s.has_mamba or any(s.sliding_window % size for size in s.rings)),
-        "models with swa_bounded_replay have no Mamba layers, and whole groups of rings in a sliding_window",
+        "swa_bounded_replay allows no Mamba layers, and sliding_window must be a multiple of each ring",
     ),
     (
         lambda s: not (s.swa_bounded_replay and (s.attention_chunk_size or (s.sliding_window - 1) % s.block_size == 0)),
-        "models with swa_bounded_replay have no attention_chunk_size; sliding_window - 1 is no multiple of block_size",
+        "swa_bounded_replay allows no attention_chunk_size, and no sliding_window - 1 that is a multiple of block_size",
     ),
     (
         lambda s: not (s.rswa_window and s.has_groups),
-        "vLLM's models with an rswa_window have no other layers",
+        "rswa_window allows no other kinds of layers",
     ),
     (
         lambda s: (
@@ -354,33 +357,33 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
                 and s.block_size >= s.circular_buffer_tokens + s.depth * s.num_speculative_tokens
             )
         ),
-        "circular_buffer_tokens divide block_size, which holds them and the guesses of all batches in flight",
+        "block_size must be a multiple of circular_buffer_tokens, with room for all guesses in flight",
     ),
     (
         lambda s: s.decode_context_parallel_size == 1 or not (s.windows or s.rings or s.is_encoder_decoder),
-        "vLLM spreads blocks over ranks where all layers are of full attention or Mamba's",
+        "decode_context_parallel_size above 1 allows only full attention and Mamba layers",
     ),
     (
         lambda s: s.num_gpu_blocks - 1 >= s.needed_blocks,
-        "with several groups, num_gpu_blocks is more than one request may need, {0.needed_blocks}",
+        "with several groups num_gpu_blocks must exceed the {0.needed_blocks} blocks that one request may need",
     ),
     (
         lambda s: 2 <= s.max_model_len <= s.room,
-        "max_model_len is from 2 to what all blocks hold, {0.room}",
+        "max_model_len must be from 2 to {0.room}, the tokens of all blocks",
     ),
     (
         lambda s: s.enable_chunked_prefill or s.max_num_batched_tokens >= s.max_model_len,
-        "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+        "without chunked prefill max_num_batched_tokens must be at least max_model_len",
     ),
     (
         lambda s: min(s.kv_offered_tokens, s.kv_transfer_steps) >= 0,
-        "kv_offered_tokens and kv_transfer_steps are 0 or more",
+        "kv_offered_tokens and kv_transfer_steps must not be negative",
     ),
-    (lambda s: s.kv_saves or not s.kv_saves_aborted, "kv_saves_aborted goes with kv_saves=True"),
-    (lambda s: s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
+    (lambda s: s.kv_saves or not s.kv_saves_aborted, "kv_saves_aborted needs kv_saves=True"),
+    (lambda s: s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens must be at least max_num_seqs"),
     (
         lambda s: s.max_num_batched_tokens > s.num_speculative_tokens,
-        "max_num_batched_tokens is more than num_speculative_tokens",
+        "max_num_batched_tokens must be greater than num_speculative_tokens",
     ),
     (
         lambda s: not (s.async_scheduling and s.model_runner == 1 and s.pipeline_parallel_size > 1),

@@ -38,7 +38,7 @@ class RequestedLoads(KVConnectorMetadata):
 
 
 class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
-    """Offers ``offered`` tokens of each prompt from outside; None while it does not know.
+    """Offers ``offered`` tokens of each prompt from outside; None while it does not know yet.
 
     ``saving`` are the requests whose blocks it keeps after their end. In ``kv_connector_extra_config``, ``is_async``
     says how it loads, and ``saves`` and ``saves_aborted`` whether it keeps the blocks of ended and of aborted requests.
@@ -48,7 +48,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self.offered: int | None = extra["offered"]
-        # The tokens that single requests are offered instead, by rid.
+        # The tokens offered to single requests instead, by rid.
         self.offered_to: dict[str, int | None] = {}
         self.saving: list[str] = []
         self._is_async: bool = extra["is_async"]
@@ -71,7 +71,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A load brings the windows and states at its end."""
+        """Return True: a load brings the windows and states at its end."""
         return True
 
     def offer(self, tokens: int | None, rid: str = "") -> None:
@@ -83,7 +83,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it does not know yet what it offers some request."""
+        """Whether it does not know yet how much it offers to some request."""
         return None in (self.offered, *self.offered_to.values())
 
     def arrive(self, rid: str, request_id: str) -> None:
@@ -92,7 +92,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
             self.promised[request_id], self.numbers[request_id] = self.coming.pop(rid)
 
     def take_unused(self) -> list[str]:
-        """Take the requests that need none of the KV kept for them."""
+        """Return, once, the requests that need none of the KV kept for them."""
         unused, self.unused = self.unused, []
         return unused
 
@@ -133,7 +133,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
         return RequestedLoads(asked)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Save an ended request if requests with such an end are saved, and keep its blocks until then."""
+        """Keep the blocks of an ended request until they are saved, if requests that end in this way are saved."""
         self._from.pop(request.request_id, None)
         if self.promised.pop(request.request_id, None) is not None:
             self.unused.append(request.request_id)

@@ -1,4 +1,4 @@
-"""A connector to an external encoder cache, which has every second image and takes some steps to send it."""
+"""A connector to an external encoder cache, which has every second image and sends it within some steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the images in plans: workers have them, and keep them whole. Standalone tests contain this file."""
+"""Checks the images in plans: the workers have them, and each is computed whole. Standalone tests contain this file."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class SleepingDevice(Executor):
         if method == "reset_encoder_cache":
             self._drop_images()
         if method == "sleep" and kwargs["level"] < 1:
-            raise Violation("a sleep of level 0 releases the device's memory, but it is a pause")
+            raise Violation("a sleep of level 0 releases the device's memory, but must only pause")
         return []
 
     def _init_executor(self) -> None: ...
@@ -54,11 +54,11 @@ class EngineCalls(EngineCoreProc):
         self._idle_state_callbacks: list[Any] = []
         self.ended: list[Any] = []
         self.preempted: set[str] = set()
-        # The answers that wait for idleness, by call.
+        # By call: the answers that are due once the engine is idle.
         self._pending: dict[str, Future[Any]] = {}
 
     def call(self, call_id: str, ask: Callable[[], Any]) -> Sequence[Answer]:
-        """Carry out a call; return its answer, or none yet. vLLM answers with an error and continues."""
+        """Carry out a call; return its answer, if it already has one. vLLM answers an error and continues."""
         try:
             said = ask()
         except RuntimeError as exc:

@@ -1,4 +1,4 @@
-"""Makes vLLM's own objects as its engine does. Knows no search: standalone tests begin with this file."""
+"""Makes vLLM's own objects as its engine does, without the search: standalone tests begin with this file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
         manager = EncoderDecoderCacheManager if settings.is_encoder_decoder else EncoderCacheManager
         scheduler.encoder_cache_manager = manager(settings.encoder_cache_size)
         scheduler.is_encoder_decoder = settings.is_encoder_decoder
-    # vLLM's own property asks the environment and the GPU.
+    # vLLM's own property looks at the environment and the GPU.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
 
@@ -333,7 +333,7 @@ def _config_of(settings: Any) -> VllmConfig:
     decided = {**stated, "enable_prefix_caching": config.cache_config.enable_prefix_caching}
     decided |= {name: getattr(config.scheduler_config, name) for name in ("async_scheduling", "enable_chunked_prefill")}
     if decided != stated:
-        raise ValueError(f"vLLM makes {decided} of {stated}")
+        raise ValueError(f"vLLM turned {stated} into {decided}")
     if settings.has_modules:
         _add_modules(config.speculative_config)
     if settings.hisparse_host_blocks:
@@ -349,7 +349,7 @@ def _config_of(settings: Any) -> VllmConfig:
 
 
 def _add_modules(guesses: Any) -> None:
-    """Turn a configuration of guesses into MTP's, with a module for each guess."""
+    """Make a speculative configuration MTP's, with a module for each guess."""
     guesses.method = "mtp"
     guesses.draft_model_config.hf_config.num_nextn_predict_layers = guesses.num_speculative_tokens
 

@@ -62,13 +62,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The consumer no longer needs the prompt or its KV."""
+    """The consumer no longer needs a prompt or its KV."""
 
     number: int
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """The producer keeps a prompt's KV; ``is_there`` is False if the prompt ended otherwise."""
+    """The producer has computed a prompt and keeps its KV; ``is_there`` is False if the prompt ended before that."""
 
     number: int
     is_there: bool
@@ -83,7 +83,7 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """The KV that was read, unless it ``is_gone``."""
+    """The KV that the consumer read, unless it ``is_gone``."""
 
     is_bulk: ClassVar[bool] = True
 
@@ -151,14 +151,14 @@ class Proxy:
             self._reached.add(other)
 
     def part_from(self, other: str) -> None:
-        """Lose a producer: compute the prompts that it has not sent here."""
+        """Lose a producer: compute the prompts that it has not sent."""
         self._reached.discard(other)
         for number, one in list(self.prompts.items()):
             if one.at == other:
                 self.lose(number)
 
     def takes(self, event: Any) -> bool:
-        """Whether the proxy keeps an event from the scheduler, possibly for good."""
+        """Whether the proxy withholds an event from the scheduler, perhaps for good."""
         if isinstance(event, Abort) and event.rid in self.waiting:
             number = self.waiting[event.rid]
             self._member.said.append((self.prompts.pop(number).at, Dropped(number)))

@@ -15,7 +15,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 from scripted.core.masks import STATES, is_allowed, state_after
 
 _BITS = 32
-# Above all output tokens.
+# Greater than all output tokens.
 _VOCABULARY = 160
 _MASKS = [
     [sum(1 << bit for bit in range(_BITS) if is_allowed(first + bit, state)) for first in range(0, _VOCABULARY, _BITS)]
@@ -93,7 +93,7 @@ class Compiler(StructuredOutputBackend):
             self._requests[request_id].structured_output_request.grammar = grammar
 
     def compile_grammar(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("grammars are compiled on command, by finish()")
+        raise NotImplementedError("grammars are compiled by finish() only")
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
         return torch.zeros((max_num_seqs, _VOCABULARY // _BITS), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The workers of HiSparse: mirror rows into host memory, report the pages there, and read some of them.
+"""The workers of HiSparse, which mirror rows into host memory, report the pages there and read some of them.
 
 vLLM's own ``HiSparseConnector`` plans this; host block numbers follow the device block numbers.
 """
@@ -32,7 +32,7 @@ class SparseHost:
     def __init__(self, settings: VllmSettings) -> None:
         if "residency_updates" not in HiSparseConnectorMetadata.__dataclass_fields__:
             raise VllmSettingsError(
-                "hisparse_host_blocks needs vLLM 0.32 or newer, whose workers are told what is where"
+                "hisparse_host_blocks needs vLLM 0.32 or newer, which tells its workers where each page is"
             )
         self.holds = False
         self.ended = False
@@ -110,7 +110,7 @@ class SparseHost:
         blocks = [resident.get(page) or self._host + tables[0][page] for page in pages if page < len(tables[0])]
         for page in pages[start // self._size :]:
             if not resident.get(page):
-                raise Violation(f"positions {start} to {end - 1} are computed, but page {page} is on the host alone")
+                raise Violation(f"positions {start} to {end - 1} are computed, but page {page} is on the host only")
         if any(block >= self._host for block in blocks) and len(tables[-1]) < self._hot:
             raise Violation(f"positions {start} to {end - 1} read pages of the host, and have no region for their rows")
         return tuple(blocks)

@@ -1,4 +1,4 @@
-"""Images in vLLM's plans: those to encode, and those that the workers may forget."""
+"""Images in vLLM's plans: the ones to encode, and the ones that the workers may drop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encoder_inputs(images: Sequence[Image], *, is_encoder_decoder: bool) -> list
 
 
 def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
-    """Return the prompt as vLLM sees it, with all images alike."""
+    """Return the prompt as vLLM sees it: all images have the same tokens."""
     ids = list(prompt)
     for image in images:
         ids[image.start : image.start + image.count] = [_PLACEHOLDER] * image.count
@@ -51,7 +51,7 @@ def check_whole(plan: Any, requests: Mapping[str, Any]) -> None:
 
 
 class Images:
-    """Collects the images in the plans since the last batch; workers also get plans without a batch."""
+    """Collects the images of all plans since the last batch; workers also receive plans without a batch."""
 
     def __init__(self) -> None:
         self._dropped: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_conv
 
 
 def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
-    """Follow events; ``said`` has the blocks announced as cached, by group and hash."""
+    """Apply events to ``said``, the blocks announced as cached, by group and hash."""
     for event in events:
         match event:
             case BlockStored():

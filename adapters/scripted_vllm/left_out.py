@@ -19,16 +19,17 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import request_hasher
 from scripted_vllm.ids import rid_of
 
-# A method that arrived with these changes.
+# A method that came with these changes.
 GOES_ON: Final = hasattr(Scheduler, "has_request")
 _READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def why_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_alone: bool) -> str:
-    """Return what a plan leaves out despite room for it; empty if nothing. ``is_alone``: nothing is in flight.
+    """Return the request that a plan leaves out despite room for it, with the reason; empty if there is none.
+    ``is_alone``: nothing is in flight.
 
-    HiSparse, a connector of the user's, and a connector that loads beside a batch in flight keep blocks that were
-    freed: with them vLLM decides otherwise.
+    HiSparse, the user's own connector, and a connector that loads beside a batch in flight keep freed blocks: with them
+    vLLM decides differently.
     """
     keeps_blocks = settings.connector_cls or settings.hisparse_host_blocks or scheduler.defer_block_free
     tokens = _tokens_left(plan, scheduler)
@@ -66,7 +67,7 @@ def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_al
 
     A chunk of a prompt may be empty by the rules of images, states, drafters and prefill intervals. The scan ends at a
     request without a block if the blocks of the least urgent one are still written by a batch in flight. An image from
-    outside may be under way.
+    outside may be in transit.
     """
     if scheduler.pause_state == PauseState.PAUSED_ALL:
         return
@@ -78,7 +79,7 @@ def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_al
     for request in scheduler.running:
         if request.request_id in plan.num_scheduled_tokens or (request.is_prefill_chunk and may_be_empty):
             continue
-        # The result of its last token is not back, or its workers take part in another batch.
+        # Its last token is still in flight, or its workers compute another batch.
         if request.num_output_placeholders or scheduler.current_step < request.next_decode_eligible_step:
             continue
         if settings.ec_connector and request.mm_features:
@@ -89,7 +90,8 @@ def running_left_out(plan: Any, scheduler: Any, settings: VllmSettings, *, is_al
 
 
 def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings, tokens: int) -> Iterator[Any]:
-    """Yield the waiting requests for which the plan has seats, ``tokens`` and blocks, and so for each before them.
+    """Yield the waiting requests for which the plan has seats, ``tokens`` and blocks, if it also has them for each
+    request before.
 
     A request that is skipped takes nothing, so the admission may have ended only at a request that does not fit by
     itself. Chunks of states, of MTP's modules and prompts that are not cut may end it too.
@@ -98,7 +100,7 @@ def waiting_left_out(plan: Any, scheduler: Any, settings: VllmSettings, tokens: 
     ends_early = ends_early or settings.prefill_schedule_interval > 1 or tokens <= settings.num_speculative_tokens
     if ends_early or plan.preempted_req_ids or scheduler.pause_state != PauseState.UNPAUSED:
         return
-    # A load takes blocks at once, or is not known yet.
+    # A load takes its blocks at once, or its size is not known yet.
     if settings.kv_connector == "async" or (settings.has_connector and scheduler.connector.offered is None):
         return
     if len(scheduler.running) + scheduler.num_waiting_for_streaming_input >= scheduler.max_num_active_reqs:
@@ -137,7 +139,7 @@ def looking_up(scheduler: Any) -> list[Any]:
 
 
 def why_looked_up_wrongly(plan: Any, sessions: Collection[Any], settings: VllmSettings) -> str:
-    """Return which session was admitted with hashes of tokens that it does not have; empty if none was."""
+    """Return the session that was admitted with hashes of tokens that it does not have; empty if none was."""
     for request in sessions:
         hasher = request_hasher(settings)
         if request.request_id not in plan.num_scheduled_tokens or hasher is None:

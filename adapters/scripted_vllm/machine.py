@@ -75,7 +75,7 @@ _CLEARING: Final = {
 # The modes of EngineCoreProc.pause_scheduler, and of its sleep.
 PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
 SLEEP_MODES: Final = (_ABORT.name, _WAIT.name, _KEEP.name)
-# Its levels of sleep: a pause, the memory of weights and KV with the weights kept on the host, and without them. The
+# Its levels of sleep: a pause; release of weights and KV, with the weights kept on the host; and without them. The
 # memory of KV alone is released by release_kv_cache_memory.
 SLEEP_LEVELS: Final = (0, 1, 2)
 SLEEP_PARTS: Final = ("kv_cache",)
@@ -121,8 +121,8 @@ class VllmMachine:
         self._runner = RunnerView(settings, self.scheduler, self._host)
         # In order.
         self._in_flight: deque[PlanInFlight] = deque()
-        # The last plan samples after tokens in flight, which its masks depend on: vLLM's engine computes it, and waits
-        # for the next result. Until then nothing but an abort reaches the scheduler.
+        # The masks of the last plan depend on tokens in flight: vLLM's engine computes the plan and waits for the next
+        # result before it samples. Until then nothing but an abort reaches the scheduler.
         self._waits_for_masks = False
         self._late: list[Event] = []
         self._verified: list[tuple[str, int]] = []
@@ -270,7 +270,7 @@ class VllmMachine:
             self._late.append(event)
             return
         if self._waits_for_masks and isinstance(event, Abort):
-            # It takes effect at once and again in its turn: its request may be among the late events.
+            # It takes effect at once and once more in its turn: its request may be among the late events.
             self._late.append(event)
         match event:
             case Add():
@@ -299,7 +299,7 @@ class VllmMachine:
             case Wake():
                 self._ask_engine(event.call_id, lambda: self.engine.wake_up([event.part] if event.part else None))
             case _:
-                raise TypeError(f"vLLM has nothing for {event}")
+                raise TypeError(f"vLLM cannot take {event}")
 
     def _flush(self, event: FlushCache) -> None:
         # vLLM answers with an error and continues if a transfer's blocks are not released.
@@ -315,7 +315,7 @@ class VllmMachine:
         request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
         images = event.images if self._settings.encoder_cache_size else ()
         if event.goes_on and any(_cuts_off(reply, event.rid) for reply in self._replies):
-            # Its client has just been told that the session is over.
+            # Its client has just learned that the session is over.
             return
         if event.session:
             if not event.goes_on:
@@ -363,7 +363,7 @@ class VllmMachine:
         self._tell_aborted(self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED), silent)
 
     def _silent(self) -> set[str]:
-        """Return the sessions that wait for input: they have answered, and have sent their clients everything."""
+        """Return the sessions that wait for input: they have sent their whole answer."""
         return {request.request_id for request in self.scheduler.requests.values() if _waits_for_input(request)}
 
     def _tell_aborted(self, ended: Sequence[Any], silent: Collection[str]) -> None:
@@ -523,5 +523,5 @@ def _waits_for_input(request: Any) -> bool:
 
 
 def _cuts_off(reply: Reply, rid: str) -> bool:
-    """Whether a reply ends a request before the request ended by itself."""
+    """Whether a reply cuts a request off before its own end."""
     return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)

@@ -58,7 +58,7 @@ def transfer_config(settings: VllmSettings, folder: str) -> KVTransferConfig:
 class _Asked:
     """Notes the answers of the scheduler's side: the positions that each request will load.
 
-    Each question about a request is asked twice, because vLLM's scheduler polls.
+    Each question is asked twice, because vLLM's scheduler polls.
     """
 
     def __init__(self, connector: Any) -> None:
@@ -66,7 +66,7 @@ class _Asked:
         self._allocated = connector.update_state_after_alloc
         connector.get_num_new_matched_tokens = self.matched
         connector.update_state_after_alloc = self.allocated
-        # The positions to load, by request: from, to, and whether nobody waits for them.
+        # By request: the first and last position to load, and whether the load is asynchronous.
         self.loads: dict[str, tuple[int, int, bool]] = {}
         self._last: dict[str, tuple[int, bool]] = {}
 
@@ -75,14 +75,14 @@ class _Asked:
         again = self._matched(request, computed)
         if again != answer:
             raise Violation(
-                f"asked twice for the tokens of {rid_of(request.request_id)} behind {computed}, the connector says "
-                f"{answer} and then {again}"
+                f"asked twice for the tokens of {rid_of(request.request_id)} after {computed}, the connector "
+                f"answers {answer} and then {again}"
             )
         count, is_async = answer
         if count is not None and not 0 <= count <= request.num_tokens - computed:
             raise Violation(
-                f"the connector has {count} tokens of {rid_of(request.request_id)} behind {computed}, of "
-                f"{request.num_tokens}"
+                f"the connector offers {count} tokens of {rid_of(request.request_id)} after {computed}, of "
+                f"{request.num_tokens} in all"
             )
         self._last[request.request_id] = (computed, is_async)
         return answer
@@ -116,7 +116,7 @@ class OwnTransfers:
 
     @property
     def under_way(self) -> list[str]:
-        """Loads that nobody waits for, and ended requests whose blocks are still being sent."""
+        """Asynchronous loads, and ended requests whose blocks are still being sent."""
         loading = [name for name, (_, _, is_async) in self._asked.loads.items() if is_async]
         return [*loading, *(name for name, one in self._scheduler.requests.items() if one.is_finished())]
 
@@ -130,7 +130,7 @@ class OwnTransfers:
         self.arrived, self.ended = (), False
 
     def take(self, signal: Signal) -> None:
-        """Ignore a signal: nothing from outside acts on the user's own connector."""
+        """Ignore a signal: schedules do not act on the user's own connector."""
 
     def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput:
         """Do the worker's part of a step. Raises Violation for memory that contradicts the connector's reports."""

@@ -1,4 +1,4 @@
-"""Silences vLLM's log where its scheduler runs alone, and never in a server, which may be somebody else's."""
+"""Silences vLLM's log where its scheduler runs alone, never in a server, which may be in production."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def silence() -> None:
-    """Silence refused flushes and failed loads: they are answered, and a search has thousands of them."""
+    """Silence refused flushes and failed loads: a search sees thousands of them, and their callers get an answer."""
     log = logging.getLogger("vllm")
     if log.level != logging.CRITICAL:
         log.setLevel(logging.CRITICAL)

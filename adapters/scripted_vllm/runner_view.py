@@ -1,6 +1,6 @@
 """Requests as vLLM's model runner knows them from plans alone: computed tokens and block tables.
 
-Plans state changes. A change that a plan omits is missing here, as it is on the device.
+Plans contain changes only. A change that a plan omits is missing here, as on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Request:
         self.known: int | None = known
         # The tokens of its prompt.
         self.prompt = prompt
-        # Where the window before its prefix hit begins; 0 if nothing is computed again.
+        # Where the window before its prefix hit begins; 0 if none of it is recomputed.
         self.replays_from = replays_from
 
 
@@ -136,7 +136,7 @@ class RunnerView:
         starts = {}
         for new in plan.scheduled_new_reqs:
             if self._version == 1 and new.req_id in self._requests and new.req_id not in self.sessions:
-                raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner was not told to forget")
+                raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner was not told to drop")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
             replays_from = getattr(new, "replay_start", 0)
             self._requests[new.req_id] = _Request(new.block_ids, known, len(new.prompt_token_ids), replays_from)
@@ -145,9 +145,7 @@ class RunnerView:
         for rid, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             request = self._requests.get(rid)
             if request is None:
-                raise Violation(
-                    f"the plan continues {rid_of(rid)}, which the runner was never told of or has forgotten"
-                )
+                raise Violation(f"the plan continues {rid_of(rid)}, which the runner never received or has dropped")
             if rid in cached.resumed_req_ids:
                 if blocks is None or rid not in cached.all_token_ids:
                     raise Violation(f"the plan resumes {rid_of(rid)} without its blocks or its tokens")

@@ -13,7 +13,7 @@ from scripted.core.server_description import ServeLine, ServerDescription
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_objects import arguments_of, default_arguments
 
-# Settings that are not server arguments: properties of the model, a connector's behaviour, when something happens.
+# Settings that are not server arguments: properties of the model, a connector's behaviour, and timing.
 _OF_MODEL: Final = (
     *("sliding_window", "attention_chunk_size", "swa_bounded_replay", "mamba_checkpoint_alignment", "rswa_window"),
     *("circular_buffer_tokens", "is_encoder_decoder", "encoder_cache_size", "encoder_compute_budget"),

@@ -50,7 +50,7 @@ class VllmStandalone(Standalone):
     def watched(self, machine: VllmMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
         scheduler = machine.scheduler
         if machine.settings.connector_cls:
-            raise NotImplementedError("with a connector_cls the adapter is the worker, which a file does not have")
+            raise NotImplementedError("with connector_cls the adapter is the worker, which no standalone file contains")
         methods = (
             *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
             *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),

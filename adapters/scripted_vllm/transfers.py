@@ -1,4 +1,4 @@
-"""The connectors of vLLM's workers: loads that arrive or fail, and saves that end, each reported in a result."""
+"""The connector's side in vLLM's workers: loads arrive or fail, saves end, and each is reported in a result."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Transfers:
         self._steps = settings.kv_transfer_steps
         self._block_size = settings.kv_block_size
         self._settings = settings
-        # With several groups, vLLM only takes the name of a request, and only of an asynchronous load.
+        # With several groups vLLM accepts only the request's name, and only for an asynchronous load.
         self._by_name = settings.has_groups
         self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
         self._now = 0
-        # The block from which on the next load fails.
+        # The first block that the next load fails to bring.
         self._failing: int | None = None
         # The same for the next load of a request, and the requests whose next transfer ends although all are held.
         self._failing_of: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Transfers:
         self._ended: list[_Transfer] = []
 
     def take_asked(self) -> list[RequestedLoad]:
-        """Take the loads that began, for the fleet that carries them."""
+        """Return the loads that began, which the fleet carries."""
         asked, self._asked = self._asked, []
         return asked
 
@@ -110,7 +110,7 @@ class Transfers:
             for load in plan.kv_connector_metadata.loads
         ]
         begun = [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
-        # Workers may be done with a load in the plan that asks for it.
+        # Workers may complete a load in the plan that requests it.
         over += [one for one in begun if rid_of(one.request_id) in self._let_go]
         self._let_go -= {rid_of(one.request_id) for one in over}
         self.under_way = [one for one in (*self.under_way, *begun) if one not in over]

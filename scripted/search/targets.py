@@ -1,6 +1,6 @@
 """Targets of a search: a base schedule or a registered script, which runs many times with added events.
 
-Both have a number of steps and run with additions. A target's text builds the same target in another process.
+Both have a number of steps and run with added events. A target's text builds the same target in another process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
 from scripted.search.strategies import Drawn
 
-# A file is executed to find a schedule only if it makes schedules.
+# A file is executed to find a schedule only if it mentions this class.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
-# A nondeterministic machine, or a digest that misses a field, shows in many targets: one in this many generated targets
+# A nondeterministic machine, or a digest that omits a field, shows in many targets: one in this many generated targets
 # runs twice without additions and is judged by its records.
 _THOROUGH_EVERY: Final = 21
 # One in this many targets is restored from a checkpoint, which costs a tenth.
@@ -30,9 +30,8 @@ _RESTORED_EVERY: Final = 5
 
 
 class Target(Protocol):
-    """A schedule or script that runs with additions, as ``base`` permits.
-
-    ``rejoined`` counts the runs that ended early because they had become the target itself again.
+    """A schedule or script that runs with the additions that ``base`` permits. ``rejoined`` counts the runs that ended
+    early because their state was that of the target again.
     """
 
     base: Schedule
@@ -47,7 +46,7 @@ class Target(Protocol):
     def steps(self) -> int: ...
 
     def is_distinct(self, step: int, action: Action) -> bool:
-        """Return whether an action added before this step has an effect of its own, as far as the target knows."""
+        """Return whether an action added before this step can have an effect of its own."""
         ...
 
     def execute(self, *extra: Placed) -> Outcome: ...

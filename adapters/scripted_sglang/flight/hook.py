@@ -27,7 +27,7 @@ from scripted_sglang.flight.plans import packed_of, samples
 from scripted_sglang.flight.settings import settings_of, version
 
 _NAME: Final = "sglang"
-# Requests that ended without a result are forgotten once in this many plans.
+# The number of plans after which requests that ended without a result are dropped.
 _FORGET_EVERY: Final = 256
 # Fields of requests for features that the adapter's scheduler lacks.
 _REFUSED: Final = (
@@ -65,7 +65,9 @@ class _Hooks(Hooks):
         self._has_died = False
 
     def wrap_calls(self) -> None:
-        """Wrap the calls. A call's input, which it may change or die of, is noted before it, its decisions after it."""
+        """Wrap the calls. The input of a call is noted before it, because the call may change it or crash on it; its
+        decisions are noted after it.
+        """
         scheduler = self._scheduler
         dispatcher = scheduler._request_dispatcher  # noqa: SLF001 - SGLang's table of messages
         scheduler._request_dispatcher = self.wrapped(dispatcher, before=self._come, after=self._dispatched)  # noqa: SLF001
@@ -87,7 +89,7 @@ class _Hooks(Hooks):
             super().leave_crash(exc)
 
     def note(self, note: Callable[..., None] | None, *args: object, **kwargs: object) -> None:
-        """Note a call without its keyword arguments, which are tensors between stages."""
+        """Note a call without its keyword arguments, the tensors that stages pass on."""
         del kwargs
         super().note(note, *args)
 

@@ -57,7 +57,7 @@ class SglangOfFlight(MachineOfFlight):
 
 
 class _FlownMachine(SglangMachine):
-    """The machine without a front end: the recorded one has already admitted, held back and refused requests."""
+    """The machine without a front end: the recorded front end has already admitted, held back and refused requests."""
 
     def __init__(self, settings: SglangSettings) -> None:
         super().__init__(settings)

@@ -93,7 +93,7 @@ class LiveSglang(LiveEngine):
             self._replies.append(Refused(rid=rid, reason=self._clients.pop(rid).text))
 
     def abort(self, rid: str, client: HttpCall) -> None:
-        """Abort a request; the front end passes an abort on once."""
+        """Abort a request; the front end passes on only one abort of it."""
         del client
         name = self._names[rid]
         if name not in self._abort_sent:
@@ -129,7 +129,7 @@ class LiveSglang(LiveEngine):
                 super().call(event)
 
     def load(self, folder: str) -> HttpCall:
-        """Load weights; the front end passes the order on once generation is paused or no request runs."""
+        """Load weights; the front end waits until generation is paused or no request runs."""
         post = HttpCall(
             self._gate, self._port, "/update_weights_from_disk", {"model_path": folder, "flush_cache": False}
         )
@@ -137,7 +137,7 @@ class LiveSglang(LiveEngine):
         return post
 
     def _let_in_what_was_held_back(self) -> None:
-        """Let in the end of a pause and then the held requests, in the order of their clients."""
+        """Let in the end of a pause, and then the held requests in the order in which clients sent them."""
         rids, self._held_back = self._held_back, []
         names = [self._names[rid] for rid in rids]
         inbox = self._stops.inbox

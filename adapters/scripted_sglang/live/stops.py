@@ -59,7 +59,7 @@ class SglangStops(LoopStops):
         self._has_turned = self._has_launched = False
 
     def is_released(self, batch_id: int) -> bool:
-        # A loop that has launched waits: its next work belongs to the next step.
+        # A loop that has launched a batch waits: its next work belongs to the next step.
         return not self._has_launched and super().is_released(batch_id)
 
     # -- in the loop's thread --

@@ -66,7 +66,7 @@ def hook_engine() -> None:
         try:
             attach(self)
         except Exception:  # noqa: BLE001 - an engine must start without its recorder
-            # An unexpected vLLM serves as it would without the recorder.
+            # A vLLM that the hooks do not fit serves without the recorder.
             _log.exception("this scheduler is not recorded")
 
     Scheduler.__init__ = recorded
@@ -84,7 +84,9 @@ def attach(scheduler: Any) -> FlightRecorder | None:
 
 
 def _leaving_crash(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a call of an engine: write the crash before the engine reports it, because its front end then kills it."""
+    """Wrap a call of the engine: write the crash before the engine reports it, because the front end then kills the
+    engine.
+    """
 
     @functools.wraps(own)
     def call(engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +137,9 @@ class _Hooks(Hooks):
         self._is_inside = False
 
     def wrap_calls(self) -> None:
-        """Wrap the calls. A call's input, which it may change or die of, is noted before it, its decisions after it."""
+        """Wrap the calls. The input of a call is noted before it, because the call may change it or crash on it; its
+        decisions are noted after it.
+        """
         scheduler = self._scheduler
         _hooks[id(scheduler)] = self
         before: dict[str, Callable[..., None]] = {
@@ -278,7 +282,7 @@ class _Hooks(Hooks):
 
         def noting_allocated(request: Any, blocks: Any, num_external_tokens: int) -> None:
             if num_external_tokens:
-                # The load begins: a later question is a new one.
+                # The load begins: a later question is about a new load.
                 self._answered.pop(request.request_id, None)
             allocated(request, blocks, num_external_tokens)
 
@@ -339,7 +343,7 @@ class _Hooks(Hooks):
             recorder.planned_nothing(self._plans, recorder.now, live)
 
     def _open_requests(self) -> int:
-        """Count the requests that vLLM could run and, once its queues are empty, those missing from every queue."""
+        """Count the requests that vLLM could run and, once its queues are empty, the requests in none of them."""
         queued: int = self._scheduler.get_num_unfinished_requests()
         # During a pause none of them counts.
         if queued or any(self._scheduler.get_request_counts()):

@@ -168,7 +168,7 @@ class VllmOfFlight:
                 self._kept.add(self._names[event.id])
                 self._outside.keep(self._names[event.id])
             case _:
-                raise TypeError(f"a result arrives by land(), not as an event: {event}")
+                raise TypeError(f"results come through land(), not as events: {event}")
 
     def _answer_connector(self, connector: Any) -> None:
         """Replace a connector's answers with the recorded ones."""
@@ -184,7 +184,7 @@ class VllmOfFlight:
 
         def begun(request: Any, blocks: Any, num_external_tokens: int) -> None:
             if num_external_tokens:
-                # The load has begun: a later question is a new one.
+                # The load has begun: a later question is about a new load.
                 self._answered.pop(request.request_id, None)
                 self._outside.load(request.request_id, request.num_computed_tokens)
             allocated(request, blocks, num_external_tokens)
@@ -198,7 +198,7 @@ class VllmOfFlight:
         connector.request_finished = connector.request_finished_all_groups = finished
 
     def _next_answer(self, name: str) -> Offered | None:
-        """Return the next recorded answer; after the recording's end the last one, if it led to nothing."""
+        """Return the next recorded answer; after the end of the recording the last one, if no load followed from it."""
         answers = self._answers.get(name)
         if answers:
             self._answered[name] = answers.popleft()

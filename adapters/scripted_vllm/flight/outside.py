@@ -1,6 +1,6 @@
 """The world outside a flight's scheduler as a schedule expresses it: loads, saves, grammars, numbers of LoRAs.
 
-The replay reports the recorded answers as it gives them; ``outside`` returns the same as signals and settings.
+The replay reports the recorded answers as it gives them; ``outside`` returns them as signals and settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OutsideOfFlight:
         # The first token of each load under way.
         self._loads: dict[str, int] = {}
         self._loras: dict[int, int] = {}
-        # Requests whose grammar is not compiled, and how many compiled beside others that took longer.
+        # Requests whose grammar is not compiled, and how many grammars were done before others that began with them.
         self._compiling: set[str] = set()
         self._early = 0
         self._kept: set[str] = set()
@@ -103,7 +103,7 @@ class OutsideOfFlight:
         if has_connector:
             settings |= self._of_connector()
             usual = settings["kv_offered_tokens"]
-            # The usual number is offered without an action.
+            # The most frequent number is offered without an action.
             offers = [(place, signal) for place, (_, signal) in enumerate(signals) if signal.name == OFFER]
             first = {signal.rid: (place, signal.value) for place, signal in reversed(offers)}
             unsaid = {place for place, tokens in first.values() if tokens == usual}

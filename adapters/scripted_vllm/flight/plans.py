@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from scripted.sdk.flight.packed import packed_plan
 
-# The parts of vLLM's parameters that end a request that repeats itself.
+# The fields of vLLM's parameters that end a request that repeats itself.
 REPETITIONS: Final = ("max_pattern_size", "min_pattern_size", "min_count")
 
 
 class Numbers:
-    """Request numbers by the engine's names; caches the last answer, because consecutive plans are alike."""
+    """Request numbers by the engine's names; caches the last answer: consecutive plans have the same requests."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, int] = {}
@@ -21,7 +21,7 @@ class Numbers:
 
     def add(self, name: str, number: int) -> None:
         self.by_name[name] = number
-        # A name may return with another number.
+        # A name may be used again, with another number.
         self._names, self._numbers = [], []
 
     def of(self, names: list[str]) -> list[int]:

@@ -23,7 +23,7 @@ _VALUES: Final = (
     *("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
     *("long_prefill_token_threshold", "watermark"),
 )
-_RUNS: Final = "a live vLLM on a CPU runs one synchronous stage, without guesses, windows, events and connectors"
+_RUNS: Final = "a live vLLM on a CPU runs one synchronous stage, without guesses, windows, events or connectors"
 
 
 def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:

@@ -82,7 +82,7 @@ class LiveVllm(LiveEngine):
             self._replies.append(Refused(rid=event.rid, reason=client.text))
 
     def abort(self, rid: str, client: HttpCall) -> None:
-        """Hang up a client."""
+        """Close a client's connection."""
         del self._clients[rid]
         self._gone.add(rid)
         client.hang_up()
@@ -98,7 +98,7 @@ class LiveVllm(LiveEngine):
             case Resume():
                 path = "/resume"
             case _:
-                raise TypeError(f"a live vLLM has nothing for {event}")
+                raise TypeError(f"a live vLLM cannot take {event}")
         post = self.post(event.call_id, path)
         for item in self.arrived(path, post):
             self._calls[item[1][1]] = event.call_id

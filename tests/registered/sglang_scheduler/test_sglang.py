@@ -162,7 +162,7 @@ def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None
     """Also where the scheduler raises: its turns have no host tier, release no memory and know no least output."""
     text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
     assert text is None
-    assert f"the turns know no {setting}" in str(why)
+    assert f"the turns do not support {setting}" in str(why)
 
 
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))
@@ -242,7 +242,7 @@ def _tier_of(block: int) -> str:
 def test_what_the_host_has_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leaked slot is reported."""
     monkeypatch.setattr(MHATokenToKVPoolHost, "free", lambda *_: 0)
-    assert "tokens of the host are in use, but its tree has" in failure_of(
+    assert "tokens of the host are in use, but its tree holds" in failure_of(
         adapter_named("sglang").workloads["sglang-host-small"]
     )
 

@@ -97,13 +97,13 @@ def test_a_copy_goes_on_as_a_run_from_the_beginning_does(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ({"max_model_len": "64"}, "max_model_len is from 2 to what all blocks hold, 48"),
+        ({"max_model_len": "64"}, "max_model_len must be from 2 to 48, the tokens of all blocks"),
         (
             {"enable_chunked_prefill": "False"},
-            "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+            "without chunked prefill max_num_batched_tokens must be at least max_model_len",
         ),
         ({"async_scheduling": "True", "model_runner": "1", "pipeline_parallel_size": "2"}, "needs model_runner=2"),
-        ({"num_speculative_tokens": "16"}, "max_num_batched_tokens is more than num_speculative_tokens"),
+        ({"num_speculative_tokens": "16"}, "max_num_batched_tokens must be greater than num_speculative_tokens"),
         ({"block_sise": "4"}, "did you mean 'block_size'"),
     ],
 )
@@ -196,9 +196,9 @@ def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
     [
         (2, {}, {"num_scheduled_tokens": {"a": 1}}, "names neither its blocks nor its position"),
         (2, {}, {"scheduled_spec_decode_tokens": {"a": [1]}}, "guesses for a, but computes none of its tokens"),
-        (2, {"preempted_req_ids": {"a"}}, {}, "continues a, which the runner .* has forgotten"),
-        (1, {"finished_req_ids": {"a"}}, {}, "continues a, which the runner .* has forgotten"),
-        (1, {}, {"scheduled_new_reqs": [new("a", 4)]}, "begins a, which the runner was not told to forget"),
+        (2, {"preempted_req_ids": {"a"}}, {}, "continues a, which the runner .* has dropped"),
+        (1, {"finished_req_ids": {"a"}}, {}, "continues a, which the runner .* has dropped"),
+        (1, {}, {"scheduled_new_reqs": [new("a", 4)]}, "begins a, which the runner was not told to drop"),
     ],
 )
 def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: dict[str, Any], what: str) -> None:
@@ -296,7 +296,7 @@ def test_events_that_say_too_much_are_found() -> None:
 
 
 def test_a_window_needs_room_for_its_group() -> None:
-    with pytest.raises(ValueError, match="with several groups, num_gpu_blocks is more than one request may need"):
+    with pytest.raises(ValueError, match="with several groups num_gpu_blocks must exceed the"):
         VllmSettings(sliding_window=6)
 
 

@@ -93,5 +93,5 @@ def test_a_grammar_that_is_late_and_one_that_fails(t):
 
 
 def test_settings_say_what_requests_may_bring() -> None:
-    with pytest.raises(ScriptDefinitionError, match="grammar_steps and max_loras are 0 or more"):
+    with pytest.raises(ScriptDefinitionError, match="grammar_steps and max_loras must not be negative"):
         Schedule.parse("max_loras=-1; 1 start a prompt=2", of="vllm")

@@ -104,7 +104,7 @@ def test_a_page_on_the_host_is_not_written_and_needs_a_region() -> None:
     assert tier.read_from("a", [[3, 4], [], [], [9]], 4, 6) == (23, 7)
     with pytest.raises(Exception, match="have no region for their rows"):
         tier.read_from("a", [[3, 4], [], [], []], 4, 6)
-    with pytest.raises(Exception, match="page 0 is on the host alone"):
+    with pytest.raises(Exception, match="page 0 is on the host only"):
         tier.read_from("a", [[3, 4], [], [], [9]], 3, 6)
 
 

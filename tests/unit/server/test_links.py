@@ -205,9 +205,9 @@ def test_a_dropped_link_resets_its_connections_and_no_other(net: Net) -> None:
 
 
 def test_what_is_no_order_is_refused(net: Net) -> None:
-    with pytest.raises(EngineError, match=r"did not take .*KeyError: 7"):
+    with pytest.raises(EngineError, match=r"refused the order .*KeyError: 7"):
         net.order(StageLink(stage=7, is_cut=True))
-    with pytest.raises(EngineError, match="does not answer"):
+    with pytest.raises(EngineError, match="did not answer the order"):
         order_link(net.orders.with_name("nowhere"), StageLink(stage=0, is_cut=True))
 
 

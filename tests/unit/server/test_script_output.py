@@ -82,8 +82,8 @@ def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str], parent: P
 @pytest.mark.parametrize(
     ("name", "damaged", "says"),
     [
-        ("encode", lambda message: b"\xc1", "the gate took a frame that is no command"),
-        ("decode_replies", decoder_of(int), "the gate sent a frame that is no reply"),
+        ("encode", lambda message: b"\xc1", "the gate received a frame that is not a command"),
+        ("decode_replies", decoder_of(int), "the gate sent a frame that is not a reply"),
     ],
     ids=["command", "reply"],
 )

@@ -110,7 +110,7 @@ class HttpClients(LoopThread):
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NoAnswer(f"a client waited {self.answer_timeout_s} s in vain for {what}: the front end hangs")
+                raise NoAnswer(f"a client waited {self.answer_timeout_s} s for {what}: the front end hangs")
             self._pause(left_s)
 
     # -- in the thread --

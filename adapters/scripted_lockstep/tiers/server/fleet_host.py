@@ -1,4 +1,4 @@
-"""Gives scripts their fleets of real engines, from the process in which the script runs.
+"""Builds fleets of real engines for scripts, in the script's process.
 
 It requests servers from the test's process and keeps them across scripts; a server that a script has damaged is
 replaced.
@@ -24,7 +24,7 @@ from scripted_lockstep.tiers.server.remote import RemoteWorld
 from scripted_lockstep.tiers.server.wire import EnginePlace, EnginesKilled, EnginesWanted, EngineWanted
 from scripted_lockstep.tiers.server.world import ServerWorld
 
-# A command to the test's process, and the engines that it started for it.
+# Sends the test's process a command and returns the engines that it started.
 AskForEngines = Callable[[EnginesWanted | EnginesKilled], Sequence[EnginePlace]]
 
 
@@ -36,7 +36,7 @@ class FleetHost:
         self._world = world
         self._ask = ask
         self._engines: dict[str, RemoteWorld] = {}
-        # The engines of the present script, with their runs.
+        # The engines of the current script, with their runs.
         self._used: list[FleetEngine] = []
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._wires = RealWires(world.private_dir)
@@ -118,7 +118,7 @@ class FleetHost:
 
 
 def _is_reusable(engine: FleetEngine) -> bool:
-    """Return whether the next script can use an engine in the state in which the last one left it."""
+    """Return whether the last script left an engine in a state that the next one can use."""
     run, scheduler = engine.run, engine.run.scheduler
     books = scheduler.books
     is_at_rest = scheduler.is_fully_idle and books.is_awake and books.paused is None and run.failure is None

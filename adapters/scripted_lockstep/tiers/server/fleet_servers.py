@@ -1,4 +1,4 @@
-"""The servers of a script's fleets, in the test's process: started when a script asks, kept, and killed."""
+"""Starts, keeps and kills the servers of a script's fleets, in the test's process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FleetServers:
         self._growth: dict[str, ServerGrowth] = {}
 
     def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
-        """Start all of them at once. Raises StartupError with the cause if one fails to start."""
+        """Start these servers in parallel. Raises StartupError with the cause if one fails to start."""
         for one in wanted:
             folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             settings = ServerSettings(
@@ -70,7 +70,7 @@ class FleetServers:
     def check_growth(self) -> None:
         """Check all idle engines for growth after each script. Raises Violation.
 
-        After its first script an engine has its connections to the harness, but perhaps not to each other engine.
+        After its first script an engine is connected to the harness, but perhaps not yet to every other engine.
         """
         for name, serving in self._serving.items():
             if name not in self._growth:

@@ -36,7 +36,7 @@ MOST_PREFILLS: Final = 4
 _LOOPBACK: Final = "127.0.0.1"
 _RUN: Final = "fleet"
 _WORK_TIMEOUT_S: Final = 30.0
-# The ways in which the thread's work on a connection ends: by the other side, or with the thread.
+# Raised in the thread when the peer closes a connection, or when the thread stops.
 _OVER: Final = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
 _BUSY: Final = (503, b'{"error": {"message": "an engine of a script stands still"}}')
 
@@ -47,9 +47,9 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A decode engine's call of a prefill engine for a prompt. ``answer`` is an HTTP status and a body.
+    """A decode engine's request to a prefill engine for a prompt. ``answer`` is an HTTP status and a body.
 
-    ``is_gone``: the decode engine's end is closed. ``is_left``: the prefill engine's end is closed.
+    ``is_gone``: the decode engine has closed its end. ``is_left``: the prefill engine has closed its end.
     """
 
     body: dict[str, Any]
@@ -154,7 +154,7 @@ class RealWires(LoopThread, Wires):
                 lambda m: isinstance(m, Generate) and m.rid == heard.rid, unless=lambda: call.answer
             )
             if world.as_real(heard) != came:
-                raise Violation(f"{engine.name} was to be asked {heard}, but its front end made {came} of it")
+                raise Violation(f"the front end of {engine.name} turned the request {heard} into {came}")
         elif isinstance(heard, Abort):
             self.break_off(engine, heard)
         elif isinstance(heard, PrefillFailed):
@@ -166,7 +166,7 @@ class RealWires(LoopThread, Wires):
         key = sender, engine.name, pages.transfer, pages.first
         verdicts = self._do(self._send_pages(key, self._pages.pop(key)))
         if any((verdict is None) is not (error is None) for verdict in verdicts):
-            raise Violation(f"the stages of {engine.name} say {verdicts} of pages that came, but {error} was due")
+            raise Violation(f"the stages of {engine.name} answered the pages with {verdicts}, expected {error}")
 
     def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
         world = self.worlds[engine.name]
@@ -185,7 +185,7 @@ class RealWires(LoopThread, Wires):
                 world.await_message(lambda m: m == heard)
 
     def kill(self, engine: Any) -> None:
-        """Kill an engine. The fleet breaks its calls off at the other engines."""
+        """Kill an engine. The fleet ends its requests at the other engines."""
         handles = engine.run.handles
         self.worlds[engine.name].kill(
             lambda: all(one.client.closed for one in handles.all) and all(call.done for call in handles.calls)
@@ -213,7 +213,7 @@ class RealWires(LoopThread, Wires):
         call.shown = answer
         self._loop.call_soon_threadsafe(call.is_shown.set)
 
-    # -- in the thread: prompts that are asked for --
+    # -- in the thread: requests for prompts --
 
     async def _listen_for(self, decode: str) -> list[int]:
         ports = []
@@ -247,7 +247,7 @@ class RealWires(LoopThread, Wires):
     async def _answer_of(
         self, decode: str, body: dict[str, Any], reader: asyncio.StreamReader
     ) -> tuple[int, bytes] | None:
-        """Wait for the answer to a call; None if its connection is broken, or must break."""
+        """Wait for the answer to a request; None if its connection broke or must be broken."""
         call = self._calls[decode, body["transfer"]] = _Call(body)
         self._wake()
         left = asyncio.ensure_future(reader.read(1))
@@ -346,7 +346,7 @@ class RealWires(LoopThread, Wires):
         writer.write(framed(encode(Greeting(KV_PROTOCOL, address.run, self._layouts[way]))))
         refusal = decode_verdict(await _frame(reader)).error
         if refusal is not None:
-            raise EngineError(f"{way[1]} takes no KV of {way[0]}: {refusal}")
+            raise EngineError(f"{way[1]} refuses KV from {way[0]}: {refusal}")
         return reader, writer
 
     async def _forget_onward(self, name: str) -> None:

@@ -34,7 +34,7 @@ from scripted_lockstep.tiers.server.world import ServerWorld
 
 
 def follower_gate(context: GateContext) -> Follower:
-    """The gate factory that the settings of a fleet's engine name."""
+    """Make the gate of a fleet's engine, whose settings name this function."""
     return Follower(context)
 
 
@@ -93,7 +93,7 @@ class Follower:
 
     def _value_of(self, asked: Ask) -> Any:
         if asked.verb == "start_over":
-            # The stages and the scheduler forget their counts.
+            # Resets the counts of the stages and of the scheduler.
             self._world.pipeline.forget()
             return self._machine.start_over()
         if asked.replies:

@@ -57,7 +57,7 @@ FINAL_MESSAGE_LINGER_MS: Final = 1000
 
 
 def scripted_gate(context: GateContext) -> EngineRun:
-    """The gate factory that a scripted server's settings name."""
+    """Make the gate of a scripted server, whose settings name this function."""
     gate = GateSocket(context, linger_ms=FINAL_MESSAGE_LINGER_MS)
     relay = gate.options.relay
     world = ServerWorld(context, Path(relay) if relay is not None else None)
@@ -92,7 +92,8 @@ class WireSource(ScriptSource):
     def open(self) -> None:
         """Wait for the server to be open, switch the mutant on, and listen.
 
-        This process adopts the orphans of a script's processes, and no copy of this process hides its death.
+        This process adopts the orphans that a script leaves. A forked copy closes the control socket, so that the
+        supervisor still notices this process's death.
         """
         adopt_orphans()
         os.register_at_fork(after_in_child=self._control.close)
@@ -111,11 +112,11 @@ class WireSource(ScriptSource):
             try:
                 command = decode_command(self._socket.recv())
             except BadFrameError as exc:
-                error = f"the gate took a frame that is no command, a defect of the harness: {exc}"
+                error = f"the gate received a frame that is not a command, a defect of the harness: {exc}"
                 self._send(ScriptFailedReply(report=FailureReport(kind=FailureKind.FAILED, error=error, spent=True)))
                 continue
             if isinstance(command, EnginesServed):
-                continue  # The events of a script that was ended while it waited for them.
+                continue  # The answer to a script that ended while it waited for its engines.
             if isinstance(command, Shutdown):
                 # SIGINT ends the server at once; SIGTERM would let live requests finish.
                 os.kill(os.getppid(), signal.SIGINT)
@@ -150,7 +151,7 @@ class WireSource(ScriptSource):
         self._send(passed)
 
     def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
-        """Report how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
+        """Report how a run failed. The supervisor handles a failed warm-up and an order to end."""
         if script is None or isinstance(exc, ShutdownAsked):
             raise exc
         if self._host is not None:
@@ -183,11 +184,11 @@ class WireSource(ScriptSource):
         self._send(asked)
         while self._socket not in dict(self._poller.poll()):
             if isinstance(self._control.receive(), SupervisorShutdown | ProcessDied):
-                raise ProcessDiedError("supervisor", "it ends the server while engines of a fleet are asked for")
+                raise ProcessDiedError("supervisor", "it ended the server while a script waited for a fleet")
         served = decode_command(self._socket.recv())
         assert isinstance(served, EnginesServed), served
         if served.error:
-            raise StartupError(f"an engine of the fleet did not come up: {served.error}")
+            raise StartupError(f"an engine of the fleet failed to start: {served.error}")
         return served.places
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class WireSource(ScriptSource):
         self._gate.close()
 
     def _load(self, command: RunScript) -> EngineExecution | None:
-        """Make the run of a command; a script that cannot be loaded has failed."""
+        """Load the script of a command; None, and a report of failure, if that fails."""
         try:
             function = load_script(command.file, command.name, command.import_paths)
         except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
@@ -209,7 +210,7 @@ class WireSource(ScriptSource):
     def _send(self, message: _Said) -> None:
         """Send a message to the test process; the copy of a killed process ends with it."""
         if os.getpid() != self._pid:
-            assert isinstance(message, ScriptSucceeded | ScriptFailedReply), f"no step can run, but there is {message}"
+            assert isinstance(message, ScriptSucceeded | ScriptFailedReply), f"a copy runs no step, got {message}"
             leave_result(self._private_dir, message)
         self._socket.send(encode(message))
 

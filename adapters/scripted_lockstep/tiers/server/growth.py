@@ -60,7 +60,7 @@ class ServerGrowth:
     def check(self, spare: int = 0) -> None:
         """Raise Violation that names the growth, or says that the front end does not answer.
 
-        A process may have ``spare`` more descriptors, for connections that are kept to other engines.
+        A process may have ``spare`` more descriptors, for open connections to other engines.
         """
         _settle(self._grown_registries, _IDLE)
         _settle(lambda: self._grown_descriptors(spare), _IDLE)
@@ -83,7 +83,7 @@ class ServerGrowth:
             connection.request("GET", _PATH)
             return msgspec.json.decode(connection.getresponse().read(), type=_Registries)
         except (OSError, HTTPException, msgspec.DecodeError) as exc:
-            raise Violation(f"the front end must tell what it waits for, but {_PATH} failed: {exc}") from exc
+            raise Violation(f"the front end does not report its registries, {_PATH} failed: {exc}") from exc
         finally:
             connection.close()
 
@@ -131,7 +131,7 @@ def _kept_by(process: psutil.Process, port: int | None, kept: Set[str] | None) -
 
 
 def _links_of(process: psutil.Process) -> Iterator[str]:
-    """Yield the targets of a process's descriptors. The process may close some meanwhile, or end."""
+    """Yield the targets of a process's descriptors. Meanwhile the process may close some, or end."""
     with contextlib.suppress(FileNotFoundError):
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

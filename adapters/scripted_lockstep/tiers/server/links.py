@@ -24,14 +24,14 @@ from scripted_lockstep.tiers.server.loop_thread import LoopThread
 
 LOOPBACK: Final = "127.0.0.1"
 READ_BYTES: Final = 1 << 16
-# The bytes in flight in one direction of a connection: a slow link is late, not narrow.
+# Bounds the pieces in flight in one direction: a slow link delays bytes, but does not limit their rate.
 MOST_UNDERWAY_PIECES: Final = 1024
 MAX_ORDER_BYTES: Final = 1 << 12
-# For listening, and for carrying an order out between two bytes; a relay that takes longer hangs.
+# The time to start listening, and to carry out an order; a relay that takes longer hangs.
 ORDER_TIMEOUT_S: Final = 5.0
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
-# Bytes, of which an empty piece is the end, and the time of their arrival.
+# Each piece with its time of arrival; an empty piece ends the direction.
 _Underway = asyncio.Queue[tuple[float, bytes]]
 _Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -45,7 +45,7 @@ class Route(NamedTuple):
 
 @dataclass
 class _Through:
-    """The present state of one stage's link, and the connections through it."""
+    """The state of one stage's link, and the connections through it."""
 
     link: StageLink
     pairs: set[_Pair] = field(default_factory=set)
@@ -90,7 +90,7 @@ class Relay(LoopThread):
         return accept
 
     async def _take_order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry an order out; it holds from the next byte on. Answers with the reason of a failure."""
+        """Carry out an order, from the next byte on; answer with the reason if that fails."""
         try:
             link = msgspec.msgpack.decode(await reader.read(MAX_ORDER_BYTES), type=StageLink)
             through = self._links[link.stage]
@@ -130,7 +130,7 @@ class _Pair:
                     group.create_task(self._take(source, underway))
                     group.create_task(self._forward(underway, target))
         except* OSError:
-            # A reset on one side is passed on as a reset: an end in the middle of the bytes is not orderly.
+            # Passed on as a reset: an orderly close in the middle of the bytes would hide it.
             self.reset()
         finally:
             for through in self._through:
@@ -142,7 +142,7 @@ class _Pair:
         """Reset both connections at once, as the death of a machine does."""
         for writer in self._writers:
             with contextlib.suppress(OSError):  # it is closed already
-                # Without lingering the peer sees a reset in any case.
+                # A socket that does not linger resets its peer.
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             writer.transport.abort()
 
@@ -190,6 +190,6 @@ def order_link(orders_path: Path, link: StageLink) -> None:
             connection.shutdown(socket.SHUT_WR)
             answer = connection.recv(MAX_ORDER_BYTES)
     except OSError as exc:
-        raise EngineError(f"the relay of the stages' links must take {link}, but it does not answer: {exc}") from exc
+        raise EngineError(f"the relay of the stages' links did not answer the order {link}: {exc}") from exc
     if answer:
-        raise EngineError(f"the relay of the stages' links did not take {link}: {answer.decode()}")
+        raise EngineError(f"the relay of the stages' links refused the order {link}: {answer.decode()}")

@@ -53,7 +53,7 @@ class LoopThread:
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def go_on(self) -> None:
-        """Start the thread again, in the present process."""
+        """Start the thread again, in the current process."""
         self._thread = self._started()
 
     def close(self) -> None:

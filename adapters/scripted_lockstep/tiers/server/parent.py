@@ -13,13 +13,13 @@ from engine.server.launch.preload import PreloadedParent
 
 SCRIPTED_GATE: Final = "scripted_lockstep.tiers.server.gate:scripted_gate"
 FOLLOWER_GATE: Final = "scripted_lockstep.tiers.server.follower:follower_gate"
-# Beside the gates: imported by every server when it meets its first client, script, assertion and grammar.
+# Besides the gates: modules that every server imports for its first client, script, assertion and grammar.
 _LATER: Final = ("httpcore", "scripted_lockstep.adapter", "pytest", "_pytest.assertion.rewrite", "llguidance")
 
 
 @contextlib.contextmanager
 def no_process_left(supervisor: int) -> Iterator[None]:
-    """Kill, at the end of a server, all its remaining processes, their session, and their children."""
+    """Kill all remaining processes of a server, their session, and their children."""
     processes = set[psutil.Process]()
     with contextlib.suppress(psutil.NoSuchProcess):
         processes.update(psutil.Process(supervisor).children(recursive=True))
@@ -39,5 +39,5 @@ def _of_session(leader: int) -> Iterator[psutil.Process]:
 
 
 def start_parent() -> PreloadedParent:
-    """Start the process. Returns at once: it imports while the caller does other things."""
+    """Start the process without waiting for its imports."""
     return PreloadedParent.start(*(gate.partition(":")[0] for gate in (SCRIPTED_GATE, FOLLOWER_GATE)), *_LATER)

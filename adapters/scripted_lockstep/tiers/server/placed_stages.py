@@ -21,7 +21,7 @@ from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 5.0
-# A cluster's CPUs are only a number: each of several concurrent servers has its own.
+# Ray only counts these CPUs: enough for each of several concurrent servers.
 RAY_CPUS: Final = 4
 
 

@@ -1,4 +1,4 @@
-"""The servers of one test process: shared by equal configuration, replaced when dirty or dead, few at a time.
+"""The servers of one test process: at most a few, shared by equal configurations, replaced when dirty or dead.
 
 All are forked from one preloaded parent, so that a fresh server costs a fraction of a second.
 """
@@ -58,7 +58,7 @@ class EngineServers:
     def lend(
         self, config: EngineConfig, *, mutant: str | None = None, placement: str = "local", device: str | None = None
     ) -> Iterator[_Server]:
-        """Lend a server for one script or several; it returns to the pool unless they left it unusable.
+        """Lend a server for one or more scripts; it returns to the pool unless they made it unusable.
 
         ``device`` is used in place of the configuration's.
         """

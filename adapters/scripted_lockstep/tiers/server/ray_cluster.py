@@ -26,7 +26,7 @@ from lockstep.ray_environment import heed_environment, ray_defaults
 
 # Ray's own sockets are in the folder, with names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
-# The smallest object store that Ray takes; stages share nothing by it.
+# The smallest object store that Ray accepts; stages share nothing through it.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 GONE_TIMEOUT_S: Final = 10.0
 
@@ -75,7 +75,7 @@ class LocalCluster:
         with (
             _quiet(),
             contextlib.suppress(Exception),
-        ):  # A node that is half dead, or never started, must not keep the others alive.
+        ):  # A node that cannot be stopped, or never started, must not keep the others alive.
             self._cluster.shutdown()
         _, left = psutil.wait_procs(self._processes, timeout=GONE_TIMEOUT_S)
         for process in left:
@@ -98,7 +98,7 @@ class LocalCluster:
 
 
 def _new_cluster() -> Any:
-    """Make a cluster without nodes, in the nodes' environment, which says whether they ask for tokens."""
+    """Make a cluster without nodes, under the nodes' environment, which decides whether they require tokens."""
     try:
         heed_environment()
         from ray.cluster_utils import Cluster
@@ -119,7 +119,7 @@ def _environment(folder: str) -> Iterator[None]:
         "RAY_memory_monitor_refresh_ms": "0",
         NICENESS: "0",
     }
-    # The driver shows the user's token, and accepts only nodes that ask for it.
+    # The driver presents the user's token, and accepts only nodes that require it.
     settings |= ray_defaults()
     # Ray notes the address of the newest cluster there, for drivers without one.
     (Path(folder) / "ray").mkdir()

@@ -67,7 +67,7 @@ _PATIENCE_S: Final = 1.0
 class FleetClients(HttpClients):
     """The clients of an engine of a fleet. ``choose_prefill`` chooses the prefill engine of a decode engine's request.
 
-    The front end itself would choose by loads, which it polls, and so not reproducibly.
+    The front end itself would choose by polled loads, which is not reproducible.
     """
 
     choose_prefill: Callable[[], str | None]
@@ -107,10 +107,10 @@ class _NoPages:
 
 
 class RemoteWorld(World):
-    """An engine at ``place``. ``pause`` waits for an event of any engine, up to a number of seconds.
+    """An engine at ``place``. ``pause`` waits for an event of any engine, at most a number of seconds.
 
-    ``urls`` are the prefill engines as this one asks them, ``addresses`` the stages of decode engines as it sends to
-    them, both by their names in the fleet.
+    ``urls`` of prefill engines and ``addresses`` of the stages of decode engines are those that this engine connects
+    to, by name in the fleet.
     """
 
     tier = "server"
@@ -152,7 +152,7 @@ class RemoteWorld(World):
 
     def await_ready(self) -> None:
         """Wait until the engine is up and frozen. Raises NoAnswer."""
-        ready = self._next_answer(BOOT_TIMEOUT_S, "it to stand still before its first step")
+        ready = self._next_answer(BOOT_TIMEOUT_S, "it to be frozen before its first step")
         assert isinstance(ready, FollowerReady), ready
         self.limits = ready.limits
 
@@ -196,10 +196,10 @@ class RemoteWorld(World):
             raise Violation(f"engine {self.name} died: {cause}")
 
     def kill(self, is_told: Callable[[], bool]) -> None:
-        """Kill its processes, and wait until its clients have got an error."""
+        """Kill its processes, and wait until its clients have received an error."""
         self.is_dead = True
         self.on_kill()
-        self.wait_until(is_told, "its clients to be told of its death")
+        self.wait_until(is_told, "its clients to receive an error")
         self.close()
 
     def close(self) -> None:
@@ -211,13 +211,13 @@ class RemoteWorld(World):
             self.clients.close()
 
     def wait_until(self, done: Callable[[], object], what: str, within_s: float | None = None) -> None:
-        """Wait with a bound, by default the script's. Raises NoAnswer."""
+        """Wait until ``done`` is true. Raises NoAnswer after ``within_s``, by default the script's timeout."""
         within_s = self._answer_timeout_s if within_s is None else within_s
         deadline = time.monotonic() + within_s
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NoAnswer(f"engine {self.name}: {within_s} s were waited in vain for {what}")
+                raise NoAnswer(f"engine {self.name}: waited {within_s} s for {what}")
             self._pause(left_s)
 
     def await_message(
@@ -230,9 +230,9 @@ class RemoteWorld(World):
             found.extend([message for message in self._messages if matches(message)][:1])
             return bool(found or unless())
 
-        self.wait_until(is_here, "what another engine has caused")
+        self.wait_until(is_here, "the message that another engine caused")
         if not found:
-            raise Violation(f"the front end of {self.name} answered what the decode engine asked for: {unless()}")
+            raise Violation(f"the front end of {self.name} answered the decode engine itself: {unless()}")
         self._messages.remove(found[0])
         return found[0]
 
@@ -288,7 +288,7 @@ class RemoteWorld(World):
         return self._transfers
 
     def ended_transfers(self, replies: Sequence[EngineReply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
-        """Take the transfers that the links of the fleet have ended, once the engine's stages have ended them too."""
+        """Return the transfers that the fleet's links have ended, once the engine's stages have ended them too."""
         self._transfers.want(replies)
         ended = self._transfers.take_ended(_NoPages(), 0, prompts, [])
         for pages in self._transfers.sent:
@@ -297,11 +297,11 @@ class RemoteWorld(World):
             self._bring_about(event, self._ordered.pop(event.transfer), prompts)
             real = self._ask("take_transfer", event.transfer, kind=TransferEvent | None)
             if self._shape(real) != self._shape(event):
-                raise Violation(f"engine {self.name}: {event} was due, but its stages say {real}")
+                raise Violation(f"engine {self.name}: expected {event}, its stages report {real}")
         return ended
 
     def _bring_about(self, event: TransferEvent, order: SendPages | ReceivePages, prompts: Sequence[Generate]) -> None:
-        """Cause the end of a transfer if no other engine does."""
+        """End a transfer that no other engine ends."""
 
     def _shape(self, event: TransferEvent | None) -> object:
         """Return the fields that must agree at both ends of a transfer. The link knows whether pages have arrived."""
@@ -314,7 +314,7 @@ class RemoteWorld(World):
         told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
         if bytes(told) != encode(self._real_result(result)):
             here, there = msgspec.to_builtins(self._real_result(result)), msgspec.msgpack.decode(told)
-            raise Violation(f"engine {self.name} made another step than its scheduler here: {there}, not {here}")
+            raise Violation(f"engine {self.name} and its scheduler here differ in a step: {there}, not {here}")
 
     def _note_orders(self, result: StepResult) -> None:
         for order in result.transfers:
@@ -340,7 +340,7 @@ class RemoteWorld(World):
         )
 
     def as_real(self, event: Event) -> Event:
-        """Return an event with the real engine's names for the others."""
+        """Return an event with the names by which the real engine knows the others."""
         if not isinstance(event, Generate):
             return event
         if event.deliver is not None:

@@ -1,7 +1,7 @@
 """One real engine with a role, and the real parts of the imaginary engine at the other end of its transfers.
 
-The end of a transfer, and the number of its pages, follow the sim tier. A prefill engine of its own computes the
-prompts that a decode engine wants; the pages that a prefill engine sends are taken and checked.
+Transfers end as in the sim tier, with the same number of pages. A prefill engine of its own computes the prompts that a
+decode engine wants; the pages that a prefill engine sends are taken and checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scripted_lockstep.tiers.server.fleet_wires import RealWires
 from scripted_lockstep.tiers.server.remote import FleetClients, RemoteWorld
 from scripted_lockstep.tiers.server.wire import EnginePlace
 
-# The record of a page beside its KV: token and position of each slot; and a fingerprint, with the sanitizer.
+# The record that goes with a page's KV: each slot's token and position, and with the sanitizer its fingerprint.
 _NOTED_BYTES: Final = 4
 _FINGERPRINT_BYTES: Final = 8
 _UPDATE: Final = "/update_weights_from_disk"
@@ -76,7 +76,7 @@ class RolePeer(RealWires):
         self._wait(DECODE_ENGINE, lambda: call.answer is not None, f"{wanted} to be computed")
         assert call.answer is not None
         if call.answer[0] != httpx.codes.OK:
-            raise Violation(f"what the decode engine asked for was answered {call.answer}")
+            raise Violation(f"the prefill engine answered the decode engine with {call.answer}")
 
     def deliver(self, number: int, count: int) -> None:
         """Give the stages the first ``count`` pages of a transfer."""
@@ -87,7 +87,7 @@ class RolePeer(RealWires):
                 images[stage] = images.get(stage, b"") + pages
         cut = {stage: pages[: count * self._size(stage)] for stage, pages in images.items()}
         if count and keys and any(errors := self._do(self._send_pages(keys[0], cut))):
-            raise Violation(f"the stages of the decode engine say {errors} of pages that came")
+            raise Violation(f"the stages of the decode engine answered the pages with {errors}")
 
     def end(self, number: int) -> None:
         """Answer the decode engine's front end, if it still waits: all pages have arrived."""
@@ -111,7 +111,7 @@ class RolePeer(RealWires):
                 start = end - fingerprints - noted * _NOTED_BYTES
                 found = struct.unpack_from(f"={noted}i", pages, start)
                 if found != (*prompt.prompt_ids[positions.start : positions.stop], *positions):
-                    yield f"page {index} of {prompt.rid} was sent as one of these tokens, positions: {found}"
+                    yield f"page {index} of {prompt.rid} was sent with these tokens and positions: {found}"
 
     def finish(self, order: SendPages, *, is_gone: bool) -> None:
         """Confirm the pages of an order, or close the connection. Does not wait for unsent pages."""
@@ -138,7 +138,7 @@ class RolePeer(RealWires):
 
 
 class _RoleClients(FleetClients):
-    """Clients that also play the decode engine which asks a prefill engine for prompts."""
+    """Clients that also act as a decode engine, which requests prompts from a prefill engine."""
 
     scheduler: Scheduler
     addresses: Sequence[str]

@@ -66,7 +66,7 @@ BOOT_TIMEOUT_S: Final = 120.0
 RAY_BOOT_TIMEOUT_S: Final = 400.0
 # The gate's own timeouts come first, with better errors; the test's process gives up this much later.
 PATIENCE_S: Final = 1.0
-# A server is gone within 2 s of a death.
+# A server ends within 2 s of the death of one of its processes.
 DEATH_TIMEOUT_S: Final = 3.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 KEPT_STEPS: Final = 64
@@ -118,7 +118,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
 
     @contextlib.contextmanager
     def _stages(self, placement: str, cluster: LocalCluster | None) -> Iterator[PlacedStages | None]:
-        """Hold the stages that are placed elsewhere; None if all are local."""
+        """Place the stages that are not local; None if all are."""
         if placement == "local":
             yield None
             return
@@ -161,7 +161,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         self, script: ScriptFunction, args: tuple[object, ...], kwargs: dict[str, object], options: ScriptOptions
     ) -> ScriptSucceeded:
         if not self.usable:
-            raise EngineError("this server is shut down or not usable any more; start another one")
+            raise EngineError("this server is shut down or no longer usable; start another one")
         if "<locals>" in script.__qualname__ or script.__name__ == "<lambda>":
             raise ScriptDefinitionError(
                 f"{script.__qualname__} must be defined at the top of its file or in a class there, to be found "
@@ -176,7 +176,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             return self._await_result(command)
         except BadFrameError as exc:
             self.usable = False
-            error = f"the gate sent a frame that is no reply, a defect of the harness: {exc}"
+            error = f"the gate sent a frame that is not a reply, a defect of the harness: {exc}"
             raise self._error(self._bare(command, FailureKind.FAILED, error)) from exc
         except (KeyboardInterrupt, SystemExit):
             # The script still runs there, so the server would not read an order to end.
@@ -223,7 +223,7 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         if not isinstance(reply, HookReady):
             report = read_death_report(self._folder)
             cause = report.cause if report is not None else self._log_tail()
-            raise StartupError(f"the server did not get to its first script: {cause}")
+            raise StartupError(f"the server failed before its first script: {cause}")
         self._growth = ServerGrowth(self.serving)
 
     def _await_result(self, command: RunScript) -> ScriptSucceeded:
@@ -322,12 +322,11 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
     # -- reports --
 
     def _error(self, report: FailureReport) -> ScriptError:
-        """Make the error of a report, completed with this process's knowledge.
-
-        Only a failed script leaves a usable server, unless the engine has grown.
+        """Make the error of a report, with the details that this process knows. Only a failed script leaves a usable
+        server, unless the engine has grown.
         """
         self.has_failed = True
-        # The gate has forgotten them, too.
+        # The gate has dropped them as well.
         self._fleet.close()
         if report.spent or report.kind is not FailureKind.FAILED:
             self.usable = False

@@ -23,9 +23,9 @@ from scripted.report.failure import Activity, ProcessStack
 STACK_TIMEOUT_S: Final = 0.5
 _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
-# A process that uses more than this share of a core meanwhile computes; a waiting one uses none.
+# A process that uses more than this share of a core computes; a waiting one uses none.
 _BUSY_SHARE: Final = 0.2
-# Below these lines a stack has only the start of the process or thread, which is the same for all.
+# From these lines on a stack shows only the start of the process or thread, which is always the same.
 _START_OF_PROCESS: Final = re.compile(
     r'engine/server/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)'
 )
@@ -35,7 +35,7 @@ _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
 def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
-    """Return the present activity of each process; a stopped or dead process has a note instead of a stack.
+    """Return the stack of each process; a stopped or dead process has a note instead.
 
     ``log`` is the server's; a placed stage has its own.
     """

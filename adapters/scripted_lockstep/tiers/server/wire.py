@@ -47,7 +47,7 @@ def connected_socket(context: zmq.Context[zmq.Socket[bytes]], private_dir: Path)
 
 
 class GateSocket:
-    """The gate's end. Its last message may take ``linger_ms`` to leave a process that ends."""
+    """The gate's end. A process that ends waits up to ``linger_ms`` for its last message to be sent."""
 
     def __init__(self, context: GateContext, *, linger_ms: int = 0) -> None:
         self.options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
@@ -102,7 +102,7 @@ class EnginesKilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EnginePlace(msgspec.Struct, frozen=True):
-    """An engine of a fleet that serves: its URL, its folder, its supervisor."""
+    """A running engine of a fleet: its URL, its folder, its supervisor."""
 
     name: str
     base_url: str
@@ -161,7 +161,7 @@ class Do(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Do or return something without a step."""
+    """Carry out a command or answer a question, without a step."""
 
     verb: FollowerVerb
     numbers: tuple[int | float, ...] = ()

@@ -81,7 +81,7 @@ class ServerWorld(World):
         self._is_alone = False
         self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
-        # Answers of the stages that nobody has waited for yet.
+        # Answers of the stages that no caller has taken yet.
         self._grammars: dict[int, GrammarReady] = {}
         self._loras: dict[int, LoraRead] = {}
         self._transfers: dict[int, TransferEvent] = {}
@@ -193,7 +193,7 @@ class ServerWorld(World):
         return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
 
     def await_loss(self, stage: int) -> PipelineEvent:
-        """Wait as long as the heartbeats may take, plus the time to notice a death."""
+        """Wait for the heartbeat timeout, plus the time to notice a death."""
         within_s = self._context.settings.heartbeat_timeout_s + DEATH_TIMEOUT_S
         return self._await_death(f"the link of stage {stage} was cut", within_s)
 
@@ -240,7 +240,7 @@ class ServerWorld(World):
         while self._dead_stage is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise EngineError(f"{cause}, but the supervisor said nothing for {within_s} s")
+                raise EngineError(f"{cause}, but the supervisor sent nothing for {within_s} s")
             self._pause(left_s)
         return self._dead_stage
 
