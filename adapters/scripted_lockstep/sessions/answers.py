@@ -36,7 +36,7 @@ from scripted_lockstep.sessions.blocks import (
     usage_of,
     whole_blocks,
 )
-from scripted_lockstep.sessions.received import ChoiceView, choices_in, events_in
+from scripted_lockstep.sessions.received import ReceivedChoice, choices_in, events_in
 from scripted_lockstep.sessions.settings import SessionSettings
 from scripted_lockstep.sessions.texts import (
     DECODERS,
@@ -256,7 +256,7 @@ class OpenAnswer:
         if (usage := events[-1].get("usage")) is not None:
             self._check_usage(usage, prompts, list(received.values()))
 
-    def _choices_in(self, events: Sequence[dict[str, Any]], *, is_whole: bool) -> dict[int, ChoiceView]:
+    def _choices_in(self, events: Sequence[dict[str, Any]], *, is_whole: bool) -> dict[int, ReceivedChoice]:
         return choices_in(
             events,
             is_plain=not self._settings.has_parts,
@@ -264,7 +264,7 @@ class OpenAnswer:
             is_whole=is_whole,
         )
 
-    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[ChoiceView]) -> None:
+    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[ReceivedChoice]) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
             "completion_tokens": sum(len(one.ids) for one in choices),
@@ -295,13 +295,13 @@ class OpenAnswer:
             end = "length"
         return ids, parts, end, None if count is None else stop
 
-    def _expected(self, index: int, message: Generate) -> ChoiceView:
+    def _expected(self, index: int, message: Generate) -> ReceivedChoice:
         ids, parts, reason, _ = self._output_of(message)
         is_chat = self._settings.is_chat
         if reason == "stop" and parts.calls and not parts.is_cut:
             reason = "tool_calls"
         echo = self._decoder.decode(message.prompt_ids) if self.order.echo else ""
-        view = ChoiceView(
+        view = ReceivedChoice(
             ids=ids,
             text=echo + parts.content,
             reasoning=parts.reasoning,
@@ -312,7 +312,7 @@ class OpenAnswer:
         )
         return self._with_logprobs(view, index, message, begin=len(echo))
 
-    def _with_logprobs(self, view: ChoiceView, index: int, message: Generate, *, begin: int) -> ChoiceView:
+    def _with_logprobs(self, view: ReceivedChoice, index: int, message: Generate, *, begin: int) -> ReceivedChoice:
         decode, ids = self._decoder.decode, view.ids
         logprobs, offsets = self._expected_prompt_scores(index)
         spelled = [decode([token]) for token in message.prompt_ids[: len(logprobs)]]

@@ -12,7 +12,7 @@ from scripted.core.violation import Violation
 _NEVER_EMPTY: Final = ("reasoning_content", "tool_calls")
 
 
-class ChoiceView(NamedTuple):
+class ReceivedChoice(NamedTuple):
     """One choice as its client received it.
 
     ``offsets`` are the positions of its logprobs in a completion's text, ``spelled`` the texts beside the logprobs,
@@ -105,7 +105,7 @@ class _Combined:
         else:
             self.calls[index]["arguments"] += function["arguments"]
 
-    def view(self, index: int, *, is_whole: bool) -> ChoiceView:
+    def view(self, index: int, *, is_whole: bool) -> ReceivedChoice:
         reasons = [reason for reason in self.reasons if reason]
         if is_whole and (len(reasons) != 1 or not self.reasons[-1]):
             raise Violation(f"choice {index} ends with {reasons}, and must end once, with its last part")
@@ -113,7 +113,7 @@ class _Combined:
         if [*self.calls] != [*range(len(self.calls))] or (len(ids) < len(self.calls) and not self._gives_ids):
             raise Violation(f"choice {index} has the calls {self.calls}, which need numbers and ids of their own")
         calls = [(one["name"], one["arguments"], one["id"] if self._gives_ids else "") for one in self.calls.values()]
-        return ChoiceView(
+        return ReceivedChoice(
             ids=self.ids,
             text="".join(self.texts),
             reasoning="".join(self.reasoning),
@@ -130,7 +130,7 @@ class _Combined:
 
 def choices_in(
     events: Sequence[dict[str, Any]], *, is_plain: bool, gives_ids: bool, is_whole: bool
-) -> dict[int, ChoiceView]:
+) -> dict[int, ReceivedChoice]:
     """Return the choices of a reply, from all its events. Unless it ``is_whole``, they may have no end yet."""
     combined: dict[int, _Combined] = {}
     for choice in (choice for event in events for choice in event.get("choices", ())):
