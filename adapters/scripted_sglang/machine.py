@@ -59,7 +59,7 @@ from scripted_sglang.event_loop import request
 from scripted_sglang.host import HostTier, NoHost, written_by
 from scripted_sglang.roles import LOOPS, role_of
 from scripted_sglang.scheduler_view import Retractions, cached_in, counts_of, inner_name, queries_of, rid_of
-from scripted_sglang.stand_ins import Dispatcher, Receiver, Sender, Worker, keep_nothing
+from scripted_sglang.stand_ins import Dispatcher, Receiver, Sender, SimulatedWorker, keep_nothing
 from scripted_sglang.transfers import Launched
 
 _IN_PLACE: Final = PauseMode(name="in_place")
@@ -123,7 +123,7 @@ class SglangMachine:
         self._rows = scheduler.req_to_token_pool.available_size()
         scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
         self._front = Sender()
-        self._worker = Worker(settings.page_size)
+        self._worker = SimulatedWorker(settings.page_size)
         self._connect()
         # Requests for which the router found no prefill server.
         self.unrouted: set[str] = set()

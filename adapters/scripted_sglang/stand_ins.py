@@ -72,7 +72,7 @@ class Dispatcher:
         return getattr(self._scheduler, self._handlers[type(message)])(message)
 
 
-class Worker:
+class SimulatedWorker:
     """Stands in for the worker: a forward pass returns handles, which become tokens with the result."""
 
     def __init__(self, page_size: int) -> None:
