@@ -31,7 +31,7 @@ from scripted_sglang.config import ServedSettings, SglangSettings
 from scripted_sglang.machine import SglangMachine
 from scripted_sglang.roles import Decode, Prefill
 from scripted_sglang.scheduler_view import rid_of
-from scripted_sglang.transfers import Frames, PageWrite, Recompute, Row, Written, room_that_fails
+from scripted_sglang.transfers import BufferRow, Frames, PageWrite, Recompute, Written, room_that_fails
 
 NAME: Final = "sglang-fleet"
 MUTANTS: Final = read_mutants(Path(__file__).with_name("fleet_mutants.toml"))
@@ -216,7 +216,7 @@ class SglangMember(SearchedMember):
                 self._take_pages(sender, message)
             case Written():
                 self._end_write(message.chunk)
-            case Row():
+            case BufferRow():
                 self.role.transfers.write_row(message)
             case Routed() | Recompute():
                 self._begin(sender, message)

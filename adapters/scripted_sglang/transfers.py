@@ -55,7 +55,7 @@ class Written(msgspec.Struct, frozen=True):
     chunk: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class BufferRow(msgspec.Struct, frozen=True):
     """The values that the last chunk writes into a row of the other engine's buffers."""
 
     index: int
@@ -275,7 +275,7 @@ class LinkedManager(conn.MooncakeKVManager):
         if req.mooncake_session_id in self.lost:
             return -1
         values = {name: tuple(getattr(self.buffers, name)[prefill_aux_index].tolist()) for name in _ROW}
-        self.said.append((req.endpoint, Row(req.dst_aux_index, values)))
+        self.said.append((req.endpoint, BufferRow(req.dst_aux_index, values)))
         return 0
 
     def lose_decode(self, name: str, rooms: list[int]) -> None:
@@ -299,7 +299,7 @@ class LinkedManager(conn.MooncakeKVManager):
         """The rows that last chunks write."""
         return self.scheduler.disagg_metadata_buffers
 
-    def write_row(self, row: Row) -> None:
+    def write_row(self, row: BufferRow) -> None:
         for name, values in row.values.items():
             into = getattr(self.buffers, name)[row.index]
             into.copy_(torch.tensor(values, dtype=into.dtype))

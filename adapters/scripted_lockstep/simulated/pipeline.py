@@ -60,7 +60,7 @@ from scripted_lockstep.simulated.model import (
     prompt_logprobs_of,
     salt_of,
 )
-from scripted_lockstep.simulated.row import Row
+from scripted_lockstep.simulated.row import TableRow
 from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
 
 _CORRUPTED: Final = 0x1EADBEEF
@@ -90,7 +90,7 @@ class SimulatedPipeline:
         self._host_pages = limits.host_pages
         self._ends = limits.eos_token_ids
         self._plans_ahead = limits.async_scheduling
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, TableRow] = {}
         self._make_kv()
         self.forget()
 
@@ -319,7 +319,7 @@ class SimulatedPipeline:
     def _emit(
         self,
         segment: Segment,
-        row: Row,
+        row: TableRow,
         links: Sequence[int],
         tokens: list[int],
         logprobs: list[TokenLogprob | None],
@@ -435,7 +435,7 @@ class SimulatedPipeline:
             digest = (digest * CHAIN + (page[-1] if page else 0) + len(page)) & MASK
         return digest
 
-    def _forward(self, segment: Segment) -> tuple[list[int], Row]:
+    def _forward(self, segment: Segment) -> tuple[list[int], TableRow]:
         """Write one segment's KV. Returns the fingerprint before it and the one after each of its tokens."""
         row = self._update_row(segment)
         if row.poisoned:
@@ -448,7 +448,7 @@ class SimulatedPipeline:
         self._write(segment, row, links)
         return links, row
 
-    def _newest_of(self, segment: Segment, row: Row) -> tuple[int, ...]:
+    def _newest_of(self, segment: Segment, row: TableRow) -> tuple[int, ...]:
         """Return the token that a segment planned ahead follows, which the host did not know when it planned."""
         if row.needs_history:
             what = "its next token depends on the one before, which is unknown when it is planned ahead"
@@ -457,10 +457,10 @@ class SimulatedPipeline:
             return (self._corrupted(segment, "it was planned ahead, but no token was chosen before it"),)
         return (row.newest,)
 
-    def _update_row(self, segment: Segment) -> Row:
+    def _update_row(self, segment: Segment) -> TableRow:
         """Apply a segment's changes to its row: a new request, new pages."""
         if segment.sampling is not None:
-            self._rows[segment.row] = Row(segment.sampling)
+            self._rows[segment.row] = TableRow(segment.sampling)
         row = self._rows[segment.row]
         if segment.pages:
             row.pages[segment.page_start :] = segment.pages
@@ -468,7 +468,7 @@ class SimulatedPipeline:
             row.window[segment.page_start :] = segment.window_pages
         return row
 
-    def _read(self, segment: Segment, row: Row) -> int:
+    def _read(self, segment: Segment, row: TableRow) -> int:
         """Return the fingerprint of the KV before this segment. Checks that the row may read all of it."""
         if segment.lora not in self._loras:
             return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
@@ -488,7 +488,7 @@ class SimulatedPipeline:
             return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
 
-    def _penalty(self, end: int, row: Row) -> int:
+    def _penalty(self, end: int, row: TableRow) -> int:
         """Return the effect of penalties on a token: they count the request's output, which is read from its KV."""
         spec, tokens = row.spec, self._tokens_of(end, row)
         if tokens is None:
@@ -498,7 +498,7 @@ class SimulatedPipeline:
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
         return salt_of(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
-    def _allowed(self, segment: Segment, end: int, row: Row) -> tuple[int, ...] | None:
+    def _allowed(self, segment: Segment, end: int, row: TableRow) -> tuple[int, ...] | None:
         """Return the tokens that a row's grammar allows at ``end``, by the output that is read from its KV.
 
         Returns None at a dead end.
@@ -517,7 +517,7 @@ class SimulatedPipeline:
             self.corruptions.append(f"{segment.rid} (row {segment.row}) has said {said}, which its grammar forbids")
         return allowed or self._ends
 
-    def _tokens_of(self, end: int, row: Row) -> list[int] | None:
+    def _tokens_of(self, end: int, row: TableRow) -> list[int] | None:
         """Recover all tokens of a row before ``end`` from its KV; None if one was never written."""
         size = self._page_size
         tokens: list[int] = []
@@ -530,7 +530,7 @@ class SimulatedPipeline:
             tokens += [(after - before * CHAIN - 1) & MASK for before, after in links]
         return tokens
 
-    def _mismatched_window_page(self, segment: Segment, row: Row, last: int) -> int | None:
+    def _mismatched_window_page(self, segment: Segment, row: TableRow, last: int) -> int | None:
         """Return the first page in the segment's window whose window page has other content."""
         first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
         for place in range(first, last + 1):
@@ -549,7 +549,7 @@ class SimulatedPipeline:
             before = slots[-1]
         return True
 
-    def _write(self, segment: Segment, row: Row, links: list[int]) -> None:
+    def _write(self, segment: Segment, row: TableRow, links: list[int]) -> None:
         """Write ``links[1:]`` to the slots from the segment's start on; other slots keep their content."""
         size, done, count = self._page_size, 0, len(links) - 1
         while done < count:

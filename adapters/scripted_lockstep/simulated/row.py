@@ -6,7 +6,7 @@ from engine.core.plan import SamplingSpec
 from scripted_lockstep.simulated.model import salt_of
 
 
-class Row:
+class TableRow:
     """A row of a stage's page table: its request's pages, and the write counts that the pages had when they were read.
 
     A ``poisoned`` row lacks the KV of a failed microbatch: launches for its request from before the failure was known

@@ -76,7 +76,7 @@ def test_a_workload_keeps_every_promise_and_its_kv_comes_from_prefill_servers(
     wanted = sum(placed.action.is_start for placed in schedule.placed)
     assert heard.count("Routed") == wanted
     # Each request has a row for its first token; one that a pause retracted is recomputed, and has another.
-    assert heard.count("Row") == wanted + heard.count("Recompute")
+    assert heard.count("BufferRow") == wanted + heard.count("Recompute")
     assert heard.count("PageWrite") == heard.count("Written") > 0
     assert ("Recompute" in heard) == (name == "paused")
 

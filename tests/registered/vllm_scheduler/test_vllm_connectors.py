@@ -200,7 +200,10 @@ def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> N
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ("block_size=2 num_speculative_tokens=2 num_gpu_blocks=28 mamba_cache_mode=align", "must be greater than num_speculative_tokens"),
+        (
+            "block_size=2 num_speculative_tokens=2 num_gpu_blocks=28 mamba_cache_mode=align",
+            "with Mamba layers block_size",
+        ),
         (
             "num_gpu_blocks=20 mamba_cache_mode=align prefix_match_unit=1 circular_buffer_tokens=4",
             "must be a multiple of circular_buffer_tokens",
@@ -210,7 +213,7 @@ def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> N
             "num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True attention_chunk_size=4",
             "no attention_chunk_size",
         ),
-        ("num_gpu_blocks=28 sliding_window=5 swa_bounded_replay=True", "sliding_window - 1 that is a multiple of block_size"),
+        ("num_gpu_blocks=28 sliding_window=5 swa_bounded_replay=True", "no sliding_window - 1 that is a multiple"),
         (
             "num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True circular_buffer_tokens=4",
             "must be a multiple of each ring",
