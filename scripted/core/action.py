@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 _verbs: Final[set[Callable[..., object]]] = set()
 
 
-class Spoken(NamedTuple):
+class RequestSoFar(NamedTuple):
     """A request and its output so far."""
 
     message: RequestMessage
@@ -111,15 +111,15 @@ class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, Device
         """Return whether a request with this rid has begun and not yet ended."""
         return self.oracle.is_live(rid)
 
-    def spoken(self, rid: str) -> Spoken | None:
+    def request_so_far(self, rid: str) -> RequestSoFar | None:
         """Return the last request with this rid and its output so far; None if the rid is unknown or was refused."""
         for event in (*reversed(self._events), *reversed(self.arrived)):
             if isinstance(event, RequestMessage) and event.rid == rid:
-                return Spoken(event, ())
+                return RequestSoFar(event, ())
         life = self.oracle.account.latest(rid)
         if life is not None:
-            return Spoken(life.message, life.said)
-        return next((spoken for one in self.beside if (spoken := one.spoken(rid)) is not None), None)
+            return RequestSoFar(life.message, life.said)
+        return next((found for one in self.beside if (found := one.request_so_far(rid)) is not None), None)
 
     def new_call_id(self) -> str:
         self._calls += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 
-from scripted.core.action import Action, Culprit, RunLike, Spoken, smaller_requests
+from scripted.core.action import Action, Culprit, RequestSoFar, RunLike, smaller_requests
 from scripted.core.errors import BadCall
 from scripted.core.prompts import PIECES, Piece, Recipe, code_of, pieces_of, prompt_ids, prompt_of, recipe_from
 from scripted.core.verb import Code, Verb, variable_of
@@ -69,13 +69,13 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
         """The tokens of ``prompt_ids`` as an argument in a script."""
         return Code(code_of(self.pieces), self.prompt_ids)
 
-    def spoken_before(self, run: RunLike) -> Spoken | None:
+    def continued(self, run: RunLike) -> RequestSoFar | None:
         """Return the request ``after`` with its output so far; None if there is none."""
-        return run.spoken(self.after)
+        return run.request_so_far(self.after)
 
     def whole_prompt(self, run: RunLike) -> tuple[int, ...]:
         """Return the prompt, including the prompt and the output so far of the request ``after``."""
-        before = self.spoken_before(run) if self.after else None
+        before = self.continued(run) if self.after else None
         if before is not None:
             return (*before.message.prompt_ids, *before.said[: self.cut], *self.prompt_ids)
         # A further turn may add no tokens, but a prompt has at least one.

@@ -146,7 +146,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         # A script that passes tokens passes no seeds.
         first = 0 if self.parts else self.seed + self.tail
         own = images_in(self.prompt, self.images, first, behind=max(0, prompt - self.prompt))
-        before = run.spoken(self.after) if self.after else None
+        before = run.request_so_far(self.after) if self.after else None
         return own if before is None or not isinstance(before.message, Add) else (*before.message.images, *own)
 
     def verbs(self) -> tuple[Verb, ...]:

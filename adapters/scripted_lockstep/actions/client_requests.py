@@ -19,7 +19,7 @@ from engine.core.messages import (
 )
 from engine.core.scheduler import Scheduler
 from engine.frontend.sessions.requests import rids_of, sampling_of
-from scripted.core.action import Action, Culprit, RunLike, SearchBase, Spoken, takes, verb
+from scripted.core.action import Action, Culprit, RequestSoFar, RunLike, SearchBase, takes, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.verb import Code, Verb, variable_of
@@ -335,9 +335,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
             run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
 
-    def spoken_before(self, run: RunLike) -> Spoken | None:
+    def continued(self, run: RunLike) -> RequestSoFar | None:
         """Return the request that this one continues: the first choice of an answer with several."""
-        return super().spoken_before(run) or run.spoken(rids_of(self.after, 2)[0])
+        return super().continued(run) or run.request_so_far(rids_of(self.after, 2)[0])
 
     def _messages(self, prompt: tuple[int, ...]) -> list[Generate]:
         """Return a message for each choice, as the front end sends them."""

@@ -43,12 +43,12 @@ from scripted_lockstep.sessions.texts import (
     END_OF_REASONING,
     REPLACEMENT,
     TOOL,
-    Spoken,
+    OutputParts,
     byte_tokens,
     logprob_of,
+    output_parts,
     prompt_logprobs_of,
     reasoning_tokens,
-    spoken,
     stop_position,
 )
 
@@ -264,7 +264,9 @@ class OpenAnswer:
             is_whole=is_whole,
         )
 
-    def _check_usage(self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[ReceivedChoice]) -> None:
+    def _check_usage(
+        self, usage: dict[str, Any], prompts: Sequence[Generate], choices: Sequence[ReceivedChoice]
+    ) -> None:
         counts = {
             "prompt_tokens": sum(len(one.prompt_ids) for one in prompts),
             "completion_tokens": sum(len(one.ids) for one in choices),
@@ -280,7 +282,7 @@ class OpenAnswer:
     def _stop_position(self, message: Generate) -> tuple[int | None, int, str]:
         return stop_position(self.emitted.get(message.rid, []), message.sampling, self._decoder)
 
-    def _output_of(self, message: Generate) -> tuple[list[int], Spoken, str, str | None]:
+    def _output_of(self, message: Generate) -> tuple[list[int], OutputParts, str, str | None]:
         """Return the ids of an output, its parts, its finish reason, and the stop string that ended it, if any."""
         count, chars, stop = self._stop_position(message)
         ids = self.emitted[message.rid][:count]
@@ -289,7 +291,7 @@ class OpenAnswer:
         text = self._decoder.decode(ids[:-1] if is_models_end else ids)
         if count is not None:
             text = text[:chars] + (stop if self._settings.shows_stop else "")
-        parts = spoken(text, self._settings, is_models_end=is_models_end)
+        parts = output_parts(text, self._settings, is_models_end=is_models_end)
         end = "stop" if count is not None else self.ends[message.rid].value
         if is_models_end and parts.is_cut:
             end = "length"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from engine.frontend.schema.errors import ErrorType
 from scripted.core.violation import Violation
-from scripted_lockstep.sessions.texts import CALL_ID, Spoken
+from scripted_lockstep.sessions.texts import CALL_ID, OutputParts
 
 # Anthropic's names of the errors that a reply may end with.
 ERRORS_OF_MESSAGES: Final[Mapping[str | None, str]] = {
@@ -54,7 +54,7 @@ class BlocksView(NamedTuple):
 
 
 def blocks_of(
-    parts: Spoken, end: str, stop: str | None, logprobs: Sequence[float], protocol: str, *, is_whole: bool
+    parts: OutputParts, end: str, stop: str | None, logprobs: Sequence[float], protocol: str, *, is_whole: bool
 ) -> BlocksView:
     """Return how an output must be shown, without its usage."""
     is_message = protocol == "messages"

@@ -100,7 +100,7 @@ def _scored(message: Generate) -> list[tuple[int, int]]:
     return list(enumerate(message.prompt_ids))[1:] if message.prompt_logprobs_from >= 0 else []
 
 
-class Spoken(NamedTuple):
+class OutputParts(NamedTuple):
     """The parts of a text: its calls have a name, arguments and the id that the model gave, if any.
 
     ``cut`` says of each call whether its arguments are not complete. ``kinds`` has the first letter of each part.
@@ -117,7 +117,7 @@ class Spoken(NamedTuple):
         return any(self.cut)
 
 
-def spoken(text: str, settings: SessionSettings, *, is_models_end: bool) -> Spoken:
+def output_parts(text: str, settings: SessionSettings, *, is_models_end: bool) -> OutputParts:
     """Return the parts of a whole output. The model's own end completes a call that lacks only its closers."""
     reasoning = ""
     if settings.reasoning:
@@ -125,11 +125,11 @@ def spoken(text: str, settings: SessionSettings, *, is_models_end: bool) -> Spok
         reasoning, text = reasoning.strip(), text.lstrip()
     begun = "R" if reasoning else ""
     if not settings.has_tools:
-        return Spoken(reasoning, text, [], [], begun + "T" * bool(text))
+        return OutputParts(reasoning, text, [], [], begun + "T" * bool(text))
     begin, number, end = _CALL_TEXTS[settings.tools]
     before, *parts = text.split(begin)
     if not parts:
-        return Spoken(reasoning, before, [], [], begun + "T" * bool(before))
+        return OutputParts(reasoning, before, [], [], begun + "T" * bool(before))
     calls, said, cut = list[tuple[str, str, str]](), before, list[bool]()
     kinds = begun + "T" * bool(before.strip())
     for part in parts:
@@ -140,7 +140,7 @@ def spoken(text: str, settings: SessionSettings, *, is_models_end: bool) -> Spok
         said += after
         kinds += "C" + "T" * bool(after.strip())
     # Spaces before the first text after a call, and at the end, belong to no text.
-    return Spoken(reasoning, said.rstrip() if before.strip() else said.strip(), calls, cut, kinds)
+    return OutputParts(reasoning, said.rstrip() if before.strip() else said.strip(), calls, cut, kinds)
 
 
 def reasoning_tokens(ids: Sequence[int]) -> int:
