@@ -30,6 +30,21 @@ class WordedGroup(typer.core.TyperGroup):
             raise
 
 
+def command_app(name: str, about: str) -> typer.Typer:
+    """Make the application of a command with subcommands."""
+    return typer.Typer(
+        name=name,
+        cls=WordedGroup,
+        help=about,
+        no_args_is_help=True,
+        # Plain text, because boxes would cut long flags in a narrow terminal.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+
+
 def _worded(exc: Any) -> str:
     if isinstance(exc.__cause__, ValidationError):
         error = exc.__cause__.errors()[0]

@@ -16,7 +16,7 @@ from engine.cli.serve import serve, show_configuration
 from engine.cli.stage import stage
 from engine.process.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 from lockstep.output_files import print_every_character, told_of
-from lockstep.usage_errors import WordedGroup
+from lockstep.usage_errors import command_app
 
 __all__ = ["app", "main"]
 
@@ -27,16 +27,8 @@ EPILOG = (
     "Flags win over the environment, which wins over the file."
 )
 
-app = typer.Typer(
-    name="engine",
-    cls=WordedGroup,
-    help="Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed.",
-    no_args_is_help=True,
-    # Plain text, because boxes would cut long flags in a narrow terminal.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = command_app(
+    "engine", "Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed."
 )
 
 

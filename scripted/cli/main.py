@@ -15,7 +15,7 @@ import typer
 
 from lockstep.errors import LockstepError
 from lockstep.output_files import print_every_character, require_writable, told_of, write_output
-from lockstep.usage_errors import WordedGroup
+from lockstep.usage_errors import command_app
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.findings import findings_app
 from scripted.cli.offers import HasDemo, HasExamples, HasGallery
@@ -31,16 +31,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 DEFAULT_PAGE = Path("out/flush_race.html")
 
-app = typer.Typer(
-    name="scripted",
-    cls=WordedGroup,
-    help="Find races in LLM schedulers, and keep them as tests.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_app("scripted", "Find races in LLM schedulers, and keep them as tests.")
 gallery_app = typer.Typer(
     rich_markup_mode=None, help="Races of real engines, each with the mutant that brings it back."
 )

@@ -40,6 +40,11 @@ class Core:
         """Answer an administrative call."""
         self.say(CallAnswer(call_id=call_id, ok=ok, message=message))
 
+    def answer_now(self, answer: CallAnswer | None) -> None:
+        """Send the answer to a call, unless it is None: then it comes later."""
+        if answer is not None:
+            self.say(answer)
+
     def startable(self) -> Sequence[Request]:
         """Return the waiting requests that may start and may be overtaken, in order of arrival."""
         waiting: Sequence[Request] = self.books.waiting

@@ -37,9 +37,7 @@ class FlushAndUpdate(Feature):
         return {FlushCache: self._on_call, UpdateWeights: self._on_call}
 
     def _on_call(self, call: FlushCache | UpdateWeights) -> None:
-        answer = self.ask(call, self._core.now)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.ask(call, self._core.now))
 
     def ask(self, call: FlushCache | UpdateWeights, now: float) -> CallAnswer | None:
         """Do, refuse, or defer a call; None when the answer comes later."""
@@ -55,9 +53,7 @@ class FlushAndUpdate(Feature):
 
     def on_time(self, now: float) -> None:
         """Answer the waiting call if it is due."""
-        answer = self.answer_due(now)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.answer_due(now))
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """Return the answer to the waiting call, if there is one and it is due."""

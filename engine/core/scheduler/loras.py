@@ -195,9 +195,7 @@ class Loras(Feature):
     # -- calls --
 
     def _on_call(self, call: LoraCall) -> None:
-        answer = self.ask(call, self._core.now)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.ask(call, self._core.now))
 
     def ask(self, call: LoraCall, now: float) -> CallAnswer | None:
         """Refuse a call or defer it; None if its answer comes later."""
@@ -207,9 +205,7 @@ class Loras(Feature):
 
     def on_time(self, now: float) -> None:
         """Refuse a waiting unload that has timed out."""
-        answer = self.answer_due(now)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.answer_due(now))
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """Return the refusal of a waiting unload that has timed out; it becomes due once nothing uses its LoRA."""

@@ -36,9 +36,7 @@ class Profiles(Feature):
         return {StartProfile: self._on_call, StopProfile: self._on_call}
 
     def _on_call(self, call: StartProfile | StopProfile) -> None:
-        answer = self.ask(call)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.ask(call))
 
     def ask(self, call: StartProfile | StopProfile) -> CallAnswer | None:
         """Refuse an invalid call; None if its result will answer it."""

@@ -39,9 +39,7 @@ class Sleeping(Feature):
         self._on_call(call)
 
     def _on_call(self, call: Sleep | Wake) -> None:
-        answer = self.ask(call)
-        if answer is not None:
-            self._core.say(answer)
+        self._core.answer_now(self.ask(call))
 
     def ask(self, call: Sleep | Wake) -> CallAnswer | None:
         """Take a call; None if its answer comes later."""
