@@ -92,13 +92,13 @@ def known(
     file: Annotated[Path, typer.Option(metavar="FILE", help="the file to commit")] = DEFAULT_KNOWN,
     failures: _Failures = DEFAULT_FAILURES,
 ) -> None:
-    """Accept a finding: move it to the file of known ones, to commit."""
+    """Accept a finding: move it to the file of known defects. The project commits that file."""
     database = FailureDatabase(failures)
     saved = database.numbered(number)
     defect = _known(saved, upstream, because)
     add_known(file, defect)
     database.forget(number)
-    plain_console().print(f"{file} now has it as {defect.id}; commit that file", soft_wrap=True)
+    plain_console().print(f"{file} lists it as {defect.id} now; commit this file", soft_wrap=True)
 
 
 def _known(saved: SavedFailure, upstream: str, because: str) -> Defect:

@@ -336,9 +336,10 @@ def _last(rows: Sequence[TimedSearch], mutant: str, strategy: str) -> list[Timed
 
 
 def _cell(rows: Sequence[TimedSearch]) -> str:
-    found = [row for row in rows if row.is_found]
+    """Return in how many searches a mutant was found, and the medians of the schedules and seconds that it took."""
     if not rows:
         return "not searched"
+    found = [row for row in rows if row.is_found]
     if not found and any(row.failure for row in rows):
         return "an error of the harness"
     if not found:

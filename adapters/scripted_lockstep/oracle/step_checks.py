@@ -97,15 +97,19 @@ class EngineOracle(Oracle):
         self.check_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
 
     def at_rest(self, machine: Any) -> None:
-        """Check that every request has ended, before the cache is flushed. Raises Violation."""
+        """Check, before the cache is flushed, that every request has ended, the cache and a checkpoint.
+
+        Raises Violation.
+        """
         self.account.check_end()
-        if self.conformance is not None:
-            scheduler = machine.scheduler
-            self.conformance.check_cache(scheduler)
+        if self.conformance is None:
+            return
+        scheduler = machine.scheduler
+        self.conformance.check_cache(scheduler)
+        if self._restores:
             calls = self.conformance.specification.calls
-            if self._restores:
-                is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
-                check_checkpoint(scheduler, is_due=is_due)
+            is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
+            check_checkpoint(scheduler, is_due=is_due)
 
     def at_end(self, machine: Any) -> None:
         """Check an idle and flushed engine: each client got the same output as the request alone. Raises Violation."""

@@ -107,9 +107,10 @@ class Redactor:
         return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=(), prompt_logprobs=parts)
 
     def _token(self, request: Request, token: int) -> int:
-        state = self._texts.get(request)
+        """Return a fingerprint in place of a request's next token; the scheduler needs to recognize stop tokens."""
         if token in request.stop_ids:
             return token
+        state = self._texts.get(request)
         if state is None:
             return 0  # The request has ended: its result is dropped.
         self._texts[request], fingerprint = self._next(state, token)
