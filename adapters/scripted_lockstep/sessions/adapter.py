@@ -34,12 +34,14 @@ ADAPTER: Final = SchedulerAdapter(
     needed={
         "reasoning": _CHAT,
         "tools": _CHAT,
+        "parallel": {"tools": ("hermes", "mistral")},
         "echo": _COMPLETIONS,
         "prompts": _COMPLETIONS,
         "retries": {"delay": (1, 3)},
         "hasty": {"delay": (1, 3)},
     },
-    # Requests of one rid whose ends cross, refusals among them; time limits; calls; short replies that are sent whole.
+    # Requests of one rid whose ends cross, refusals among them; time limits; calls; plain text; short
+    # chats that are sent whole.
     scenes={
         "retries": {"retries": ("other",), "event-abort": ("on",), "outputs": ("long",), "arrival": ("together",)},
         "refused": {
@@ -52,12 +54,8 @@ ADAPTER: Final = SchedulerAdapter(
         "late": {"times_out": ("other",), "event-abort": ("on",), "requests": ("several",)},
         "blocks": {"protocol": ("messages", "responses"), "tools": ("hermes", "mistral"), "event-abort": ("on",)},
         "calls": {"tools": ("hermes", "mistral"), "outputs": ("long",)},
-        "whole": {
-            "protocol": ("chat", "messages", "responses"),
-            "stream": ("other",),
-            "outputs": ("one",),
-            "requests": ("several",),
-        },
+        "plain": {"protocol": ("chat", "messages", "responses"), "requests": ("several",)},
+        "whole": {"protocol": ("chat",), "stream": ("other",), "outputs": ("one",), "requests": ("several",)},
     },
     mutants=MUTANTS,
     packages=("engine",),

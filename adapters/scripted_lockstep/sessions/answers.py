@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import FAILURES, FinishReason, Generate, SamplingParams
+from engine.core.messages import FAILURES, Abort, FinishReason, Generate, SamplingParams
 from engine.frontend.protocols.anthropic import MessageShape
 from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
 from engine.frontend.protocols.openai.requests import completion_order
@@ -106,7 +106,7 @@ class OpenAnswer:
         self.ends: dict[str, FinishReason] = {}
         self.stopped: set[str] = set()
         self.called_off: set[str] = set()
-        self.is_reported = self.is_late = False
+        self.is_reported = self.is_late = self.is_called_off = False
         self.posted = 0
         self.is_sending = True
         self.has_left = self.is_over = False
@@ -123,6 +123,12 @@ class OpenAnswer:
             shown = {rid for rid, end in self.ends.items() if end is not FinishReason.TIMEOUT or self.emitted[rid]}
             self._before_failure = {rid: (len(ids), rid in shown) for rid, ids in self.emitted.items()}
         self.ends[rid] = end
+
+    def check_reason(self, abort: Abort) -> None:
+        """Raise Violation for an abort by the front end that says another reason than its own."""
+        is_over = self.has_left or self.is_called_off or any(end in FAILURES for end in self.ends.values())
+        if not is_over and abort.finish_reason is not FinishReason.STOP:
+            raise Violation(f"{abort.rid} reached a stop string, but the scheduler is told {abort.finish_reason}")
 
     def unneeded_requests(self) -> list[str]:
         """Return the requests that the front end should have aborted: a choice failed, or a stop string was found."""
@@ -148,8 +154,8 @@ class OpenAnswer:
         self.is_sending = self.session.send_some()
 
     def leave(self) -> None:
-        self.session.abort()
         self.has_left, self.is_sending = True, False
+        self.session.abort()
 
     def read(self) -> None:
         """Read the available output, up to the limit of a turn; check a finished reply. Raises Violation."""
@@ -418,4 +424,4 @@ def _choice_of(settings: SessionSettings) -> SpokenChoice:
     reasoning = ReasoningSplitter(ReasoningStart.OPEN) if settings.reasoning else None
     calls = FAMILIES[settings.tools]((TOOL,)) if settings.has_tools else None
     end = END_OF_REASONING if settings.reasoning else None
-    return SpokenChoice(AnswerParser(reasoning, calls, parallel=True), end_of_reasoning=end)
+    return SpokenChoice(AnswerParser(reasoning, calls, parallel=settings.parallel), end_of_reasoning=end)

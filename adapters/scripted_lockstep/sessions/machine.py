@@ -196,6 +196,8 @@ class SessionsMachine:
 
     def _call_off(self, rid: str, answer: OpenAnswer | None) -> None:
         if not self._settings.leaves or answer is None:
+            if answer is not None:
+                answer.is_called_off = True
             self._sessions.send(AbortMessage(rid=rid, call_id="call"))
         elif not (answer.is_over or answer.has_left):
             answer.leave()
@@ -255,6 +257,8 @@ class SessionsMachine:
         newest = next((one for one in reversed(self._answers) if message.rid in one.session.rids), None)
         answer = self._sender or newest
         if answer is not None:
+            if message.call_id is None:
+                answer.check_reason(message)
             answer.called_off.add(message.rid)
             if message.rid == answer.order.messages[0].rid:
                 # The rid is free for the search before the scheduler has heard of it.

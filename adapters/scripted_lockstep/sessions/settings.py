@@ -25,7 +25,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
     ``stops`` all choices but the first have stop strings that their outputs often contain, which ``shows_stop`` leaves
     in the text; with ``least`` these count from the token on that completes the first one. ``stop_tokens`` lets the
     scheduler end a request at a stop token. ``usage`` selects the token counts of a stream: none, at its end, or also
-    in each event. ``tools`` is the family that writes the calls, if any.
+    in each event. ``tools`` is the family that writes the calls, if any; without ``parallel`` only the first call is
+    shown.
     """
 
     protocol: Literal["completions", "chat", "messages", "responses"] = "completions"
@@ -37,6 +38,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
     usage: Literal["end", "each", "none"] = "end"
     reasoning: bool = False
     tools: Literal["none", "hermes", "mistral"] = "none"
+    parallel: bool = True
     stops: bool = True
     shows_stop: bool = False
     stop_tokens: bool = False

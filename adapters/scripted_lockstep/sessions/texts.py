@@ -133,12 +133,16 @@ def output_parts(text: str, settings: SessionSettings, *, is_models_end: bool) -
     calls, said, cut = list[tuple[str, str, str]](), before, list[bool]()
     kinds = begun + "T" * bool(before.strip())
     for part in parts:
+        is_shown = settings.parallel or not calls
         is_whole = part.startswith(number + end)
-        cut.append(not (is_whole or (is_models_end and part == number)))
-        calls.append((TOOL, _BEGUN + part if cut[-1] else _COMPLETE, CALL_ID if settings.tools == "mistral" else ""))
         after = part.removeprefix(number + end) if is_whole else ""
         said += after
-        kinds += "C" + "T" * bool(after.strip())
+        if is_shown:
+            is_cut = not (is_whole or (is_models_end and part == number))
+            cut.append(is_cut)
+            calls.append((TOOL, _BEGUN + part if is_cut else _COMPLETE, CALL_ID if settings.tools == "mistral" else ""))
+            kinds += "C"
+        kinds += "T" * (bool(after.strip()) and kinds[-1] != "T")
     # Spaces before the first text after a call, and at the end, belong to no text.
     return OutputParts(reasoning, said.rstrip() if before.strip() else said.strip(), calls, cut, kinds)
 

@@ -53,6 +53,19 @@ def respond(client: openai.OpenAI, **more: Any) -> Any:
     return client.responses.create(**({"model": "m", "input": QUESTION, "tools": TOOLS, "temperature": 0} | more))
 
 
+def test_a_messages_choice_of_tools_is_a_chats() -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    for choice, due in (
+        (None, None),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "add"}, named),
+    ):
+        body = CountTokensBody(model="m", messages=[USER], tools=MESSAGES_TOOLS, tool_choice=choice)
+        assert body.chat_fields["tool_choice"] == due
+
+
 def without_ids(response: Any) -> dict[str, Any]:
     shown: dict[str, Any] = response.model_dump(exclude={"id", "created_at", "usage"})
     for item in shown["output"]:

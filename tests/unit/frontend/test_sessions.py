@@ -161,7 +161,7 @@ def test_many_prompt_logprobs_come_in_parts_and_whole() -> None:
     whole = TokenOutput(rid="r", token_ids=(5,), finish_reason=FinishReason.LENGTH, prompt_logprobs=scores)
     *first, last = _split(whole)
     assert tuple(one for part in (*first, last) for one in part.prompt_logprobs) == scores
-    assert [part.token_ids for part in first] == [()] * len(first) != []
+    assert [(part.token_ids, part.finish_reason) for part in first] == [((), None)] * len(first) != []
     assert (last.token_ids, last.finish_reason) == ((5,), FinishReason.LENGTH)
 
 
