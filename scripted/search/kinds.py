@@ -258,6 +258,11 @@ class Sorter:
         shrunk = shrink(
             schedule, signature, budget_s=_SHRINK_S, keeps=lambda smaller: self._is_only_here(smaller, signature)
         )
+        # A smaller action may be of another kind, and known as that.
+        kind, rest = self._explained(shrunk.schedule, signature)
+        if kind is not None and rest is None:
+            kind.seen += 1
+            return
         _, failure = way_to_fail(shrunk.schedule, signature)
         found = Kind(finding, shrunk.schedule, failure or finding.failure, shrunk=shrunk)
         same = self._same(found)

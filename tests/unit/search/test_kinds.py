@@ -108,6 +108,24 @@ def test_parts_of_a_kind_that_pass_alone_explain_nothing(monkeypatch: pytest.Mon
     assert explained(monkeypatch, lambda text: "by the abort" if "abort" in text else "") == (None, None)
 
 
+def test_a_failure_whose_smallest_schedule_is_known_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action may be of a kind that no row has, and shrink to one of a row."""
+    first = "pp_size=4; 1 start b prompt=9; 4 flush"
+    with switched_on(FLUSH):
+        sorter = Sorter()
+        sorter.add_known(Defect(id="known", schedules=(f"adapter=lockstep {RACE}",)), "lockstep")
+        explained = sorter._explained
+
+        def of_others(schedule: Schedule, signature: str) -> tuple[Kind | None, Schedule | None]:
+            return (None, None) if str(schedule) == first else explained(schedule, signature)
+
+        monkeypatch.setattr(sorter, "_explained", of_others)
+        monkeypatch.setattr(sorter, "_same", lambda _: None)
+        sorter.sort(finding(first))
+    assert not sorter.new
+    assert [kind.seen for kind in sorter.kinds] == [1]
+
+
 def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> None:
     known = Defect(id="known", schedules=(f"adapter=lockstep {RACE}",))
     mended = Defect(id="mended", schedules=("adapter=lockstep default; 1 flush",))
