@@ -48,4 +48,14 @@ ADAPTER = adapter_of(
         cut='self.end(request, "abort")',
         becomes="pass",
     ),
+    Mutant(
+        name="a-late-result-goes-by-its-id",
+        origin="written for this example",
+        bug="the result of a request whose client has left goes to the next request with its id",
+        signature="is told tokens, but nothing of it was ever computed",
+        test="",
+        target="asyncio_engine:Engine.take_results",
+        cut="request = work.request",
+        becomes="request = next((r for r in self.running + self.waiting if r.id == work.request.id), work.request)",
+    ),
 )

@@ -13,6 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from scripted.core.action import Action
+from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed_action import Placed, parse_action
 from scripted.core.schedule import Schedule
 
@@ -22,6 +23,8 @@ _FIRST_STARTS: Final = 6
 _SAID_BY_USERS: Final = (0, 1, 1, 2, 3, 5, 9)
 _RESULTS_OF_TOOLS: Final = (4, 8, 13, 21)
 _MOST_TURNS: Final = 4
+# Steps from a request's beginning until its results are late.
+_LATE_FROM: Final = (0, 1, 1, 2, 3, 5)
 
 
 @runtime_checkable
@@ -45,6 +48,25 @@ def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     assert isinstance(start, StartsTurns)
     ends = step + 3 + rng.choice((1, 1, 2, 3)) * start.new
     yield from rng.choice(_KINDS)(rng, start, step, ends, schedule)
+
+
+def drawn_retry(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+    """Draw a client that gives up a request whose result is late, and sends another under the same id.
+
+    The late result belongs to the first of the two. Draws nothing if no request can be sent again.
+    """
+    starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
+    if not starts:
+        return
+    step, start = (chosen := rng.choice(starts)).step, chosen.action
+    assert isinstance(start, StartsTurns)
+    at = step + rng.choice(_LATE_FROM)
+    yield Placed(at, HoldResults())
+    at += rng.choice((0, 0, 1, 2))
+    yield Placed(at, parse_action(f"abort {start.rid}", schedule.adapter.actions))
+    at += rng.choice((0, 1, 1, 2))
+    yield Placed(at, _replaced(start, seed=start.seed + rng.choice((0, 1, 1))))
+    yield Placed(at + rng.choice((1, 2, 3, 5)), ReleaseResults())
 
 
 # The arguments: the draw, the request, its first step, its estimated last step, the schedule.

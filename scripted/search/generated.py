@@ -20,7 +20,7 @@ from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.conversations import drawn_turns
+from scripted.search.conversations import drawn_retry, drawn_turns
 from scripted.search.covering import Row, covering_rows
 from scripted.search.strategies import extras_of
 
@@ -155,11 +155,19 @@ def generated_schedule(number: int, of: str) -> Schedule:
         except (ValueError, ScriptDefinitionError) as exc:
             refused = exc
         else:
-            return _with_turns(schedule, number)
+            return _with_turns(_with_retry(schedule, row, number), number)
     raise HarnessError(
         f"{generated_target(number)} of {of} makes no configuration in {_DRAWS} draws of {dict(row)}: {refused}; its "
         "space allows what cannot be"
     )
+
+
+def _with_retry(schedule: Schedule, row: Row, number: int) -> Schedule:
+    """Use the id of a request in flight again in half of the targets that use ids again."""
+    rng = random.Random(f"retry/{number}")  # noqa: S311 - the same from the same number
+    if row.get("rids") != "again" or rng.random() < 0.5:
+        return schedule
+    return schedule.with_placed(list(drawn_retry(rng, schedule)))
 
 
 def _with_turns(schedule: Schedule, number: int) -> Schedule:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from scripted import api
+from scripted.core.action import rid_of
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
+from scripted.core.mutant import switched_on
 from scripted.core.prompts import prompt_ids
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.sdk.as_schedule import schedule_of
-from scripted.search.conversations import StartsTurns
+from scripted.search.conversations import StartsTurns, drawn_retry
 from scripted.search.execution import execute, record
 from scripted.search.generated import generated_schedule
 from scripted.search.written_test import write_test
 
 EXAMPLE = "examples/your_scheduler/fixed.py"
+ASYNCIO = "examples/engines/asyncio_loop.py"
 OUTSIDE = "examples/lockstep/outside.py"
 BUG = "last-output-has-no-kv"
 TURNS = "1 start a prompt=6 new=4; 12 start b after=a cut=2 prompt=3 new=2; 20 start c after=b prompt=1"
@@ -114,3 +119,29 @@ def test_generated_targets_have_every_kind_of_turn_and_a_healthy_engine_serves_t
         if number < 60:
             assert execute(schedule).failure is None, str(schedule)
     assert found >= {"t", "b", "w", "c", "cut", "chain"}
+
+
+def test_a_late_result_meets_the_next_request_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client gives up a request in flight and sends another under the same id before the result comes."""
+    adapter = adapter_named(ASYNCIO)
+
+    def failing() -> int:
+        generated_schedule.cache_clear()
+        with switched_on(adapter, "a-late-result-goes-by-its-id"):
+            return sum(execute(generated_schedule(number, ASYNCIO)).failure is not None for number in range(60))
+
+    found = failing()
+    monkeypatch.setattr("scripted.search.generated.drawn_retry", lambda *_: iter(()))
+    left = failing()
+    generated_schedule.cache_clear()
+    assert (found > 2, left) == (True, 0)
+
+
+def test_a_retry_is_held_aborted_and_sent_again_in_this_order() -> None:
+    schedule = Schedule.parse("default; 4 start a prompt=6 new=4")
+    for seed in range(20):
+        hold, abort, again, release = drawn_retry(random.Random(seed), schedule)
+        assert [one.action.kind for one in (hold, abort, again, release)] == ["hold", "abort", "start", "release"]
+        assert 4 <= hold.step <= abort.step <= again.step < release.step
+        assert rid_of(abort.action) == rid_of(again.action) == "a"
+    assert list(drawn_retry(random.Random(1), Schedule.parse("default; 4 flush"))) == []
