@@ -376,17 +376,13 @@ def takes(options: Callable[..., _Options]) -> Callable[[Callable[[Any, _Options
     """Let a verb's function take one object of ``options``, whose fields are the verb's keyword arguments."""
 
     def decorate(function: Callable[[Any, _Options], _Result]) -> Callable[..., _Result]:
-        own = inspect.signature(function)
-        fields = inspect.signature(options).parameters
+        own, fields = inspect.signature(function), inspect.signature(options).parameters
 
         @functools.wraps(function)
         def called(t: Any, /, **arguments: object) -> _Result:
-            for name in arguments:
-                if name not in fields:
-                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
             return function(t, options(**arguments))
 
-        # Help, the shell and the page of the contract read the signature.
+        # Help, the shell and the check of a script's calls read the signature.
         vars(called)["__signature__"] = own.replace(parameters=[next(iter(own.parameters.values())), *fields.values()])
         return called
 

@@ -67,6 +67,18 @@ def test_a_wait_for_one_request_names_the_wait_for_several() -> None:
     assert "run_until_all_finished([r, s])" in said[0]
 
 
+def test_an_argument_that_start_req_does_not_have_is_named() -> None:
+    said = []
+
+    def script(t):
+        said.append(_refused(lambda: t.start_req(prompt_len=4, max_tokens=2)))
+        yield from t.run_until_finished(t.start_req(prompt_len=4, max_new_tokens=2))
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(script)
+    assert "(did you mean 'max_new_tokens'?); it takes prompt_len, prompt_ids, " in said[0]
+
+
 def test_handles_and_prefixes_without_an_end_are_refused() -> None:
     said = []
 
