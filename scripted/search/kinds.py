@@ -2,7 +2,8 @@
 
 A failure belongs to a kind if it has the kind's settings and events, still fails with only these, and no longer fails
 in the same way without one of them. A failure that no kind explains is shrunk, and then shrunk further while it fails
-in any way. It belongs to the kind with the same wrong decision, or with the same simplest failure in the same code.
+in any way. It belongs to the kind with the same wrong decision or the same simplest failure whose code it needs, more
+of it if the two do not fail alike.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ _FINISH_S: Final = 30.0
 _SHRINK_S: Final = 2.0
 # Seconds for shrinking to a cause's simplest failure.
 _SLIP_S: Final = 1.5
-# Two failures of one promise with less in common have different causes: any two events share some lines.
-_ALIKE: Final = 0.5
+# Two failures with a smaller share of lines in common have different causes: any two events share some lines. The share
+# depends on what else the two have in common: how they fail; or the simplest failure alone, while the wrong decision of
+# one is unknown; or the wrong decision alone. A branch that leaves nothing to compute mends failures of any cause.
+_ALIKE: Final = 0.3
+_OF_ONE_ROOT: Final = 0.5
+_OF_ONE_DECISION: Final = 0.8
 # A failure may contain the parts of several kinds.
 _LAYERS: Final = 3
 
@@ -99,7 +104,9 @@ class Kind:
         self.failure = failure
         self.shrunk = shrunk
         self.decision = decision
-        self.signatures = {failure.signature, finding.failure.signature}
+        # How its failures were found to fail; ``signatures`` also has the simplest failure.
+        self.symptoms = {failure.signature, finding.failure.signature}
+        self.signatures = set(self.symptoms)
         # The signature of the simplest failure; empty until the kind is examined.
         self.root = ""
         # The scheduler's lines that all of its failures need.
@@ -115,6 +122,7 @@ class Kind:
     def take(self, other: Kind) -> None:
         """Learn from another failure with this cause."""
         self.shapes += [other.parts] if other.parts not in self.shapes else []
+        self.symptoms |= other.symptoms
         self.signatures |= other.signatures
         self.decision = self.decision or other.decision
         self.needed = self.needed & other.needed or self.needed
@@ -313,14 +321,13 @@ class Sorter:
         self._retell(found.root)
         alike: list[tuple[float, Kind]] = []
         for kind in self.kinds:
-            if kind.failure.signature in found.signatures or set(kind.settings) <= set(found.settings):
+            is_near = kind.failure.signature in found.signatures or set(kind.settings) <= set(found.settings)
+            if is_near or kind.decision == found.decision != "":
                 self._examine(kind)
-            if kind.decision and kind.decision == found.decision:
-                return kind
-            if kind.root == found.root != "":
-                alike.append((_likeness(kind, found), kind))
-        likeness, kind = max(alike, key=lambda one: one[0], default=(0.0, found))
-        return kind if likeness >= _ALIKE else None
+            needed = _needed_likeness(kind, found)
+            if needed is not None and (likeness := _likeness(kind, found)) >= needed:
+                alike.append((likeness - needed, kind))
+        return max(alike, key=lambda one: one[0], default=(0.0, None))[1]
 
     def _examine(self, kind: Kind) -> None:
         """Find, once, a kind's simplest failure, its wrong decision and the code that it needs.
@@ -344,6 +351,21 @@ class Sorter:
 
     def _is_only_here(self, schedule: Schedule, signature: str) -> bool:
         return self._against is None or self._against.failure_of(schedule, signature) is None
+
+
+def _needed_likeness(kind: Kind, other: Kind) -> float | None:
+    """Return how like two kinds must be to have one cause; None if nothing says that they have one.
+
+    In a release with several defects the failure of one may shrink to that of another. So the simplest failure counts
+    only beside a common symptom, or if the wrong decisions cannot be compared.
+    """
+    is_one_decision = kind.decision == other.decision != ""
+    is_one_root = kind.root == other.root != ""
+    if kind.symptoms & other.symptoms:
+        return _ALIKE if is_one_decision or is_one_root else None
+    if is_one_decision:
+        return _OF_ONE_DECISION
+    return _OF_ONE_ROOT if is_one_root and not (kind.decision and other.decision) else None
 
 
 def _likeness(kind: Kind, other: Kind) -> float:

@@ -80,6 +80,50 @@ def test_failures_of_one_wrong_decision_are_one_kind() -> None:
     assert sorter._same(other) is None
 
 
+def named(words: str) -> Failure:
+    return Failure("Violation", words, 1, words)
+
+
+@pytest.mark.parametrize(
+    ("fails", "decision", "root", "lines", "is_one"),
+    [
+        ("alike", "if full:", "another", 30, True),
+        ("alike", "if late:", "empty", 30, True),
+        ("alike", "if full:", "empty", 29, False),
+        ("alike", "if late:", "another", 100, False),
+        ("unlike", "if full:", "another", 80, True),
+        ("unlike", "if full:", "empty", 79, False),
+        ("unlike", "", "empty", 50, True),
+        ("unlike", "", "empty", 49, False),
+        ("unlike", "if late:", "empty", 100, False),
+    ],
+)
+def test_the_less_two_failures_share_the_more_lines_they_need_in_common(
+    fails: str, decision: str, root: str, lines: int, is_one: bool
+) -> None:
+    """A branch that leaves nothing to compute mends any failure, and one defect may shrink to another's failure."""
+    schedule = Schedule.parse(RACE)
+    one, other = (Kind(Finding(RACE, (), named(how)), schedule, named(how)) for how in ("alike", fails))
+    one.is_examined = other.is_examined = True
+    one.root, one.decision, one.needed = "empty", "if full:", frozenset(("step", line) for line in range(100))
+    other.root, other.decision = root, decision
+    other.needed = frozenset(("step", line) for line in range(100 - lines, 200 - lines))
+    sorter = Sorter()
+    sorter.kinds = [one]
+    assert sorter._same(other) is (one if is_one else None)
+
+
+def test_the_kind_with_most_in_common_is_taken() -> None:
+    schedule = Schedule.parse(RACE)
+    first, second, found = (Kind(Finding(RACE, (), named("alike")), schedule, named("alike")) for _ in range(3))
+    for kind, lines in ((first, range(50, 150)), (second, range(10, 110)), (found, range(100))):
+        kind.is_examined, kind.decision = True, "if full:"
+        kind.needed = frozenset(("step", line) for line in lines)
+    sorter = Sorter()
+    sorter.kinds = [first, second]
+    assert sorter._same(found) is second
+
+
 def explained(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], str]) -> tuple[Kind | None, Schedule | None]:
     """Return what explains a flush and an abort, where a flush was found before, if schedules fail like this."""
 
