@@ -1,7 +1,8 @@
 """Runs the scripts of docs/reports: red on the installed release, green with the fix that the report proposes.
 
 `python -m benchmarks.defect_reports --adapter vllm --python PYTHON` runs each report of that engine with that Python,
-where nothing of this project can be imported, and prints one row for each.
+where nothing of this project can be imported, and prints one row for each. ``--source FOLDER`` has the package of
+another release, which runs instead of the installed one. A report of other releases is skipped by name.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _REPORTS: Final = _ROOT / "docs" / "reports"
 _ADAPTERS: Final = ("vllm", "sglang", "transformers")
 _LIMIT_S: Final = 300
+SKIPPED: Final = "skipped"
 # Where a project keeps its package.
 _SOURCES: Final = ("python/", "src/")
 # Imports each fixed module from its new text.
@@ -40,25 +42,45 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+# The releases that a report names, first the one that its fix is for.
+_VERSIONS: Final = re.compile(r"^(?:vLLM|SGLang|transformers) (\d[\d.]*\d)(?: \(also ([^)]*)\))?", re.MULTILINE)
+
+
+# Prints a package's release; a distribution may have another name than its package.
+_VERSION: Final = """
+import importlib.metadata as known, sys
+try:
+    print(known.version(sys.argv[1]))
+except known.PackageNotFoundError:
+    print(known.version(known.packages_distributions()[sys.argv[1]][0]))
+"""
+
+
 class Report(msgspec.Struct, frozen=True):
-    """A page of docs/reports: its script, its output, and the proposed fix as hunks by file."""
+    """A page of docs/reports: its releases, its script, its output, and the proposed fix as hunks by file."""
 
     name: str
+    versions: tuple[str, ...]
     script: str
     printed: str
     hunks: Mapping[str, Sequence[tuple[str, str]]]
 
 
 def read_report(page: Path) -> Report:
-    """Read a page. Raises ValueError for one without a script, its output or a fix."""
+    """Read a page. Raises ValueError for one without a release, a script, its output or a fix."""
     text = page.read_text(encoding="utf-8")
+    if (named := _VERSIONS.search(text)) is None:
+        raise ValueError(f"{page} names no release; a report says with which ones its script fails")
+    versions = (named[1], *re.findall(r"\d[\d.]*\d", named[2] or ""))
     blocks = dict(re.findall(r"^```(python|text|diff)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[::-1])
     missing = [kind for kind in ("python", "text", "diff") if kind not in blocks]
     if missing:
         raise ValueError(
             f"{page} has no block of {' and '.join(missing)}; a report has a script, its output and a suggested fix"
         )
-    return Report(page.stem, blocks["python"], blocks["text"].strip().splitlines()[-1], _hunks_of(blocks["diff"]))
+    return Report(
+        page.stem, versions, blocks["python"], blocks["text"].strip().splitlines()[-1], _hunks_of(blocks["diff"])
+    )
 
 
 def _hunks_of(diff: str) -> dict[str, list[tuple[str, str]]]:
@@ -78,71 +100,106 @@ def _side(body: Sequence[str], other: str) -> str:
     return "\n".join(line[1:] for line in body if line[:1] != other)
 
 
-def mended(report: Report, python: str, folder: Path) -> dict[str, str]:
-    """Write the fixed modules of the installed engine; returns their files by module.
+def mended(report: Report, python: str, folder: Path, first: str = "") -> dict[str, str]:
+    """Write the fixed modules of the engine that Python finds after ``first``; return their files by module.
 
-    Raises ValueError for a fix that does not fit the installed version.
+    Raises ValueError for a fix that does not fit that engine.
     """
     files = {}
     for number, (path, hunks) in enumerate(report.hunks.items()):
         package, name = path.partition("/")[0], path.removesuffix(".py").replace("/", ".")
-        code = f"import importlib.util; print(importlib.util.find_spec({package!r}).origin)"
+        code = f"{first}\nimport importlib.util; print(importlib.util.find_spec({package!r}).origin)"
         origin = Path(_output([python, "-c", code], folder)[1].split()[-1])
         text = (origin.parents[1] / path).read_text(encoding="utf-8")
         for old, new in hunks:
             if text.count(old) != 1:
-                raise ValueError(f"the fix of {report.name} fits {path} {text.count(old)} times; it must fit once")
+                raise ValueError(f"NOT GREEN: the fix fits {path} {text.count(old)} times; it must fit once")
             text = text.replace(old, new)
         files[name] = str(folder / f"mended_{number}.py")
         Path(files[name]).write_text(text, encoding="utf-8")
     return files
 
 
-def _output(command: Sequence[str], folder: Path) -> tuple[int, str]:
-    done = subprocess.run(  # noqa: S603 - files that we wrote
-        command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-    )
+def _output(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
+    """Return a command's exit status and output; -1 for one that does not end in time."""
+    try:
+        done = subprocess.run(  # noqa: S603 - files that we wrote
+            command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"no end within {_LIMIT_S} s"
     return done.returncode, done.stdout + done.stderr
 
 
-def row_of(report: Report, python: str, prepare: str = "") -> str:
-    """Run a report's script without and with its fix."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        script = folder / "script.py"
-        script.write_text(report.script, encoding="utf-8")
-        command = [python, "-c", f"{prepare}\n{_RUN}", str(script)]
-        red, said = _output([*command, "{}"], folder)
-        shows = red == 1 and report.printed in said
-        green, after = _output([*command, json.dumps(mended(report, python, folder))], folder)
+def row_of(report: Report, python: str, version: str, first: str = "", prepare: str = "") -> str:
+    """Run a report's script without and with its fix; skip the report of other releases than ``version``.
+
+    ``first`` are statements that choose the engine's package, ``prepare`` those that make its imports possible.
+    """
     lines = len(report.script.splitlines())
     mend = sum(
         max(len(old.splitlines()), len(new.splitlines())) for hunks in report.hunks.values() for old, new in hunks
     )
-    words = "red" if shows else f"NOT RED ({red}): {said.strip()[-400:]}"
-    words += ", green with the fix" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
+    if version not in report.versions:
+        return f"| {report.name} | {lines} | {mend} | {SKIPPED}: of {' and '.join(report.versions)}, not {version} |"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = folder / "script.py"
+        script.write_text(report.script, encoding="utf-8")
+        command = [python, "-c", f"{first}\n{prepare}\n{_RUN}", str(script)]
+        red, said = _output([*command, "{}"], folder)
+        words = "red" if red == 1 and report.printed in said else f"NOT RED ({red}): {said.strip()[-400:]}"
+        try:
+            files = mended(report, python, folder, first)
+        except ValueError as exc:
+            words += f", {exc}" if version == report.versions[0] else f", the fix is for {report.versions[0]}"
+        else:
+            green, after = _output([*command, json.dumps(files)], folder)
+            words += ", green with the fix" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
     return f"| {report.name} | {lines} | {mend} | {words} |"
 
 
+def version_of(package: str, python: str, first: str = "") -> str:
+    """Return the release of the package that Python finds after ``first``, without a local part such as ``+cpu``.
+
+    Raises ValueError if it finds none.
+    """
+    status, said = _output([python, "-c", f"{first}\n{_VERSION}", package])
+    if status:
+        raise ValueError(f"{python} finds no package {package}: {said.strip()[-200:]}")
+    return said.split()[-1].partition("+")[0]
+
+
+def _prepared(name: str) -> str:
+    """Return the statements that make the imports of an adapter's engine possible."""
+    from scripted.core.adapters import adapter_named
+
+    adapter = adapter_named(name)
+    if not isinstance(adapter, SchedulerAdapter) or not adapter.standalone:
+        return ""
+    return "\n".join([*adapter.standalone.first, adapter.standalone.prepare])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all reports of an engine; the exit status is 1 if one is not red and then green."""
+    """Run all reports of an engine; the exit status is 1 if one is not red and then green, or if none ran."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.defect_reports", description=__doc__)
     parser.add_argument("--adapter", choices=_ADAPTERS, required=True, help="the adapter whose reports to run")
     parser.add_argument("--python", default=sys.executable, help="the Python that runs the scripts (default: this one)")
+    parser.add_argument("--source", type=Path, metavar="FOLDER", help="a folder with the package of another release")
     parser.add_argument("--only", default="", help="run only the report of this name")
     asked = parser.parse_args(arguments)
-    from scripted.core.adapters import adapter_named
-
-    adapter = adapter_named(asked.adapter)
-    prepare = ""
-    if isinstance(adapter, SchedulerAdapter) and adapter.standalone:
-        prepare = "\n".join([*adapter.standalone.first, adapter.standalone.prepare])
+    prepare = _prepared(asked.adapter)
+    first = "" if asked.source is None else f"import sys; sys.path.insert(0, {str(asked.source.resolve())!r})"
+    version = version_of(asked.adapter, asked.python, first)
     rows = []
     for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only}*.md")):
-        rows.append(row_of(read_report(page), asked.python, prepare))
+        rows.append(row_of(read_report(page), asked.python, version, first, prepare))
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
-    return int(any("NOT" in row for row in rows))
+    ran = [row for row in rows if f"| {SKIPPED}: " not in row]
+    if not ran:
+        sys.stdout.write(f"no report of {asked.adapter} {version} ran\n")
+    return int(not ran or any("NOT" in row for row in ran))
 
 
 if __name__ == "__main__":
