@@ -39,6 +39,7 @@ MUTANTS: Final = read_mutants(Path(__file__).with_name("fleet_mutants.toml"))
 _ACQUAINTANCES: Final = (
     *("decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table"),
     *("connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost"),
+    "transfers.forsaken",
 )
 # SGLang never frees these for a room that was aborted at its prefill server or whose write failed (docs/sglang.md).
 _FORGOTTEN: Final = (

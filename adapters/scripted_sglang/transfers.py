@@ -149,6 +149,8 @@ class LinkedManager(conn.MooncakeKVManager):
         self.born = 0
         # Sessions of lost decode engines, until they register again.
         self.lost: set[str] = set()
+        # Rooms whose decode engine was lost; a pause may keep their requests from bootstrapping until later.
+        self.forsaken: set[int] = set()
 
     def init_engine(self) -> None:
         self.engine = _Registry()
@@ -279,15 +281,12 @@ class LinkedManager(conn.MooncakeKVManager):
         return 0
 
     def lose_decode(self, name: str, rooms: list[int]) -> None:
-        """Fail the writes to a lost engine, and end the requests that wait for it as their time limit would."""
+        """Fail the writes to a lost engine, and let the time limit pass of the requests that wait for it."""
         self.lost |= {session for session in self.decode_kv_args_table if session.partition("/")[0] == name}
         lost = [number for number, chunk in self.writing.items() if self._goes_to(chunk.room, name)]
         for number in lost:
             self.end_write(self.writing.pop(number))
-        for room in rooms:
-            if self.request_status.get(room) == KVPoll.Bootstrapping:
-                self.record_failure(room, "timed out")
-                self.update_status(room, KVPoll.Failed)
+        self.forsaken.update(rooms)
 
     def _goes_to(self, room: int, name: str) -> bool:
         return any(info.endpoint == name for info in self.transfer_infos.get(room, {}).values())
@@ -307,6 +306,14 @@ class LinkedManager(conn.MooncakeKVManager):
 
 class LinkedSender(conn.MooncakeKVSender):
     supports_host_tensor_indices = False
+
+    def _check_bootstrap_timeout(self) -> KVPoll | None:
+        """Return a failure if nothing will come for this room: its time limit would pass."""
+        if self.bootstrap_room not in self.kv_mgr.forsaken:
+            return None
+        self.kv_mgr.record_failure(self.bootstrap_room, "timed out")
+        self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Failed)
+        return KVPoll.Failed
 
 
 class LinkedReceiver(conn.MooncakeKVReceiver):

@@ -180,3 +180,16 @@ def test_the_search_finds(mutant: Mutant) -> None:
     """The failure is caused by the bug, not any failure."""
     report = api.explore(SHOWN_BY[mutant.name], adapter=NAME, mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
+
+
+@pytest.mark.parametrize("event", ["3 cut-link sender=p0 receiver=d0", "4 kill-engine on=d0"])
+def test_a_request_that_a_pause_held_back_ends_although_its_decode_server_is_gone(event: str) -> None:
+    """It begins to wait for that server only after the pause, and SGLang's time limit ends it."""
+    outcome = execute(
+        Schedule.parse(
+            f'adapter={NAME} engines=p0,d0; 1 at on=p0 do="pause mode=abort"; 1 at on=d0 do="pause mode=retract"; '
+            f'1 begin on=d0 do="start a prompt=1 new=1"; {event}'
+        )
+    )
+    assert outcome.failure is None
+    assert "p continue" in {one.action.kind for one in outcome.implied}
