@@ -185,6 +185,7 @@ ADAPTER: Final = adapter_of(
             "prompts": ("long",),
             "sharing": ("rounds",),
             "arrival": ("together", "in-line"),
+            "event-abort": ("on",),
         },
     },
     mutants=MUTANTS,

@@ -244,6 +244,8 @@ _PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
 # Steps between two parts of a request's life. An answer takes a few steps, so most parts come before its end.
 _PAUSES_BETWEEN_PARTS: Final = (1, 1, 2, 3, 5, 8)
+# Steps from one long prompt's turn to the next: its parts, its answer, or what is left of them behind a hit.
+_TURN_STEPS: Final = (5, 6, 7)
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,6 +382,9 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
         of_kind = [extra for extra in extras if tag_of(extra) == kind]
         if not of_kind:
             raise ValueError(f"nothing of the kind {kind!r} can be added to {str(schedule)!r}")
+        if row.get("requests") == "rounds" and of_kind[0].target_rid is not None:
+            yield from _in_turn(kind, rng, schedule)
+            continue
         for _ in range(rng.randint(1, _MOST_EVENTS)):
             action, last = rng.choice(of_kind), schedule.last_step + _LATE_STEPS
             step = rng.randint(last // 2 if action.is_fatal else 1, last)
@@ -395,6 +400,19 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
                 yield Placed(step + rng.randint(1, _LATE_STEPS // 2), passed)
             if schedule.adapter.undoing and rng.random() < 0.5:
                 yield Placed(step + rng.randint(1, _LATE_STEPS), rng.choice(schedule.adapter.undoing))
+
+
+def _in_turn(kind: str, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+    """Draw a few events of a kind, each about the step in which its request's turn comes.
+
+    Long prompts are computed one after another, so that most wait far longer than other events look ahead.
+    """
+    starts = [placed for placed in schedule.placed if placed.action.is_start]
+    for _ in range(rng.randint(2, 2 * _MOST_EVENTS)):
+        turn = rng.randrange(len(starts))
+        of_request = extras_of(schedule.of_placed([starts[turn]]))
+        action = rng.choice([extra for extra in of_request if tag_of(extra) == kind])
+        yield Placed(starts[turn].step + turn * rng.choice(_TURN_STEPS) + rng.randrange(min(_TURN_STEPS)), action)
 
 
 def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:

@@ -23,7 +23,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter
-from scripted.sdk.actions import SubmitRequest
+from scripted.sdk.actions import CancelRequest, SubmitRequest
 from scripted.search.covering import Row, covering_rows, pairs_of
 from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import (
@@ -547,3 +547,19 @@ def test_the_lives_of_requests_in_a_scene_have_their_parts() -> None:
     others = [{"sessions": "some"}, {"requests": "several", SCENARIO: "queues"}]
     drawn_others = [PARTED.space.draw(row, random.Random(seed)) for row in others for seed in range(5)]
     assert not any(isinstance(placed.action, _MoreInput) for one in drawn_others for placed in one.placed)
+
+
+def test_what_ends_a_long_prompt_comes_in_its_turn() -> None:
+    """A prompt that comes back is computed long after its arrival, and behind more than four others."""
+    row = {"requests": "rounds", "prompts": "long", "sharing": "rounds", "arrival": "together", "event-abort": "on"}
+    turns = []
+    for seed in range(20):
+        drawn = WINDOWED.space.draw(row, random.Random(seed))
+        rids = [one.action.rid for one in drawn.placed if isinstance(one.action, SubmitRequest)]
+        ended = [
+            (one.step, rids.index(one.action.rid)) for one in drawn.placed if isinstance(one.action, CancelRequest)
+        ]
+        assert all(5 * turn <= step - 1 < 7 * turn + 5 for step, turn in ended)
+        assert 2 <= len(ended) <= 6
+        turns += [turn for _, turn in ended]
+    assert set(range(7)) <= set(turns), "extras name at most four requests"
