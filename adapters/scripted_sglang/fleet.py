@@ -269,7 +269,7 @@ class SglangMember(SearchedMember):
 
     def _excuse(self, rooms: Iterable[int]) -> None:
         """Allow the requests in these rooms to end with an error."""
-        self.run.oracle.account.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
+        self.run.oracle.fail([rid for rid in map(self.role.rid_in, rooms) if rid is not None])
 
     def _tell_of_errors(self) -> None:
         """Let the router abort requests at the other server that ended here before they were computed."""

@@ -62,6 +62,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         # The pool of each of a request's block tables, one per group of layers.
         self._pools = {0: 0}
         self._arriving: set[str] = set()
+        # Requests whose part of the next step fails, some of which arrive in it.
+        self._failing: set[str] = set()
         self._batches: dict[int, Batch] = {}
         # If pauses wait for their turn: the unanswered pause, and the calls queued behind it.
         self._ending: str | None = None
@@ -82,6 +84,11 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._arriving.add(rid)
         self._arrivals += 1
         return self._arrivals - 1
+
+    def fail(self, rids: Iterable[str]) -> None:
+        """Note that these requests may end with an error, those that arrive in the next step too."""
+        self.account.fail(rids := tuple(rids))
+        self._failing.update(rids)
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
@@ -131,6 +138,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._arriving.clear()
         for event in events:
             self._follow(event)
+        self.account.fail(self._failing)
+        self._failing.clear()
         self.account.lose_blocks(stepped.preempted)
         for rid, position in pipeline.shortened.items():
             self.account.goes_on(rid, position)

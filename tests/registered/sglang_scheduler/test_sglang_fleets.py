@@ -182,6 +182,19 @@ def test_the_search_finds(mutant: Mutant) -> None:
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
 
 
+def test_a_request_that_arrives_with_its_abort_may_end_with_an_error() -> None:
+    """A link that is held delivers both at once, so the prefill server's request fails in its first step.
+
+    What is left is a known defect of the decode server: of two pauses one is never answered.
+    """
+    text = failure_of(
+        'engines=p0,d0,d1; 1 begin on=d0 do="start g prompt=1 new=1"; 1 hold-link sender=d0 receiver=p0; '
+        '2 at on=d0 do="pause mode=in_place"; 2 at on=d0 do="pause mode=abort"'
+    )
+    assert text.startswith("engine d0: ")
+    assert "call-2 (Pause, never answered)" in text
+
+
 @pytest.mark.parametrize("event", ["3 cut-link sender=p0 receiver=d0", "4 kill-engine on=d0"])
 def test_a_request_that_a_pause_held_back_ends_although_its_decode_server_is_gone(event: str) -> None:
     """It begins to wait for that server only after the pause, and SGLang's time limit ends it."""
