@@ -47,8 +47,8 @@ _WORKLOADS: Final = {
     ),
     "M": Workload(
         output_tokens=32,
-        requests_a_client=2,
-        equal_requests=12,
+        requests_a_client=4,
+        equal_requests=24,
         slo_first_ms=500,
         slo_gap_ms=100,
     ),
