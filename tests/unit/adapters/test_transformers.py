@@ -131,7 +131,12 @@ def test_an_example_shows_it_with_a_real_model(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert example.main() == 1
-    assert "second still waits after 1 s, with 50% of all blocks free and nothing running" in capsys.readouterr().out
+    free = re.search(
+        r"second still waits after 1 s, with (\d+)% of all blocks free and nothing running", capsys.readouterr().out
+    )
+    # 50, or less if the cancel came some steps later.
+    assert free is not None
+    assert int(free[1]) > 40
 
 
 @pytest.mark.nightly
