@@ -64,6 +64,8 @@ _LONGEST_WRITE_S: Final = 10.0
 
 # The open recorders of this process: a signal reaches all of them.
 _recorders: Final[weakref.WeakSet[FlightRecorder]] = weakref.WeakSet()
+# A forked process has its parent's recorders without their threads: it would wait for files that nobody writes.
+os.register_at_fork(after_in_child=_recorders.clear)
 _numbers: Final = itertools.count(1)
 # The handlers of this process for the signals that tell it to stop, while a recorder is asked first.
 _own_stops: Final[dict[int, _Handler]] = {}

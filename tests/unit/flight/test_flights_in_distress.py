@@ -200,6 +200,20 @@ def test_a_parent_that_kills_its_engine_lets_it_write_first(tmp_path: Path, monk
     assert read_flight(path).plans == 1999
 
 
+def test_an_engine_does_not_wait_for_the_files_of_a_recorder_before_its_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    before = new_recorder(tmp_path, start, all=True)
+    before.event(ARRIVED)
+    engine = serving(tmp_path / "own")
+    stop_engines([engine])
+    kill(engine)
+    before.close()
+    assert list((tmp_path / "own").glob("*-exit.flight"))
+
+
 def test_an_engine_that_does_not_answer_is_killed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(ending, "_LONGEST_S", 0.1)
