@@ -8,6 +8,8 @@ EXIT_INTERRUPTED = 130
 
 def _run() -> None:
     """Run the command. Ctrl-C ends it, also during its imports, with one line and a shell's exit status."""
+    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which also ends pytest and its servers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from ci.cli import main
 

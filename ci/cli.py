@@ -4,7 +4,6 @@ Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the comm
 """
 
 import io
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +73,6 @@ class Repository:
 
 def main() -> None:
     """Run one command; a `CiError` becomes a line on stderr and exit status 2."""
-    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which also ends pytest and its servers.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A log's encoding may lack characters of test names and comments.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from flights import Clock, new_recorder
+from flights import Clock, new_recorder, signal_handlers_restored
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight import live
@@ -45,14 +45,9 @@ def fill(recorder: FlightRecorder, first: int, last: int) -> None:
 @contextlib.contextmanager
 def answering(recorder: FlightRecorder) -> Iterator[None]:
     """A recorder that answers the signal to this process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
-    try:
+    with contextlib.closing(recorder), signal_handlers_restored():
         recorder.watch()
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        recorder.close()
 
 
 def test_a_ring_forgets_its_oldest_steps_and_begins_with_a_snapshot(tmp_path: Path) -> None:
@@ -402,7 +397,8 @@ def test_two_engines_of_a_process_write_files_of_their_own(tmp_path: Path) -> No
 def test_the_recorder_of_a_dropped_engine_ends(tmp_path: Path) -> None:
     """An engine that nobody shuts down does not stay in memory with its recorder's threads."""
     recorder = new_recorder(tmp_path, start, all=True)
-    recorder.watch()
+    with signal_handlers_restored():
+        recorder.watch()
     recorder.event(ARRIVED)
     path = recorder.leave("call")
     threads = [thread for thread in threading.enumerate() if thread.name in ("flight-recorder", "flight-file")]

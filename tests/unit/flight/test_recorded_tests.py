@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from flights import signal_handlers_restored
 
 from scripted.sdk.flight.of_tests import RecordedTests
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
@@ -67,7 +68,8 @@ def test_a_failure_that_replays_is_told_from_one_that_does_not(
     example = ROOT / "examples" / "your_scheduler"
     text = ENGINE_TESTS.replace("{example}", str(example / "adapter.py")).replace("{fixed}", str(example / "fixed.py"))
     pytester.makepyfile(test_engines=text)
-    result = pytester.runpytest_inprocess("-p", "scripted.pytest_plugin", "--record", "kept")
+    with signal_handlers_restored():
+        result = pytester.runpytest_inprocess("-p", "scripted.pytest_plugin", "--record", "kept")
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines([
         "*flight recorder*",
