@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import signal_handlers
 from forked_commands import ForkedCommands
 from scripted_lockstep.tiers.server.parent import FOLLOWER_GATE, SCRIPTED_GATE
 
@@ -16,19 +16,19 @@ from engine.server.launch.preload import PreloadedParent
 SPOILING = str(Path(__file__).parent / "unit" / "spoiling")
 
 
-# Others end no process, or belong to pytest.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
 @pytest.fixture(autouse=True)
 def same_signal_handlers() -> Iterator[None]:
-    """Every process that a later test forks would inherit a handler that a test leaves behind."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield
-    left = [number for number, handler in before.items() if signal.getsignal(number) != handler]
-    for number in left:
-        signal.signal(number, before[number])
-    assert not left, f"the test has left handlers of {', '.join(number.name for number in left)}"
+    """A test must not leave a handler to the tests after it, and to the processes that they fork."""
+    with signal_handlers.restored() as changed:
+        yield
+    assert not changed, f"the test has left handlers of {', '.join(changed)}; request restores_signal_handlers"
+
+
+@pytest.fixture
+def restores_signal_handlers() -> Iterator[None]:
+    """For a test that runs code which handles signals until its process ends."""
+    with signal_handlers.restored():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from every_case import every_case
 
+# The scripts of ci handle SIGTERM.
+pytestmark = pytest.mark.usefixtures("restores_signal_handlers")
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("examples", "tests/browser", "tests/clients", "tests/load", "ci")
 # Its flags are vLLM's, so it cannot name them without vLLM.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +40,6 @@ def new_recorder(
     return FlightRecorder(
         header_of(adapter, config or {}), folder, Options(**options), snapshot, clock=clock or Clock()
     )
-
-
-@contextlib.contextmanager
-def signal_handlers_restored() -> Iterator[None]:
-    """A recorder that watches handles signals of its process until that ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def flown(

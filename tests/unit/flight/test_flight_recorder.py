@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from flights import Clock, new_recorder, signal_handlers_restored
+import signal_handlers
+from flights import Clock, new_recorder
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk.flight import live
@@ -45,7 +46,7 @@ def fill(recorder: FlightRecorder, first: int, last: int) -> None:
 @contextlib.contextmanager
 def answering(recorder: FlightRecorder) -> Iterator[None]:
     """A recorder that answers the signal to this process."""
-    with contextlib.closing(recorder), signal_handlers_restored():
+    with contextlib.closing(recorder), signal_handlers.restored():
         recorder.watch()
         yield
 
@@ -394,11 +395,11 @@ def test_two_engines_of_a_process_write_files_of_their_own(tmp_path: Path) -> No
     assert len({*one.written, *other.written}) == 2
 
 
+@pytest.mark.usefixtures("restores_signal_handlers")
 def test_the_recorder_of_a_dropped_engine_ends(tmp_path: Path) -> None:
     """An engine that nobody shuts down does not stay in memory with its recorder's threads."""
     recorder = new_recorder(tmp_path, start, all=True)
-    with signal_handlers_restored():
-        recorder.watch()
+    recorder.watch()
     recorder.event(ARRIVED)
     path = recorder.leave("call")
     threads = [thread for thread in threading.enumerate() if thread.name in ("flight-recorder", "flight-file")]

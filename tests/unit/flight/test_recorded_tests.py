@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from flights import signal_handlers_restored
 
 from scripted.sdk.flight.of_tests import RecordedTests
 from scripted.sdk.flight.recorder import FOLDER_VARIABLE, OPTIONS_VARIABLE
@@ -61,6 +60,7 @@ def test_passes():
 """
 
 
+@pytest.mark.usefixtures("restores_signal_handlers")
 def test_a_failure_that_replays_is_told_from_one_that_does_not(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,8 +68,7 @@ def test_a_failure_that_replays_is_told_from_one_that_does_not(
     example = ROOT / "examples" / "your_scheduler"
     text = ENGINE_TESTS.replace("{example}", str(example / "adapter.py")).replace("{fixed}", str(example / "fixed.py"))
     pytester.makepyfile(test_engines=text)
-    with signal_handlers_restored():
-        result = pytester.runpytest_inprocess("-p", "scripted.pytest_plugin", "--record", "kept")
+    result = pytester.runpytest_inprocess("-p", "scripted.pytest_plugin", "--record", "kept")
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines([
         "*flight recorder*",

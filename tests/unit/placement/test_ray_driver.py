@@ -185,6 +185,7 @@ def test_stages_are_sent_to_an_address_and_not_to_a_wildcard() -> None:
     assert ray_driver._with_address(Cluster(), given, settings(stage_listen="127.0.0.1:0")) is given
 
 
+@pytest.mark.usefixtures("restores_signal_handlers")
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
 def test_a_cluster_that_does_not_answer_is_refused_at_once(address: str) -> None:
     ray = pytest.importorskip("ray", reason="Ray is an optional extra")

@@ -21,6 +21,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
         Campaign(SearchPlan(targets=TARGETS, ray="local")).run()
 
 
+@pytest.mark.usefixtures("restores_signal_handlers")
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is an optional extra")
