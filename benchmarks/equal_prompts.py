@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[100, 300])
-    parser.add_argument("--least-spared", type=int, nargs="+", default=[32, 256, NEVER])
+    parser.add_argument("--least-spared", type=int, nargs="+", default=[32, 64, 256, NEVER])
     parser.add_argument("--rounds", type=int, default=20, help="how often each way is measured, alternating")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

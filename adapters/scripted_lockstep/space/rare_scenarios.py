@@ -86,7 +86,7 @@ def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, li
     """Yield the events that a scenario adds. If a crowd would take too long, end a request in flight instead."""
     if scenario == PRESSED:
         return _pressed_again(rng, schedule, limits)
-    if scenario == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
+    if scenario == EQUALS and limits.total_pages * limits.page_size > least_spared(limits) + 4 * limits.page_size:
         return _equal_prompts(rng, schedule, limits)
     if scenario == LOADS and limits.host_pages:
         return _host_loads(rng, limits)
@@ -101,6 +101,11 @@ def scenario_additions(scenario: str, rng: random.Random, schedule: Schedule, li
     if scenario == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
     return _caught_in_flight(rng, schedule)
+
+
+def least_spared(limits: Limits) -> int:
+    """Return the tokens of the fewest pages that are worth waiting for."""
+    return -(-LEAST_SPARED_TOKENS // limits.page_size) * limits.page_size
 
 
 def _caught_in_flight(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
@@ -157,7 +162,7 @@ def _equal_prompts(rng: random.Random, schedule: Schedule, limits: Limits) -> It
     """
     page = limits.page_size
     most = min(limits.total_pages * page, limits.context_length) - 3
-    shared = min(LEAST_SPARED_TOKENS + rng.choice((-1, 0, 1, 1, 2)) * page, most - 1)
+    shared = max(1, min(least_spared(limits) + rng.choice((-1, 0, 1, 1, 2)) * page, most - 1))
     step = rng.randint(1, 1 + schedule.last_step // 2)
     first, rest = step, rng.choice(((1,), (1, page), (1, page, shared + page + 1)))
     for number in range(rng.randint(2, 4)):

@@ -11,7 +11,6 @@ from typing import Any, Final
 from engine.core.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.limits import Limits
-from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
@@ -35,6 +34,7 @@ from scripted_lockstep.space.rare_scenarios import (
     RARE_SCENARIOS,
     REORDERING_POLICIES,
     SCENES,
+    least_spared,
     scenario_additions,
 )
 
@@ -305,7 +305,7 @@ def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[
         new = max(1, min(rng.choice((9, 20, _LONG_OUTPUT)), room))
         yield rng.randint(1, 9), {"rid": "p3", "prompt": rng.randint(1, 9), "new": new, "seed": 0, "ignore_eos": True}
     if "scale" in row:
-        step, prompt = rng.randint(1, 6), LEAST_SPARED_TOKENS + 1 + rng.choice((-1, 0, 1, 2, 4)) * limits.page_size
+        step, prompt = rng.randint(1, 6), least_spared(limits) + 1 + rng.choice((-1, 0, 1, 2, 4)) * limits.page_size
         for number in range(rng.choice((2, 2, 3))):
             fields = {"rid": f"p{4 + number}", "prompt": prompt, "new": rng.randint(1, 3), "seed": 0}
             yield step, fields | (salt if number else {})

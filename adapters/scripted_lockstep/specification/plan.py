@@ -19,7 +19,7 @@ from scripted_lockstep.specification.request import SpecifiedRequest as Request
 from scripted_lockstep.specification.transfers import SpecifiedTransfers
 
 TRIES_LIMIT: Final = 16
-LEAST_SPARED_TOKENS: Final = 256
+LEAST_SPARED_TOKENS: Final = 64
 
 Part = tuple[Request, int, int]  # A request, and the range of its tokens in a microbatch.
 

@@ -2,7 +2,7 @@
 
 Goal: at every depth a prompt is computed once; if it fails, is aborted or is retracted, another is computed in its
 place at once. Method: the tokens that a stage has computed; aborts, failures, pauses and a deferred flush while one
-request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128, and eight of 300 up to 2,400.
+request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128, and eight of 100 all 800.
 Mutants: equal-prompts-are-computed-again, waits-for-the-aborted, waits-for-those-sent-back, a-failed-prompt-is-hit,
 flush-keeps-what-one-waits-for, one-that-waits-keeps-others-out, waits-for-another-lora, waits-for-a-few-tokens,
 a-burst-of-short-ones-is-computed-again.
@@ -80,13 +80,13 @@ def test_a_burst_at_any_depth(harness, config, script):
 
 
 def _eight_at_once(t):
-    yield from _end_of_a_burst(t, [t.start_req(prompt_len=300, max_new_tokens=1) for _ in range(8)])
+    yield from _end_of_a_burst(t, [t.start_req(prompt_len=100, max_new_tokens=1) for _ in range(8)])
 
 
 def _eight_in_turn(t):
     eight = []
     for _ in range(8):
-        eight.append(t.start_req(prompt_len=300, max_new_tokens=1))
+        eight.append(t.start_req(prompt_len=100, max_new_tokens=1))
         yield
     yield from _end_of_a_burst(t, eight)
 
@@ -94,8 +94,8 @@ def _eight_in_turn(t):
 def _end_of_a_burst(t, eight):
     yield from t.run_until_all_finished(eight)
     computed, begins = _computed(t)
-    assert computed == 300 + 7 * 12, f"{computed} tokens were computed for eight times the same 300"
-    assert begins == [0, *[288] * 7]
+    assert computed == 100 + 7 * 4, f"{computed} tokens were computed for eight times the same 100"
+    assert begins == [0, *[96] * 7]
 
 
 @scripted(TWO_STAGES, must_reach=[WAITS])
@@ -203,7 +203,7 @@ def test_the_one_that_waits_keeps_no_other_out(t):
 @scripted(WHOLE)
 def test_what_spares_little_is_not_waited_for(t, case):
     prompt = list(range(32, 132)) * 15
-    begin, more = {"a few tokens": (240, 1), "less than half": (600, 700), "its logprobs": (1200, 1)}[case]
+    begin, more = {"a few tokens": (48, 1), "less than half": (600, 700), "its logprobs": (1200, 1)}[case]
     first = t.start_req(prompt_ids=[*prompt[:begin], 200], max_new_tokens=2)
     asked = {"return_logprob": True, "logprob_start_len": 0} if case == "its logprobs" else {}
     other = t.start_req(prompt_ids=[*prompt[:begin], *([201] * more)], max_new_tokens=2, **asked)
