@@ -19,7 +19,7 @@ from typing import Final
 from lockstep.interruption import interruptible
 from scripted.cli.single_run import parametrized
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.script.loader import find_tests
+from scripted.script.loader import find_test, specs_in
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.vetting import Vetting
 
@@ -47,7 +47,7 @@ def verdict_on(source: str, folder: Path) -> tuple[bool, tuple[str, ...]]:
     path = folder / "test_script.py"
     path.write_text(source, encoding="utf-8")
     try:
-        (test,) = find_tests(str(path))
+        (test,) = [find_test(one) for one in specs_in(str(path))]
     except ScriptDefinitionError as exc:
         return False, (f"{_REFUSED}: {exc}",)
     # In sequential runs a verdict would depend on earlier ones.

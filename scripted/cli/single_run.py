@@ -21,7 +21,7 @@ from scripted.core.mutant import Mutant, switched_on
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace
-from scripted.script.loader import find_test, find_tests
+from scripted.script.loader import find_test, specs_in
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.vetting import Vetting
 from scripted.search.execution import execute
@@ -171,17 +171,30 @@ def _values_of(mark: Any) -> Iterator[tuple[str, list[object]]]:
 
 
 def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
-    """Print what each script of ``FILE`` or ``FILE::NAME`` notices; True if each of them is a test."""
+    """Print what each script of ``FILE`` or ``FILE::NAME`` notices; True if each of them is a test.
+
+    One that cannot run is told with its reason; if it is the only one asked for, raises ScriptDefinitionError.
+    """
     vetting, good = Vetting(), True
-    for test in find_tests(spec):
-        name = f"{Path(spec.partition('::')[0])}::{test.script.__qualname__}"
-        if "sim" not in test.tiers:
-            console.print(f"{name}\n  runs in the server tier only, and bugs are tried in sim", soft_wrap=True)
-            continue
-        findings = vetting.findings(test, name, _arguments_of(test, arguments))
-        console.print("\n".join(findings.lines()), soft_wrap=True)
-        good = good and findings.is_a_test
+    for one in specs_in(spec):
+        try:
+            good = _is_vetted(vetting, one, arguments) and good
+        except ScriptDefinitionError as exc:
+            if one == spec:
+                raise
+            console.print(f"{one}\n  is refused: {exc}", soft_wrap=True)
+            good = False
     return good
+
+
+def _is_vetted(vetting: Vetting, spec: str, arguments: Sequence[str]) -> bool:
+    test = find_test(spec)
+    if "sim" not in test.tiers:
+        console.print(f"{spec}\n  runs in the server tier only, and bugs are tried in sim", soft_wrap=True)
+        return True
+    findings = vetting.findings(test, spec, _arguments_of(test, arguments))
+    console.print("\n".join(findings.lines()), soft_wrap=True)
+    return findings.is_a_test
 
 
 def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, object]:

@@ -26,7 +26,9 @@ from lockstep.whole_file import write_whole
 _Kept = TypeVar("_Kept")
 _DIGEST_BYTES: Final = 16
 # The files whose text decides what is compiled.
-_COMPILERS: Final = tuple(Path(__file__).with_name(name) for name in ("loader.py", "counted_source.py"))
+_COMPILERS: Final = tuple(
+    Path(__file__).with_name(name) for name in ("loader.py", "counted_source.py", "refused_scripts.py")
+)
 
 
 class Compiled(msgspec.Struct, frozen=True):

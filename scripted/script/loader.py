@@ -22,6 +22,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.compiled_source import Compiled, kept
 from scripted.script.decorator import method_of, test_of
 from scripted.script.importing import importing_to_run
+from scripted.script.refused_scripts import REFUSED, GuardedScripts, RefusedScript, refused
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction
 
@@ -30,7 +31,10 @@ _modules: dict[tuple[str, str], types.ModuleType] = {}
 
 
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
-    """Return the generator function ``name`` of ``file``, decorated or not. Importing the file may raise anything."""
+    """Return the generator function ``name`` of ``file``, decorated or not. Importing the file may raise anything.
+
+    Raises what the function's own decorators raised, if they did.
+    """
     for path in import_paths:
         if path not in sys.path:
             sys.path.append(path)
@@ -49,7 +53,10 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
 
 
 def load_test(file: str, name: str) -> ScriptedTest:
-    """Return the decorated test ``name`` of ``file``. Importing the file may raise anything."""
+    """Return the decorated test ``name`` of ``file``. Importing the file may raise anything.
+
+    Raises what the function's own decorators raised, if they did.
+    """
     module = _module(Path(file))
     owner, found = _found(module, name)
     spec = test_of(found)
@@ -80,10 +87,13 @@ def find_test(spec: str) -> ScriptedTest:
         return load_test(str(path.resolve()), name)
 
 
-def find_tests(spec: str) -> list[ScriptedTest]:
-    """Find the scripts of ``FILE``, including methods of its classes, or the single script ``FILE::NAME``."""
+def specs_in(spec: str) -> list[str]:
+    """Return ``FILE::NAME`` of each script of ``FILE``, including refused ones and methods of classes.
+
+    A single ``FILE::NAME`` is returned as it is.
+    """
     if "::" in spec:
-        return [find_test(spec)]
+        return [spec]
     path = Path(spec)
     if not path.is_file():
         raise ScriptDefinitionError(f"there is no file {spec!r} in {Path.cwd()}; give the path of a Python file")
@@ -91,13 +101,13 @@ def find_tests(spec: str) -> list[ScriptedTest]:
         names = scripts_in(path)
     if not names:
         raise ScriptDefinitionError(f"{spec} has no script; decorate one with @scripted(config)")
-    return [load_test(str(path.resolve()), name) for name in names]
+    return [f"{path}::{name}" for name in names]
 
 
 def scripts_in(path: Path) -> list[str]:
     """Return the names of a file's decorated tests, as pytest finds them; methods, also inherited, as ``Class.name``.
 
-    Importing the file may raise anything.
+    A decorated function that its decorators refused counts too. Importing the file may raise anything.
     """
     return list(_names_in(_module(path.resolve())))
 
@@ -125,18 +135,23 @@ def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]
     classes = reversed(owner.__mro__) if isinstance(owner, type) else [owner]
     for name, value in {name: value for one in classes for name, value in vars(one).items()}.items():
         function = getattr(value, "__func__", value)
-        if test_of(function) is not None:
+        if test_of(function) is not None or isinstance(value, RefusedScript):
             yield f"{prefix}{name}"
         elif isinstance(value, type) and value.__module__ == getattr(owner, "__module__", owner.__name__):
             yield from _names_in(value, f"{prefix}{name}.")
 
 
 def _found(module: types.ModuleType, name: str) -> tuple[object, object]:
-    """Look up a dotted name in a module: the object's owner and the object; None if there is none."""
+    """Look up a dotted name in a module: the object's owner and the object; None if there is none.
+
+    Raises what its decorators raised, if they did.
+    """
     owner: object = None
     found: object = module
     for part in name.split("."):
         owner, found = found, getattr(found, part, None)
+    if isinstance(found, RefusedScript):
+        raise found.error
     return owner, found
 
 
@@ -155,6 +170,7 @@ def _module(path: Path) -> types.ModuleType:
     if key not in _modules:
         module = types.ModuleType(f"scripted_file_{content}")
         module.__file__ = str(path)
+        module.__dict__[REFUSED] = refused
         sys.modules[module.__name__] = module
         compiled = kept(source, str(path), "scripted", Compiled, lambda: _compiled(source, path))
         exec(compiled.code, module.__dict__)  # noqa: S102 - the user's test file, imported as pytest does
@@ -169,4 +185,5 @@ def _compiled(source: bytes, path: Path) -> Compiled:
         from _pytest.assertion.rewrite import rewrite_asserts
 
         rewrite_asserts(tree, source, str(path))
+    tree = GuardedScripts().visit(tree)
     return Compiled(marshal.dumps(compile(tree, str(path), "exec", dont_inherit=True)))

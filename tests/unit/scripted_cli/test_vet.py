@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import socket
 from collections import Counter
 from contextlib import closing
@@ -276,6 +277,66 @@ def test_a_script_of_the_server_alone_is_left_out(file: Path) -> None:
     status, said = _command(f"{file}::test_elsewhere")
     assert status == 0
     assert "runs in the server tier only" in said
+
+
+REFUSED = """
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+
+@scripted(EngineConfig(pp_size=0))
+def test_of_no_engine(t):
+    yield
+
+
+class TestOfAClass:
+    @scripted(EngineConfig())
+    def test_that_never_yields(self, t):
+        assert t
+
+    @scripted(EngineConfig(), tiers=("server",))
+    def test_beside_it(self, t):
+        yield
+        assert t.state.step == 1
+
+
+@scripted(EngineConfig())
+def test_of_a_fixture(t, tmp_path):
+    yield
+    assert t.state.step == 1, tmp_path
+
+
+@scripted(EngineConfig())
+def test_right(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+"""
+
+
+def test_a_refused_script_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
+    """46.10: one refused script was all that was told of its file."""
+    path = tmp_path / "test_some_refused.py"
+    path.write_text(REFUSED)
+    status, said = _command(path)
+    assert status == 1
+    told = re.split(rf"^{re.escape(str(path))}::", said, flags=re.MULTILINE)[1:]
+    names = ["test_of_no_engine", "TestOfAClass.test_that_never_yields", "TestOfAClass.test_beside_it"]
+    assert [one.split(maxsplit=1)[0] for one in told] == [*names, "test_of_a_fixture", "test_right"]
+    reasons = ["is refused: .*pp_size", "is refused: .*never yields", "runs in the server tier only"]
+    for one, reason in zip(told, [*reasons, "is refused: .*tmp_path; add --arg", "by itself: "], strict=True):
+        assert re.search(reason, one), one
+
+
+@pytest.mark.parametrize("command", ["vet", "run"])
+def test_a_script_beside_a_refused_one_is_found_by_its_name(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "test_one_refused.py"
+    path.write_text(REFUSED)
+    assert CliRunner().invoke(app, [command, f"{path}::test_right"]).exit_code == 0
+    refused = CliRunner().invoke(app, [command, f"{path}::TestOfAClass.test_that_never_yields"])
+    assert refused.exit_code == 1
+    assert "never yields" in str(refused.exception)
 
 
 def test_what_scripted_new_writes_is_a_test(tmp_path: Path) -> None:
