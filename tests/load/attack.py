@@ -30,6 +30,7 @@ from bad_bodies import large_bodies, nearly_right, short_bodies
 from load_server import CLIENT_TIMEOUT_S, END_BOUND_S, LoadedServer
 from rich.console import Console
 from rich.table import Table
+from stalls import stalled_s
 from victim import Victim
 
 from engine.process.inheritance import die_with_parent
@@ -457,7 +458,7 @@ def _reader_pid(server: LoadedServer) -> int:
 
 
 async def _die(server: LoadedServer, name: str, pid: int, result: AttackResult) -> float:
-    """Kill a process with streams open; the time until the last of them has ended, in seconds."""
+    """Kill a process with streams open; the seconds until the last of them ended, without waits for a core."""
     body = {"text": "d", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
     begun = asyncio.Semaphore(0)
 
@@ -474,16 +475,17 @@ async def _die(server: LoadedServer, name: str, pid: int, result: AttackResult) 
     async with server.http() as http:
         tasks = [asyncio.create_task(stream()) for _ in range(STREAMS_AT_DEATH)]
         await begun.acquire()
-        killed = time.monotonic()
+        killed = time.monotonic() - stalled_s()
         os.kill(pid, signal.SIGKILL)
         ends = await asyncio.gather(*tasks)
+        stalled = stalled_s()
     for _, last in ends:
         if name == "frontend":
             continue  # The supervisor is the one that would report it.
         told = _error_of(last)
         if "process died" not in told or "Traceback" in told:
             result.complaints.append(f"a stream at the death of {name} must end with its name, ended with {last[:200]}")
-    return max(ended for ended, _ in ends) - killed
+    return max(0.0, max(ended for ended, _ in ends) - stalled - killed)
 
 
 def _error_of(line: str) -> str:

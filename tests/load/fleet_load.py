@@ -4,7 +4,8 @@
 
 Short and long prompts, whole answers and streams. A prefill engine is killed and started again, the other one stopped
 for a while and resumed, and a decode engine killed. No answer may be lost without a word, differ from that of one
-engine, or come more than two seconds after the death that cut it; in the end nothing is left on any engine.
+engine, or come more than two seconds after the death that cut it, without waits for a core; in the end nothing is left
+on any engine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 import httpx
 from rich.console import Console
+from stalls import stalled_s
 
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -47,6 +49,8 @@ class Sent:
     body: dict[str, Any]
     began: float
     ended: float = 0.0
+    # How long processes had waited for a core until its end.
+    stalled: float = 0.0
     tokens: list[int] = field(default_factory=list)
     error: str | None = None
     is_whole: bool = False
@@ -69,7 +73,7 @@ async def ask(http: httpx.AsyncClient, sent: Sent) -> None:
                     sent.is_whole |= not sent.body["stream"]
     except httpx.HTTPError as exc:
         sent.error = f"LOST: {type(exc).__name__}: {exc}"
-    sent.ended = time.monotonic()
+    sent.ended, sent.stalled = time.monotonic(), stalled_s()
 
 
 async def client(number: int, url: str, until_s: float) -> list[Sent]:
@@ -98,15 +102,18 @@ async def load(url: str, clients: int, seconds: float, faults: list[Any]) -> lis
     return [sent for asked in await asyncio.gather(*tasks) for sent in asked]
 
 
-def judge(asked: list[Sent], deaths: list[float], alone: RealServer) -> list[str]:
-    """List the complaints about these answers."""
+def judge(asked: list[Sent], deaths: list[tuple[float, float]], alone: RealServer) -> list[str]:
+    """List the complaints about these answers; of each kill its time, and the waits for a core until then."""
     wrong = [f"lost: {sent.error}" for sent in asked if sent.error is not None and sent.error.startswith("LOST")]
     wrong += [f"no last word: {sent.body}" for sent in asked if sent.error is None and not sent.is_whole]
     for sent in asked:
         # Of those that a death cut, the last one came before the end of the request.
-        before = [death for death in deaths if sent.began <= death <= sent.ended]
-        if sent.error is not None and "died" in sent.error and before and sent.ended - before[-1] > LAST_WORD_S:
-            wrong.append(f"told {sent.ended - before[-1]:.1f} s after the death: {sent.error}")
+        before = [death for death in deaths if sent.began <= death[0] <= sent.ended]
+        if sent.error is None or "died" not in sent.error or not before:
+            continue
+        killed, stalled = before[-1]
+        if (sent.ended - killed) - (sent.stalled - stalled) > LAST_WORD_S:
+            wrong.append(f"told {sent.ended - killed:.1f} s after the death: {sent.error}")
     rng = random.Random(0)
     whole = [sent for sent in asked if sent.error is None]
     for sent in rng.sample(whole, min(COMPARED, len(whole))):
@@ -132,10 +139,10 @@ def main() -> None:
         decodes = [fleet.decode() for _ in range(2)]
         for decode in decodes:
             until_asked(decode)
-        deaths: list[float] = []
+        deaths: list[tuple[float, float]] = []
 
         def kill(server: RealServer) -> None:
-            deaths.append(time.monotonic())
+            deaths.append((time.monotonic(), stalled_s()))
             signal_all(server, signal.SIGKILL)
 
         def start_again() -> None:

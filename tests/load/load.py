@@ -29,6 +29,7 @@ from outcome import DEATH_BOUND_S, Outcome, complaint_about, complaint_after_dea
 from rich.console import Console
 from rich.table import Table
 from scripted_lockstep.tiers.server.placed_stages import PlacedStages
+from stalls import stalled_s
 from workload import Workload
 
 from engine.process.settings import ServerSettings
@@ -82,7 +83,7 @@ class Load:
     placed: PlacedStages | None = None
     # After which a placed stage that says nothing counts as dead.
     silence_s: float = ServerSettings().heartbeat_timeout_s
-    # From a death to the last word of every stream.
+    # From a death to the last word of every stream, but for the time in which processes wait for a core or a disk.
     death_bound_s: float = DEATH_BOUND_S
     # Called when a third of the load is over.
     disturb: Callable[[], None] | None = None
@@ -118,11 +119,10 @@ def run_death(load: Load, *, fault: Fault | None = None) -> LoadResult:
             victim, unnoticed_s = fault(pids)
 
     with _served(load, result) as server:
-        died = asyncio.run(_load_until_death(load, server, result, kill))
+        died, stall_s = asyncio.run(_load_until_death(load, server, result, kill))
         server.check_death()
-    found = (
-        complaint_after_death(outcome, victim, died + unnoticed_s, load.death_bound_s) for outcome in result.outcomes
-    )
+    bound_s = load.death_bound_s + stall_s
+    found = (complaint_after_death(outcome, victim, died + unnoticed_s, bound_s) for outcome in result.outcomes)
     result.complaints += [complaint for complaint in found if complaint]
     result.final_message_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
     result.cut_streams = sum(outcome.started < died < outcome.ended for outcome in result.outcomes)
@@ -189,19 +189,19 @@ async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResu
 
 async def _load_until_death(
     load: Load, server: LoadedServer, result: LoadResult, kill: Callable[[LoadedServer], None]
-) -> float:
-    """Load until a while after the death; the time of the death."""
+) -> tuple[float, float]:
+    """Load until a while after the death; return its time, and for how long processes waited for a core since then."""
     async with server.http() as http:
         crowd = [Client(http, Workload(load.seed, number)) for number in range(load.clients)]
         no_end = time.monotonic() + load.seconds + 60
         tasks = [asyncio.create_task(client.run(no_end)) for client in crowd]
         await asyncio.sleep(load.seconds)
-        died = time.monotonic()
+        died, stalled = time.monotonic(), stalled_s()
         # In a thread: streams are read while it takes its time.
         await asyncio.to_thread(kill, server)
         await asyncio.gather(*tasks)
         result.outcomes = _outcomes_of(crowd)
-    return died
+    return died, stalled_s() - stalled
 
 
 def _outcomes_of(crowd: Sequence[Client]) -> list[Outcome]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from workload import Ask, Behaviour
 
-# From a death to the final message of every stream, on a machine that does nothing else.
+# From a death to the final message of every stream, but for the time in which processes wait for a core.
 DEATH_BOUND_S = 2.0
 # A client learns of an end later than the server does; an answer that comes so long before is surely of a live rid.
 TWIN_MARGIN_S = 1.0

@@ -13,6 +13,7 @@ from auditing_gate import AuditingGate
 from load import Load, run_death, run_load
 from load_server import LoadedServer
 from outcome import Outcome, Window, complaint_about, complaint_after_death
+from stalls import KINDS, stalled_s
 from workload import Ask, Behaviour, Workload
 
 from engine.core.config import EngineConfig
@@ -96,6 +97,15 @@ def test_the_gate_finds_a_leak() -> None:
     scheduler.memory.pages.allocate(1)
     with pytest.raises(IntegrityError, match="page"):
         gate.next_step(result)
+
+
+def test_waits_for_a_core_and_for_a_disk_are_added_up(tmp_path: Path) -> None:
+    """A death under load was judged by the wall, on a machine where every process waited for a core."""
+    assert stalled_s(tmp_path) == 0
+    for number, kind in enumerate(KINDS):
+        lines = [f"{how} avg10=1.00 avg60=2.00 avg300=3.00 total={total}" for how, total in (("some", 5), ("full", 9))]
+        (tmp_path / kind).write_text("\n".join(lines).replace("total=5", f"total={(number + 1) * 1_500_000}"))
+    assert stalled_s(tmp_path) == 4.5
 
 
 def test_a_workload_is_the_same_for_the_same_seed() -> None:
