@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -21,6 +21,10 @@ from scripted.core.refusals import ScriptDefinitionError
 
 # A text names this many requests or tokens and counts the others.
 _NAMED: Final = 4
+# A trace may be anybody's file: a number in it is one that every format of a page can hold, and a pipeline has a size
+# that can be drawn.
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 
 
 def content_of(message: msgspec.Struct) -> int:
@@ -48,10 +52,10 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     kind: str = "event"
     rid: str | None = None
-    batch: int | None = None
+    batch: Number | None = None
     of_pipeline: bool = False
     full: str = ""
-    content: int = 0
+    content: Number = 0
 
     def naming(self, name: str) -> str:
         """Return the text with another name for the request."""
@@ -78,12 +82,12 @@ class ShownShare(msgspec.Struct, frozen=True, omit_defaults=True):
 class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A launched microbatch; without shares it carries ``order`` to the stages."""
 
-    id: int
+    id: Number
     kind: str
     shares: tuple[ShownShare, ...] = ()
-    tokens: int = 0
+    tokens: Number = 0
     order: str = ""
-    content: int = 0
+    content: Number = 0
 
     @property
     def rids(self) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed after a step that the scheduler survived.
     """
 
-    step: int
+    step: Number
     now: float = 0.0
     arrived: tuple[Said, ...] = ()
     launched: ShownBatch | None = None
@@ -119,8 +123,8 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunked: str | None = None
     running: tuple[str, ...] = ()
     transferring: tuple[str, ...] = ()
-    in_flight: tuple[int, ...] = ()
-    memory: dict[str, int] = {}
+    in_flight: tuple[Number, ...] = ()
+    memory: dict[str, Number] = {}
     digest: str = ""
     error: str | None = None
     broken: str | None = None
@@ -144,10 +148,10 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """A remark on one step: a window that was open, or the ``line`` of ``file`` that acted before it."""
 
-    step: int
+    step: Number
     text: str
     file: str = ""
-    line: int = 0
+    line: Number = 0
 
     def place(self, own: str = "") -> str:
         """Return the line number, with the file's name unless it is the script's ``own``; empty for a window."""
@@ -182,8 +186,8 @@ class ShownPipeline(NamedTuple):
 class StepLog(msgspec.Struct, frozen=True):
     """The steps of one run on a pipeline of ``stages``, with at most ``depth`` microbatches in flight."""
 
-    stages: int
-    depth: int
+    stages: Size
+    depth: Size
     steps: tuple[ShownStep, ...] = ()
 
     def until(self, count: int | None) -> StepLog:
@@ -220,8 +224,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sender: str
     receiver: str
     text: str
-    sent: int
-    arrived: int | None = None
+    sent: Number
+    arrived: Number | None = None
     lost: bool = False
 
     @property

@@ -14,7 +14,7 @@ import msgspec
 from lockstep.errors import LockstepError
 from lockstep.output_files import write_output
 from scripted.core.adapters import DEFAULT_ADAPTER
-from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, StepLog
+from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, Size, StepLog
 
 _ConfigValue = str | int | float | bool | None
 _Json = _ConfigValue | list[Any] | dict[str, Any]
@@ -64,8 +64,8 @@ class _HeaderLine(msgspec.Struct, frozen=True):
 
     format: str
     header: TraceHeader
-    stages: int
-    depth: int
+    stages: Size
+    depth: Size
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

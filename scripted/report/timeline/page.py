@@ -93,11 +93,11 @@ def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
 
 
 def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
-    """Yield each engine of a fleet as a run over the fleet's steps; steps in which it was dead are blank."""
-    numbers = [step.step for engine in fleet.engines for step in engine.log.steps]
+    """Yield each engine of a fleet as a run over the steps of all; those in which it was dead are blank."""
+    numbers = sorted({step.step for engine in fleet.engines for step in engine.log.steps})
     for engine in fleet.engines:
         there = {step.step: step for step in engine.log.steps}
-        steps = [there.get(number) or ShownStep(step=number) for number in range(min(numbers), max(numbers) + 1)]
+        steps = [there.get(number) or ShownStep(step=number) for number in numbers]
         log = StepLog(engine.log.stages, engine.log.depth, tuple(steps))
         yield Trace(msgspec.structs.replace(trace.header, died=False), log, engine.notes, fleet)
 

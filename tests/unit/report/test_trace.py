@@ -7,7 +7,8 @@ from race_records import LIMITS, PP4, race_traces
 
 from lockstep.errors import LockstepError
 from scripted.report.rerun import Rerun
-from scripted.report.step_log import StepLog
+from scripted.report.step_log import EngineLog, FleetLog, ShownStep, StepLog
+from scripted.report.timeline.page import render_timeline
 from scripted.report.trace import Trace, TraceError, read_trace, write_trace
 
 
@@ -61,6 +62,10 @@ def _replace_line(number: int, text: str) -> object:
         (_replace_line(3, '{"step":{"step":"two"}}'), r"\$\.step\.step"),
         (_replace_line(3, '{"stepp":1}'), "line 3: .*stepp"),
         (lambda lines: [*lines, lines[1]], "steps must grow, got step 1 after"),
+        # A page has a row for each stage, and its formats have 64 bits.
+        (lambda lines: [lines[0].replace('"stages":4', f'"stages":{10**12}'), *lines[1:]], "line 1: .*stages"),
+        (lambda lines: [lines[0].replace('"depth":', '"depth":999'), *lines[1:]], "line 1: .*depth"),
+        (_replace_line(3, '{"step":{"step":9223372036854775807}}'), r"line 3: .*\$\.step\.step"),
         (lambda lines: [lines[0], lines[1][: len(lines[1]) // 2]], "line 2: not a step or a note"),
     ],
 )
@@ -72,6 +77,14 @@ def test_a_damaged_file_is_refused_with_its_name_and_line(trace: Trace, tmp_path
         read_trace(path)
     assert str(path) in str(caught.value)
     assert isinstance(caught.value, LockstepError)
+
+
+def test_a_fleet_that_skips_steps_has_a_page_of_those_it_took(trace: Trace, tmp_path: Path) -> None:
+    """46.3: it had a column for each number between the first step and the last: two steps took all memory."""
+    steps = tuple(ShownStep(step=number) for number in (1, 2**50))
+    fleet = FleetLog((EngineLog("a", StepLog(1, 1, steps)), EngineLog("b", StepLog(1, 1))))
+    write_trace(tmp_path / "a.jsonl", Trace(trace.header, StepLog(1, 1), fleet=fleet))
+    assert str(2**50) in render_timeline([read_trace(tmp_path / "a.jsonl")])
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
