@@ -19,8 +19,15 @@ from engine.process.settings import ServerSettings
 REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"
 _FIELDS: Final = "fields"
-# Loggers whose lines clients and strangers can cause.
-EXPOSED_LOGGERS: Final = ("engine.frontend.http.connection", "engine.process.links.listener", "uvicorn.error")
+# Loggers whose lines clients, strangers and other engines can cause.
+EXPOSED_LOGGERS: Final = (
+    "engine.cluster.router.watch.batches",
+    "engine.frontend.http.connection",
+    "engine.frontend.http.kv_events",
+    "engine.pipeline.kv_receiver",
+    "engine.process.links.listener",
+    "uvicorn.error",
+)
 LOG_INTERVAL_S: Final = 60.0
 
 

@@ -34,6 +34,8 @@ MOST_ANSWER_BYTES: Final = 2 * MAX_KEPT_BYTES
 MOST_QUESTIONS: Final = 4
 
 logger = logging.getLogger(__name__)
+# An engine may publish a bad batch every moment: one line a minute.
+_batches = logger.getChild("batches")
 
 
 class Subscription:
@@ -99,7 +101,7 @@ class Subscription:
         try:
             return not self.cache.live(batch_in(parts)) and was_right
         except BadFrameError as exc:
-            logger.warning("%s published no KV events: %s", shown(self._endpoint), shown(str(exc)))
+            _batches.warning("%s published no KV events: %s", shown(self._endpoint), shown(str(exc)))
             self.cache.doubt()
             return was_right
 

@@ -8,6 +8,7 @@ replay endpoint (REQ or DEALER); it gets the kept batches, then an end with the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 import time
@@ -31,6 +32,8 @@ _NUMBER_BYTES: Final = 8
 END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _TOPIC: Final = b""
 _MAX_QUESTION_BYTES: Final = 256
+# Sending one takes a few microseconds; an answer with all kept batches would take a turn of the event loop of 30 ms.
+_BATCHES_A_TURN: Final = 500
 _SALT: Final = re.compile("[0-9a-f]{16}")
 PageKey = Annotated[bytes, msgspec.Meta(max_length=64)]
 _POOL, _HOST = "GPU", "CPU"
@@ -88,6 +91,8 @@ class KvEvents:
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._number = 0
+        # Who is being answered, and the number of the next batch to send.
+        self._answering: tuple[bytes, int] | None = None
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         payload = self._encode(EventBatch(time.time(), [to_wire(event) for event in events]))
@@ -128,26 +133,39 @@ class KvEvents:
         return opened
 
     def _answer(self) -> None:
-        """Answer one replay request and leave the rest to later turns of the loop, so that no peer delays the streams.
+        """Send a part of one answer and leave the rest to later turns of the loop, so that no peer delays the streams.
 
-        The descriptor is edge-triggered.
+        The descriptor is edge-triggered, so the socket is read until nothing is left.
         """
         assert self._replay is not None, "only a replay socket gets requests"
         if self._replay.closed:
             return
-        try:
-            who, *_, first = self._replay.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
+        if self._answering is None:
+            try:
+                who, *_, first = self._replay.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(first) == _NUMBER_BYTES:
+                self._answering = who, int.from_bytes(first, "big")
+            else:
+                logger.warning(
+                    "dropped a request for KV events of %d bytes, which must be a number of 8 bytes", len(first)
+                )
+        if self._answering is not None:
+            self._answering = self._answered(self._replay, *self._answering)
         asyncio.get_running_loop().call_soon(self._answer)
-        if len(first) != _NUMBER_BYTES:
-            logger.warning("dropped a request for KV events of %d bytes, which must be a number of 8 bytes", len(first))
-            return
-        wanted = int.from_bytes(first, "big")
-        for number, payload in self._kept:
-            if number >= wanted:
-                self._replay.send_multipart((who, b"", _TOPIC, written(number), payload), zmq.NOBLOCK)
-        self._replay.send_multipart((who, b"", b"", END, b""), zmq.NOBLOCK)
+
+    def _answered(self, replay: zmq.Socket[bytes], who: bytes, wanted: int) -> tuple[bytes, int] | None:
+        """Send the next kept batches from ``wanted`` on; return what is left to send, None after the end."""
+        oldest = self._number - len(self._kept)
+        skipped = min(max(0, wanted - oldest), len(self._kept))
+        part = tuple(itertools.islice(self._kept, skipped, skipped + _BATCHES_A_TURN))
+        for number, payload in part:
+            replay.send_multipart((who, b"", _TOPIC, written(number), payload), zmq.NOBLOCK)
+        if len(part) == _BATCHES_A_TURN:
+            return who, part[-1][0] + 1
+        replay.send_multipart((who, b"", b"", END, b""), zmq.NOBLOCK)
+        return None
 
 
 def written(number: int) -> bytes:

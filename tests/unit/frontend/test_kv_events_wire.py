@@ -18,6 +18,7 @@ from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.frontend.http import kv_events
 from engine.frontend.http.kv_events import KvEvents
+from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 
@@ -106,6 +107,59 @@ def test_batches_are_numbered_and_can_be_asked_for_again(tmp_path: Path, monkeyp
         assert list(last) == [max(batches)]
 
     asyncio.run(served())
+
+
+def test_a_long_answer_is_sent_over_several_turns_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """46.3: a question took one turn for all kept batches, and so did each question of a peer that asks on and on."""
+    portion, count, again = 10, 95, f"ipc://{tmp_path}/again"
+    monkeypatch.setattr(kv_events, "_BATCHES_A_TURN", portion)
+
+    async def served() -> None:
+        events, loop = KvEvents("", again), asyncio.get_running_loop()
+        in_turn: list[int] = []
+        answered = events._answered
+
+        def counted(replay: Any, who: bytes, wanted: int) -> Any:
+            left = answered(replay, who, wanted)
+            in_turn.append(count - wanted if left is None else left[1] - wanted)
+            return left
+
+        monkeypatch.setattr(events, "_answered", counted)
+        try:
+            for _ in range(count):
+                events.publish([CacheCleared()])
+            events.listen(loop)
+            with connected(zmq.DEALER, again) as asking:
+                for first in (0, 90, 95, 2**64 - 1):
+                    batches = await asyncio.to_thread(replayed, asking, first)
+                    assert list(batches) == list(range(min(first, count), count))
+        finally:
+            events.close()
+        assert in_turn[:10] == [portion] * 9 + [5]
+        assert max(in_turn) == portion
+
+    asyncio.run(served())
+
+
+def test_bad_questions_of_a_stranger_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """46.3: each was a line of the log."""
+
+    async def served() -> None:
+        events = KvEvents("", f"ipc://{tmp_path}/again")
+        try:
+            events.listen(asyncio.get_running_loop())
+            with connected(zmq.DEALER, f"ipc://{tmp_path}/again") as asking:
+                for number in range(500):
+                    asking.send_multipart((b"", b"?" * (number % 7)))
+                await asyncio.to_thread(replayed, asking, 0)
+        finally:
+            events.close()
+
+    with caplog.filtering(OncePerMinute()):
+        asyncio.run(served())
+    assert [record.message for record in caplog.records] == [
+        "dropped a request for KV events of 0 bytes, which must be a number of 8 bytes"
+    ]
 
 
 def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
