@@ -89,6 +89,12 @@ class ChatTemplate:
                 f"the model's chat template must accept the messages, but: {why}; change roles or order",
                 param="messages",
             ) from exc
+        except RecursionError as exc:
+            raise ApiError.invalid(
+                "the model's chat template must accept the messages, but they or the tools are nested too deeply for "
+                "it; nest objects less",
+                param="messages",
+            ) from exc
 
     def _apply(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         """Render with call arguments as objects, or as text for a template that inserts them verbatim."""

@@ -46,6 +46,24 @@ def test_a_template_that_takes_neither_says_why() -> None:
         template("{{ 'x' + 1 }}").render(called({}), {})
 
 
+WALK = (
+    "{% macro walk(x) %}{% if x is mapping %}{% for key in x %}{{ key }}({{ walk(x[key]) }}){% endfor %}"
+    "{% else %}{{ x }}{% endif %}{% endmacro %}{{ walk(tools[0]) }}"
+)
+
+
+def test_tools_too_deep_for_a_template_that_walks_them_are_the_client_s_fault() -> None:
+    """46.3: gpt-oss's template writes types by a macro that calls itself; 200 levels of JSON were answered with 500."""
+    deep: dict[str, Any] = {}
+    for _ in range(190):
+        deep = {"a": deep}
+    asked = [{"role": "user", "content": "x"}]
+    assert template(WALK).render(asked, {}, tools=[{"a": {"a": 1}}]) == "a(a(1))"
+    with pytest.raises(ApiError, match="or the tools are nested too deeply for it; nest objects less") as caught:
+        template(WALK).render(asked, {}, tools=[deep])
+    assert caught.value.status == 400
+
+
 @pytest.mark.parametrize(
     ("text", "knows"),
     [
