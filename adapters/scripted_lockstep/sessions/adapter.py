@@ -13,6 +13,7 @@ from scripted_lockstep.sessions.machine import LIMITS, SessionsMachine
 from scripted_lockstep.sessions.settings import SessionSettings
 
 _CHAT: Final = {"protocol": ("chat", "messages", "responses")}
+_SCORED: Final = {"protocol": ("completions", "chat", "native")}
 _COMPLETIONS: Final = {"protocol": ("completions",)}
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 
@@ -30,11 +31,15 @@ ADAPTER: Final = SchedulerAdapter(
         "retries": (1, 2),
         "turn_tokens": (1, 1000),
         "turn_outputs": (1, 32),
+        "turn_values": (1, 4, 1000),
+        "tops": (1, 2),
     },
     needed={
         "reasoning": _CHAT,
         "tools": _CHAT,
         "parallel": {"tools": ("hermes", "mistral")},
+        "scores": _SCORED,
+        "shows_special": {"special": (True,)},
         "echo": _COMPLETIONS,
         "prompts": _COMPLETIONS,
         "retries": {"delay": (1, 3)},
@@ -54,6 +59,8 @@ ADAPTER: Final = SchedulerAdapter(
         "late": {"times_out": ("other",), "event-abort": ("on",), "requests": ("several",)},
         "blocks": {"protocol": ("messages", "responses"), "tools": ("hermes", "mistral"), "event-abort": ("on",)},
         "calls": {"tools": ("hermes", "mistral"), "outputs": ("long",)},
+        "native": {"protocol": ("native",), "requests": ("several",)},
+        "scores": {"protocol": ("native",), "scores": ("other",), "turn_values": ("other",), "requests": ("several",)},
         "plain": {"protocol": ("chat", "messages", "responses"), "requests": ("several",)},
         "whole": {"protocol": ("chat",), "stream": ("other",), "outputs": ("one",), "requests": ("several",)},
     },

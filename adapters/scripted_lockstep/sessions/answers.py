@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from types import SimpleNamespace
 from typing import Any, Final
 
-import msgspec
-from pydantic_core import to_json
-
-from engine.core.config import EngineConfig
-from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.core.messages import FAILURES, Abort, FinishReason, Generate, SamplingParams
-from engine.frontend.protocols.anthropic import MessageShape
-from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
-from engine.frontend.protocols.openai.requests import completion_order
-from engine.frontend.protocols.openai.response_bodies import ResponseBody
-from engine.frontend.protocols.openai.response_shapes import ResponseShape
-from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
+from engine.core.messages import FAILURES, Abort, FinishReason, Generate, PromptLogprob
 from engine.frontend.schema.errors import ApiError, ErrorType
-from engine.frontend.schema.native import parse_body
-from engine.frontend.sessions.requests import Order, sampling_of
-from engine.frontend.sessions.sessions import Session, Sessions, Shape, finished
-from engine.frontend.text.dialect import AnswerParser
-from engine.frontend.text.reasoning import ReasoningSplitter, ReasoningStart
-from engine.frontend.text.tools.families import FAMILIES
+from engine.frontend.sessions.sessions import Session, Sessions, Shaping
+from engine.frontend.text.answer import WholeDecoder
 from scripted.core.violation import Violation
 from scripted.sdk import Add
+from scripted_lockstep.sessions import native
 from scripted_lockstep.sessions.blocks import (
     ERRORS_OF_MESSAGES,
     blocks_of,
@@ -36,15 +21,13 @@ from scripted_lockstep.sessions.blocks import (
     usage_of,
     whole_blocks,
 )
+from scripted_lockstep.sessions.orders import SERVED, CountedShape, order_of, shape_of
 from scripted_lockstep.sessions.received import ReceivedChoice, choices_in, events_in
 from scripted_lockstep.sessions.settings import SessionSettings
 from scripted_lockstep.sessions.texts import (
     DECODERS,
-    END_OF_REASONING,
     REPLACEMENT,
-    TOOL,
     OutputParts,
-    byte_tokens,
     logprob_of,
     output_parts,
     prompt_logprobs_of,
@@ -52,24 +35,10 @@ from scripted_lockstep.sessions.texts import (
     stop_position,
 )
 
-_STOPS: Final = ("z", "xz", "yyz")
-# Stop strings of ordinary letters, which outputs often contain.
-_USUAL_STOPS: Final = ("c", "bc", "ab", "x")
-# Stop strings of letters that no call contains, and one inside each call, before which only closers are missing.
-_STOPS_BESIDE_CALLS: Final = ("y", "xy", "yx")
-_STOPS_IN_CALLS: Final = ("7", "xy")
 _TIERS: Final = ("device", "host")
-_SERVED: Final[Any] = SimpleNamespace(
-    tokenizer=DECODERS["none"], model_name="m", limits=Limits.of(EngineConfig(), EMBEDDED_FACTS), sampling_defaults={}
-)
+# The fields of a chat that are about its prompt, and those of its first choice that they become here.
+_OF_A_CHATS_PROMPT: Final = {"prompt_token_ids": "prompt", "prompt_logprobs": "scores"}
 # The type of the error that each end of a request becomes; the scheduler refuses replies because it is busy.
-_CHATS: Final[dict[str, type[ChatShape | MessageShape | ResponseShape]]] = {
-    "chat": ChatShape,
-    "messages": MessageShape,
-    "responses": ResponseShape,
-}
-# The fields of a response that repeat its request.
-_SHOWN: Final = to_json(parse_body(ResponseBody, b'{"model": "m", "input": "p"}').shown)
 _ERRORS: Final = {FinishReason.ERROR: ErrorType.ENGINE, FinishReason.TIMEOUT: ErrorType.TIME_LIMIT}
 
 
@@ -91,15 +60,18 @@ class OpenAnswer:
         self.is_known = is_known
         self.number = number
         self._settings = settings
-        self._decoder = DECODERS[settings.tools]
-        self.order = _order_of(add, settings, number)
+        self._tokens = DECODERS[settings.tools]
+        self._decoder = WholeDecoder(self._tokens) if settings.shows_special else self._tokens
+        self.order = order_of(add, settings, number)
+        self._shape = CountedShape(shape_of(self.order, settings))
         self.session = Session(
             sessions,
             self.order,
-            _shape_of(self.order, settings),
+            self._shape,
             self._decoder,
             tokens_a_turn=settings.turn_tokens,
             outputs_a_turn=settings.turn_outputs,
+            values_a_turn=settings.turn_values,
         )
         self.emitted: dict[str, list[int]] = {}
         self.scored: set[str] = set()
@@ -115,6 +87,9 @@ class OpenAnswer:
         # The tokens and ends of the requests before the first failure.
         self._before_failure: dict[str, tuple[int, bool]] | None = None
         self._written = b""
+        # A whole reply that is being made, and what had been made when its client left.
+        self._making: Shaping[bytes] | None = None
+        self._made_before_leaving = 0
         self._error: ApiError | None = None
 
     def note_end(self, rid: str, end: FinishReason) -> None:
@@ -142,8 +117,14 @@ class OpenAnswer:
 
     @property
     def is_done(self) -> bool:
-        """True once the reply is complete or its client has left, and every request that was sent has ended."""
-        return (self.is_over or self.has_left) and len(self.ends) == self.posted
+        """True once the reply is complete, or its client has left, and every request that was sent has ended."""
+        is_over = self.is_over or (self.has_left and self.session.is_over and self._making is None)
+        return is_over and len(self.ends) == self.posted
+
+    @property
+    def has_input(self) -> bool:
+        """True if ``read`` would take something."""
+        return not (self.is_over or self.is_sending) and (self.session.has_more or self._making is not None)
 
     def cached_tokens_of(self, message: Generate) -> dict[str, int]:
         """Return the cached tokens that the scheduler reports by tier, different for each prompt."""
@@ -155,23 +136,36 @@ class OpenAnswer:
 
     def leave(self) -> None:
         self.has_left, self.is_sending = True, False
-        self.session.abort()
+        self._made_before_leaving = self._shape.made + len(self._written)
+        self.session.leave()
 
     def read(self) -> None:
-        """Read the available output, up to the limit of a turn; check a finished reply. Raises Violation."""
-        if self.is_over or self.has_left or self.is_sending or not self.session.has_more:
+        """Read the available output, or make a part of a whole reply, up to the limit of a turn. Raises Violation.
+
+        Checks a finished reply, and that nothing is made for a client that has left.
+        """
+        if not self.has_input:
             return
         try:
             if self.order.stream:
                 self._written += self.session.part()
                 self.is_over = self.session.is_told
-            elif self.session.collect():
-                self._written = finished(self.session.body())
-                self.is_over = True
+            elif self._making is not None or self.session.collect():
+                self._make()
         except ApiError as exc:
             self._error, self.is_over = exc, True
-        if self.is_over:
-            self._check_reply()
+        if not self.has_left:
+            if self.is_over:
+                self._check_reply()
+        elif self._shape.made + len(self._written) > self._made_before_leaving:
+            raise Violation(f"the client of {self.add.rid} has left, but its reply is made")
+
+    def _make(self) -> None:
+        self._making = self._making or self.session.body()
+        try:
+            next(self._making)
+        except StopIteration as done:
+            self._written, self._making, self.is_over = done.value, None, True
 
     # -- the expected reply --
 
@@ -193,11 +187,31 @@ class OpenAnswer:
             return
         if not is_closed:
             raise Violation(f"the stream of {self.add.rid} ends with {self._written[-20:]!r}, which is not [DONE]")
+        if not self.order.stream:
+            body = json.loads(self._written)
+            events = body if isinstance(body, list) else [body]
+        if self._settings.is_native:
+            self._check_native(events)
+            return
         if self.order.stream:
             self._check_usage_of_events(events)
-        else:
-            events = [json.loads(self._written)]
         self._check_whole(events)
+
+    def _check_native(self, events: Sequence[dict[str, Any]]) -> None:
+        received = native.received_choices(events, has_indices=self.order.n > 1)
+        for index, message in enumerate(self.order.messages):
+            ids, parts, end, stop = self._output_of(message)
+            # A stop token has no text, and is told by its id.
+            stops: list[str | int] = [stop] if stop is not None else [ids[-1]] if end == "stop" else []
+            due = native.expected_choice(message, parts.content, ids, end, stops, self.cached_tokens_of(message))
+            due |= native.expected_scores(message, self._scores_of(message))
+            told = native.with_one_end(received[index]) if index in received else None
+            if told != due:
+                raise Violation(f"choice {index} of {self.add.rid} is told {told}, but must be {due}")
+
+    def _scores_of(self, message: Generate) -> Sequence[PromptLogprob]:
+        """Return the logprobs of a prompt, if they were sent before its request ended."""
+        return prompt_logprobs_of(message) if message.rid in self.scored else ()
 
     def _check_blocks(self, events: Sequence[dict[str, Any]]) -> None:
         """Compare a reply of blocks. Raises Violation."""
@@ -233,21 +247,27 @@ class OpenAnswer:
         if self._settings.has_blocks:
             # Its form is that of a whole reply; the texts of what was held back are not due.
             return
-        told = self._choices_in(events[:-1], is_whole=False)
+        told = self._ids_in(events[:-1])
         for index, message in enumerate(self.order.messages):
             count, _ = before.get(message.rid, (0, False))
             due = self.emitted.get(message.rid, [])[:count][: self._stop_position(message)[0]]
-            ids = told[index].ids if index in told else []
+            ids = told.get(index, [])
             if events and ids != due:
                 raise Violation(f"choice {index} of {self.add.rid} is told {ids} before an error, and not {due}")
 
+    def _ids_in(self, events: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+        if self._settings.is_native:
+            choices = native.received_choices(events, has_indices=self.order.n > 1)
+            return {index: one["ids"] for index, one in choices.items()}
+        return {index: one.ids for index, one in self._choices_in(events, is_whole=False).items()}
+
     def _check_whole(self, events: Sequence[dict[str, Any]]) -> None:
-        if heads := {(event["id"], event["model"]) for event in events} - {(self.order.rid, _SERVED.model_name)}:
+        if heads := {(event["id"], event["model"]) for event in events} - {(self.order.rid, SERVED.model_name)}:
             raise Violation(f"the reply {self.order.rid} is told as {sorted(heads)}")
         received = self._choices_in(events, is_whole=True)
-        prompt = next((event["prompt_token_ids"] for event in events if "prompt_token_ids" in event), None)
-        if 0 in received and prompt is not None:
-            received[0] = received[0]._replace(prompt=prompt)
+        of_all = {field: value for event in events for field, value in event.items() if field in _OF_A_CHATS_PROMPT}
+        if 0 in received and of_all:
+            received[0] = received[0]._replace(**{_OF_A_CHATS_PROMPT[field]: one for field, one in of_all.items()})
         for index, message in enumerate(self.order.messages):
             expected = self._expected(index, message)
             if received.get(index) != expected:
@@ -308,7 +328,7 @@ class OpenAnswer:
         is_chat = self._settings.is_chat
         if reason == "stop" and parts.calls and not parts.is_cut:
             reason = "tool_calls"
-        echo = self._decoder.decode(message.prompt_ids) if self.order.echo else ""
+        echo = self._spelled(message.prompt_ids) if self.order.echo else ""
         view = ReceivedChoice(
             ids=ids,
             text=echo + parts.content,
@@ -317,31 +337,57 @@ class OpenAnswer:
             reason=reason,
             prompt=list(message.prompt_ids) if not is_chat or not index else None,
             roles=int(is_chat),
+            scores=self._expected_ranks(index) if not is_chat or not index else None,
         )
         return self._with_logprobs(view, index, message, begin=len(echo))
 
+    def _spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, with that of special ones."""
+        return self._tokens.decode(ids, skip_special_tokens=False)
+
     def _with_logprobs(self, view: ReceivedChoice, index: int, message: Generate, *, begin: int) -> ReceivedChoice:
         decode, ids = self._decoder.decode, view.ids
-        logprobs, offsets = self._expected_prompt_scores(index)
-        spelled = [decode([token]) for token in message.prompt_ids[: len(logprobs)]]
-        tops: list[dict[str, float] | None] = [None if one is None else {} for one in logprobs]
+        scores, offsets = self._expected_echo(index)
+        logprobs = [None if one is None else one.logprob for one in scores]
+        spelled = [self._spelled([token]) for token in message.prompt_ids[: len(logprobs)]]
+        tops = [None if one is None else self._tops_of(one.top[: self._settings.tops]) for one in scores]
         if self._settings.logprobs:
             entries = [logprob_of(token, place) for place, token in enumerate(ids)]
-            spelled += [decode([token]) for token in ids]
+            spelled += [self._spelled([token]) for token in ids]
             logprobs += [one.logprob for one in entries]
-            tops += [{decode([token]): value for token, value in one.top} for one in entries]
+            tops += [self._tops_of(one.top) for one in entries]
             # A token inside a character has that character's position.
             before = [decode(ids[:place]).rstrip(REPLACEMENT) for place in range(len(ids))]
             offsets += [] if self._settings.is_chat else [begin + len(one) for one in before]
         return view._replace(logprobs=logprobs, offsets=offsets, spelled=spelled, tops=tops)
 
-    def _expected_prompt_scores(self, index: int) -> tuple[list[float | None], list[int]]:
+    def _tops_of(self, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+        return {self._spelled([token]): value for token, value in top}
+
+    def _expected_echo(self, index: int) -> tuple[list[PromptLogprob | None], list[int]]:
         """Return an echoed prompt's logprobs and their positions; without streaming, they are the first choice's."""
         if not (self.order.echo and self._settings.logprobs):
             return [], []
         scorer = self.order.messages[index if self.order.stream else index - index % self.order.n]
-        scores = prompt_logprobs_of(scorer) if scorer.rid in self.scored else ()
-        return [None, *[one.logprob for one in scores]], list(range(1 + len(scores)))
+        scores = self._scores_of(scorer)
+        return [None, *scores], [len(self._spelled(scorer.prompt_ids[:place])) for place in range(1 + len(scores))]
+
+    def _expected_ranks(self, index: int) -> list[dict[str, Any] | None] | None:
+        """Return the ranked logprobs of a choice's prompt, which its first choice computed; None if not requested."""
+        most = self.order.prompt_logprobs
+        if most is None:
+            return None
+        scorer = self.order.messages[index - index % self.order.n]
+        ranked: list[dict[str, Any] | None] = [None]
+        for token, one in zip(scorer.prompt_ids[1:], self._scores_of(scorer), strict=False):
+            found = {token: (one.logprob, one.rank)} | {t: (v, rank) for rank, (t, v) in enumerate(one.top[:most], 1)}
+            ranked.append(
+                {
+                    str(t): {"logprob": value, "rank": rank, "decoded_token": self._spelled([t])}
+                    for t, (value, rank) in found.items()
+                }
+            )
+        return ranked
 
     def _check_usage_of_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Raise Violation unless exactly the requested events of a stream carry the usage."""
@@ -357,71 +403,3 @@ class OpenAnswer:
         if not fits:
             usages = [event.get("usage", "none") for event in events]
             raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")
-
-
-def _order_of(add: Add, settings: SessionSettings, first: int) -> Order:
-    """Return the order whose first request is ``add``; every further prompt has another beginning.
-
-    The front end makes it from the body of a completion; the sampling parameters are then set for each choice.
-    """
-    prompts = [[*(ord("p") + number for number in range(index)), *add.prompt_ids] for index in range(settings.prompts)]
-    body: dict[str, Any] = {
-        "rid": add.rid,
-        "prompt": prompts,
-        "n": settings.choices,
-        "echo": settings.echo,
-        "logprobs": 0 if settings.logprobs and not (settings.has_blocks and settings.has_parts) else None,
-        "return_token_ids": True,
-        "return_cached_tokens_details": True,
-        "include_stop_str_in_output": settings.shows_stop,
-        "max_tokens": add.max_new_tokens,
-        "stream": settings.stream,
-    }
-    if settings.stream and settings.usage != "none":
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": settings.usage == "each"}
-    order = completion_order(json.dumps(body).encode(), _SERVED)
-    n = settings.choices
-    messages = tuple(
-        msgspec.structs.replace(message, sampling=sampling_of(_sampling_of(add, first + number, settings), number % n))
-        for number, message in enumerate(order.messages)
-    )
-    seeds = [message.sampling.seed for message in messages[:n]]
-    if len(set(seeds)) < n:
-        raise Violation(f"the choices of {add.rid} have the seeds {seeds}, and would be alike")
-    return msgspec.structs.replace(order, messages=messages, shown_request=_SHOWN)
-
-
-def model_tokens(add: Add, number: int) -> list[int]:
-    """Return the tokens that the model emits for this request: its own output for the first, rotated for the others."""
-    output = add.alone(add.max_new_tokens)
-    start = number % len(output)
-    return [*output[start:], *output[:start]]
-
-
-def _sampling_of(add: Add, number: int, settings: SessionSettings) -> SamplingParams:
-    stops: tuple[str, ...] = _STOPS if add.stop_token_ids and not settings.stop_tokens else ()
-    beside = _STOPS_IN_CALLS if (number + len(add.prompt_ids)) % 2 else _STOPS_BESIDE_CALLS
-    usual = beside if settings.has_tools else _USUAL_STOPS
-    stops += usual if settings.stops and number else ()
-    sampling = SamplingParams(max_new_tokens=add.max_new_tokens, stop=stops, seed=7, temperature=0.0)
-    if settings.least:
-        emitted = byte_tokens(model_tokens(add, number), add.stop_token_ids, settings)
-        least = stop_position(emitted, sampling, DECODERS[settings.tools])[0] or 0
-        return msgspec.structs.replace(sampling, min_new_tokens=least)
-    return sampling
-
-
-def _shape_of(order: Order, settings: SessionSettings) -> Shape:
-    served: Any = SimpleNamespace(**vars(_SERVED) | {"tokenizer": DECODERS[settings.tools]})
-    if settings.protocol == "completions":
-        return CompletionShape(order, served)
-    return _CHATS[settings.protocol](order, served, lambda: _choice_of(settings))
-
-
-def _choice_of(settings: SessionSettings) -> SpokenChoice:
-    if not settings.has_parts:
-        return SpokenChoice()
-    reasoning = ReasoningSplitter(ReasoningStart.OPEN) if settings.reasoning else None
-    calls = FAMILIES[settings.tools]((TOOL,)) if settings.has_tools else None
-    end = END_OF_REASONING if settings.reasoning else None
-    return SpokenChoice(AnswerParser(reasoning, calls, parallel=settings.parallel), end_of_reasoning=end)

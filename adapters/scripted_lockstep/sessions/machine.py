@@ -7,7 +7,7 @@ code is the engine's own; the scheduler admits in order, computes whole prompts 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,7 +29,8 @@ from scripted.core.tokens import FIRST_TOKEN, TOKENS
 from scripted.core.violation import Violation
 from scripted.sdk import Abort, Add, Batch, BatchFailed, BatchResult, Limits, Refused, Share, Stepped, Tokens
 from scripted.sdk.messages import Event, Reply
-from scripted_lockstep.sessions.answers import OpenAnswer, model_tokens
+from scripted_lockstep.sessions.answers import OpenAnswer
+from scripted_lockstep.sessions.orders import model_tokens
 from scripted_lockstep.sessions.settings import MOST_SENT, SessionSettings
 from scripted_lockstep.sessions.texts import byte_tokens, logprob_of, prompt_logprobs_of
 
@@ -107,8 +108,8 @@ class SessionsMachine:
             if rids := answer.unneeded_requests():
                 raise Violation(f"the answer {answer.add.rid} needs no more of {', '.join(rids)}, which go on")
         self._answers = [answer for answer in self._answers if not answer.is_done]
-        if not self._answers and self._sessions.open_requests:
-            raise Violation(f"every answer is over, but {self._sessions.open_requests} requests are registered")
+        if not self._answers and (kept := _kept_by(self._sessions)):
+            raise Violation(f"every answer is over, but the sessions keep {kept}")
         batch = self._launch() if len(self._in_flight) < self.depth else None
         again = batch is not None or self._has_more_to_do
         return Stepped(microbatch=batch, replies=tuple(self._replies), again=again)
@@ -116,8 +117,7 @@ class SessionsMachine:
     @property
     def _has_more_to_do(self) -> bool:
         """Return whether a step without events still sends, reads, or emits tokens."""
-        open_ones = [one for one in self._answers if not (one.is_over or one.has_left)]
-        going = any(one.is_sending or one.session.has_more for one in open_ones)
+        going = any(one.is_sending or one.has_input for one in self._answers)
         waits = bool(self._messages or self._sent_in_haste)
         return going or waits or any(one.tokens is not None for one in self._sent.values())
 
@@ -473,6 +473,11 @@ class SessionsMachine:
             return
         self._device_requests.remove(request)
         self._free = sorted([*self._free, *request.blocks])
+
+
+def _kept_by(sessions: Sessions) -> dict[str, object]:
+    """Return every collection of the sessions that is not empty."""
+    return {name: kept for name, kept in vars(sessions).items() if isinstance(kept, Collection) and kept}
 
 
 def _cached(sent: _Sent) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class ReceivedChoice(NamedTuple):
 
     ``offsets`` are the positions of its logprobs in a completion's text, ``spelled`` the texts beside the logprobs,
     ``tops`` the most likely tokens beside each token of the output, ``calls`` the names, arguments and given ids of its
-    calls; ``roles`` counts the role fields of a chat.
+    calls; ``roles`` counts the role fields of a chat; ``scores`` are the ranked logprobs of the prompt.
     """
 
     ids: list[int]
@@ -31,6 +31,7 @@ class ReceivedChoice(NamedTuple):
     offsets: Sequence[int] = ()
     spelled: Sequence[str] = ()
     tops: Sequence[dict[str, float] | None] = ()
+    scores: list[dict[str, Any] | None] | None = None
 
 
 def events_in(written: bytes) -> tuple[list[dict[str, Any]], bool]:
@@ -56,6 +57,7 @@ class _Combined:
         self.calls: dict[int, dict[str, Any]] = {}
         self.reasons: list[str | None] = []
         self.prompt: list[int] | None = None
+        self.scores: list[dict[str, Any] | None] | None = None
         self.roles = 0
 
     def add(self, choice: dict[str, Any]) -> None:
@@ -70,6 +72,7 @@ class _Combined:
             self._add_call(call, call.get("index", place))
         self.roles += "role" in message
         self.prompt = self.prompt or choice.get("prompt_token_ids")
+        self.scores = self.scores or choice.get("prompt_logprobs")
         self.reasons.append(choice["finish_reason"])
 
     def _message_in(self, choice: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +128,7 @@ class _Combined:
             reason="".join(reasons),
             prompt=self.prompt,
             roles=self.roles,
+            scores=self.scores,
         )
 
 

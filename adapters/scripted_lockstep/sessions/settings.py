@@ -26,15 +26,21 @@ class SessionSettings(msgspec.Struct, frozen=True):
     in the text; with ``least`` these count from the token on that completes the first one. ``stop_tokens`` lets the
     scheduler end a request at a stop token. ``usage`` selects the token counts of a stream: none, at its end, or also
     in each event. ``tools`` is the family that writes the calls, if any; without ``parallel`` only the first call is
-    shown.
+    shown. With ``scores`` a native reply, or a whole completion or chat, has logprobs of its prompt; ``tops`` is the
+    number of most likely tokens beside them. ``turn_values`` bounds the prompt logprobs that are read in a step. With
+    ``special`` some tokens are special ones, whose text only a client that ``shows_special`` is shown.
     """
 
-    protocol: Literal["completions", "chat", "messages", "responses"] = "completions"
+    protocol: Literal["completions", "chat", "messages", "responses", "native"] = "completions"
     stream: bool = True
     n: int = 2
     prompts: int = 1
     echo: bool = False
     logprobs: bool = True
+    scores: bool = False
+    tops: int = 0
+    special: bool = False
+    shows_special: bool = False
     usage: Literal["end", "each", "none"] = "end"
     reasoning: bool = False
     tools: Literal["none", "hermes", "mistral"] = "none"
@@ -52,17 +58,20 @@ class SessionSettings(msgspec.Struct, frozen=True):
     lag: int = 1
     turn_tokens: int = 3
     turn_outputs: int = 2
+    turn_values: int = 1000
     depth: int = 2
 
     def __post_init__(self) -> None:
-        if min(self.n, self.prompts, self.lag, self.turn_tokens, self.turn_outputs, self.depth) < 1:
+        if min(self.n, self.prompts, self.lag, self.turn_tokens, self.turn_outputs, self.turn_values, self.depth) < 1:
             raise ValueError(f"every number of {self} is at least 1")
         if min(self.retries, self.delay) < 0 or self.delay > MOST_DELAY:
             raise ValueError(f"a client retries 0 times or more, and a message takes 0 to {MOST_DELAY} steps: {self}")
         if self.protocol != "completions" and (self.prompts > 1 or self.echo):
-            raise ValueError("a chat has one prompt and echoes none")
-        if self.protocol == "completions" and self.has_parts:
+            raise ValueError("only a completion has several prompts and echoes them")
+        if self.protocol in ("completions", "native") and self.has_parts:
             raise ValueError("only a chat tells reasoning and calls apart")
+        if not 0 <= self.tops <= 2:
+            raise ValueError(f"the model tells two most likely tokens at most: {self}")
         if self.times_out and self.leaves:
             raise ValueError("an abort is either the client's or the clock's")
         if self.hasty and (not self.delay or self.refuses == "early"):
@@ -71,6 +80,10 @@ class SessionSettings(msgspec.Struct, frozen=True):
     @property
     def is_chat(self) -> bool:
         return self.protocol == "chat"
+
+    @property
+    def is_native(self) -> bool:
+        return self.protocol == "native"
 
     @property
     def has_blocks(self) -> bool:

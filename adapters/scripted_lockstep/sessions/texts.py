@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from engine.core.messages import Generate, PromptLogprob, SamplingParams, TokenLogprob
+from engine.frontend.text.answer import Decoder
 from engine.frontend.text.reasoning import END
 from scripted_lockstep.sessions.settings import SessionSettings
 
@@ -20,6 +21,9 @@ END_OF_REASONING: Final = 300
 # Three tokens whose texts are one call of a tool; a limit or a stop may cut the output between them. After the first
 # the arguments cannot be completed, after the second only a closer is missing.
 _CALL: Final = (301, 302, 303)
+# A token whose text is shown only on request.
+SPECIAL: Final = 256
+_SPECIAL_TEXT: Final = b"<s>"
 TOOL: Final = "add"
 CALL_ID: Final = "given1234"
 _CALL_TEXTS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -39,11 +43,15 @@ class TextDecoder:
     def __init__(self, family: str = "hermes") -> None:
         first, number, end = _CALL_TEXTS.get(family, _CALL_TEXTS["hermes"])
         calls = zip(_CALL, (first, number, end + _AFTER_CALL), strict=True)
-        self._texts = {END_OF_REASONING: f"a \n{END}\n b".encode(), **{token: text.encode() for token, text in calls}}
+        self._texts = {
+            SPECIAL: _SPECIAL_TEXT,
+            END_OF_REASONING: f"a \n{END}\n b".encode(),
+            **{token: text.encode() for token, text in calls},
+        }
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        del skip_special_tokens
-        return b"".join([self._texts.get(one, bytes([one % _BYTES])) for one in ids]).decode(errors="replace")
+        shown = [one for one in ids if one != SPECIAL] if skip_special_tokens else ids
+        return b"".join([self._texts.get(one, bytes([one % _BYTES])) for one in shown]).decode(errors="replace")
 
     def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
         del id
@@ -75,6 +83,8 @@ def byte_tokens(tokens: Sequence[int], stops: Sequence[int], settings: SessionSe
         elif settings.has_tools and token % 3 == 0:
             first, *rest = _CALL
             emitted.append(first)
+        elif settings.special and token % 5 == 0:
+            emitted.append(SPECIAL)
         elif not stops and token % 4 == 0:
             first, *rest = "\u20ac".encode()
             emitted.append(first)
@@ -90,14 +100,23 @@ def logprob_of(token: int, place: int) -> TokenLogprob:
 
 
 def prompt_logprobs_of(message: Generate) -> tuple[PromptLogprob, ...]:
-    """Return the logprobs of a prompt's tokens after the first, different for each request."""
+    """Return the logprobs of a prompt's tokens after the first requested one, different for each request.
+
+    At each place the next token is the most likely one, and the prompt's own the second.
+    """
     last = message.rid.rpartition("-")[2]
     own = int(last) / 64 if last.isdecimal() else 0.0
-    return tuple([PromptLogprob(-float(token) - place / 1024 - own, 1) for place, token in _scored(message)])
+    scores = []
+    for place, token in _scored(message):
+        logprob = -float(token) - place / 1024 - own
+        top = ((token + 1, logprob + 1), (token, logprob))
+        scores.append(PromptLogprob(logprob, 2, top[: message.prompt_top_logprobs_num]))
+    return tuple(scores)
 
 
 def _scored(message: Generate) -> list[tuple[int, int]]:
-    return list(enumerate(message.prompt_ids))[1:] if message.prompt_logprobs_from >= 0 else []
+    start = message.prompt_logprobs_from
+    return list(enumerate(message.prompt_ids))[start + 1 :] if start >= 0 else []
 
 
 class OutputParts(NamedTuple):
@@ -151,7 +170,7 @@ def reasoning_tokens(ids: Sequence[int]) -> int:
     return ids.index(END_OF_REASONING) + 1 if END_OF_REASONING in ids else len(ids)
 
 
-def stop_position(tokens: Sequence[int], sampling: SamplingParams, decoder: TextDecoder) -> tuple[int | None, int, str]:
+def stop_position(tokens: Sequence[int], sampling: SamplingParams, decoder: Decoder) -> tuple[int | None, int, str]:
     """Return the number of tokens up to the end of a stop string, the characters before it, and the string.
 
     None for the number if there is none.
@@ -160,7 +179,8 @@ def stop_position(tokens: Sequence[int], sampling: SamplingParams, decoder: Text
     for count in range(1, len(tokens) + 1):
         text = decoder.decode(tokens[:count])
         if count < sampling.min_new_tokens:
-            scanned_from = len(text)
+            # The text of a character is scanned with its last byte.
+            scanned_from = len(text.rstrip(REPLACEMENT))
             continue
         ends = [(at + len(stop), at, stop) for stop in sampling.stop if (at := text.find(stop, scanned_from)) >= 0]
         if ends:

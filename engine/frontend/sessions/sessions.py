@@ -225,8 +225,8 @@ class Session:
     """The reply to one HTTP request: its choices are sent together, shown as they arrive, and aborted together.
 
     ``on_output`` is called when an output or a failure arrives; the shell then takes a ``part`` of a stream, or
-    collects the whole. ``observe`` makes the observer of a choice's outputs. ``tokens_a_turn`` and ``outputs_a_turn``
-    bound the tokens sent and the outputs read before the event loop turns.
+    collects the whole. ``observe`` makes the observer of a choice's outputs. ``tokens_a_turn``, ``outputs_a_turn`` and
+    ``values_a_turn`` bound the tokens sent, and the outputs and prompt logprobs read, before the event loop turns.
     """
 
     def __init__(
@@ -240,11 +240,13 @@ class Session:
         request_id: str | None = None,
         tokens_a_turn: int | None = None,
         outputs_a_turn: int | None = None,
+        values_a_turn: int | None = None,
     ) -> None:
         self._sessions = sessions
         self._order = order
         self._tokens_a_turn = tokens_a_turn or TOKENS_A_TURN
         self._outputs_a_turn = outputs_a_turn or OUTPUTS_A_TURN
+        self._values_a_turn = values_a_turn or VALUES_A_TURN
         self._shape = shape
         self._decoder = decoder
         self._observe = observe
@@ -260,7 +262,7 @@ class Session:
         self._kept: list[list[GenerateAnswer]] = []
         # True once a stream's status was sent, with its first pieces; a stream ends with the last part.
         self.has_begun = self.is_told = False
-        self.is_aborted = self._is_called_off = False
+        self.is_aborted = self.has_left = self._is_called_off = False
         self.on_output: Callable[[], None] = _nothing
 
     # -- requests --
@@ -298,8 +300,13 @@ class Session:
         """True if some requests of the order were not sent."""
         return len(self._choices) < len(self._order.messages)
 
+    def leave(self) -> None:
+        """Abort all requests, because the client has left. Their outputs are observed, and nothing is made of them."""
+        self.has_left = True
+        self.abort()
+
     def abort(self) -> None:
-        """Abort all requests that have not ended, for example when the client has left."""
+        """Abort all requests that have not ended."""
         if self.is_aborted:
             return
         self.is_aborted = True
@@ -355,32 +362,37 @@ class Session:
         try:
             pieces = self.pieces()
             self.has_begun = self.has_begun or bool(pieces)
-            part = written(event for index, piece in pieces for event in self._shape.events(index, piece))
-            if self.is_over:
-                self.is_told = True
-                part += written(self._shape.last_events()) + self._shape.end
+            self.is_told = self.is_over
+            return b"" if self.has_left else self._events_of(pieces)
         except ApiError as exc:
             if not self.has_begun:
                 raise
             self.is_told = True
-            part = written([self._shape.failure(exc.body_for(self._request_id))])
-        return part
+            return b"" if self.has_left else written([self._shape.failure(exc.body_for(self._request_id))])
+
+    def _events_of(self, pieces: Sequence[IndexedPiece]) -> bytes:
+        events = written(event for index, piece in pieces for event in self._shape.events(index, piece))
+        return events + written(self._shape.last_events()) + self._shape.end if self.is_told else events
 
     def collect(self) -> bool:
         """Collect the outputs of a whole reply. Returns whether it is complete. Raises ApiError."""
         self._kept += [[] for _ in range(len(self._choices) - len(self._kept))]
         for index, piece in self.pieces():
-            self._kept[index].append(piece)
+            if not self.has_left:
+                self._kept[index].append(piece)
         return self.is_over
 
     def body(self) -> Shaping[bytes]:
-        answers, values = list[GenerateAnswer](), 0
-        for index, pieces in enumerate(self._kept):
-            if index:
-                yield
-            answers.append(joined(pieces))
-        body = msgspec.json.encode((yield from self._shape.whole(answers)))
-        answers.clear()
+        """Make the body of a collected reply; empty if its client leaves before it is made."""
+        making, body, values = self._made(), b"", 0
+        while not self.has_left:
+            try:
+                next(making)
+            except StopIteration as done:
+                body = done.value
+                break
+            yield
+        making.close()
         # Freed in parts, because freeing a million values at once takes 60 ms.
         for pieces in self._kept:
             while pieces:
@@ -389,6 +401,14 @@ class Session:
                     yield
                     values = 0
         return body
+
+    def _made(self) -> Shaping[bytes]:
+        answers = list[GenerateAnswer]()
+        for index, pieces in enumerate(self._kept):
+            if index:
+                yield
+            answers.append(joined(pieces))
+        return msgspec.json.encode((yield from self._shape.whole(answers)))
 
     def pieces(self) -> list[IndexedPiece]:
         """Return the pieces so far, up to a limit, with the index of their choice, in the order of arrival.
@@ -405,7 +425,7 @@ class Session:
                 index, output = self._outputs.popleft()
                 pieces += self._shown(index, output)
                 values += 0 if isinstance(output, ApiError) else _prompt_values(output)
-                if values >= VALUES_A_TURN:
+                if values >= self._values_a_turn:
                     break
         except ApiError as exc:
             self._failure = exc
@@ -416,7 +436,8 @@ class Session:
         return pieces
 
     def _take(self, index: int, output: TokenOutput | ApiError) -> None:
-        self._outputs += [(index, output)] if isinstance(output, ApiError) else [(index, one) for one in _split(output)]
+        parts = [output] if isinstance(output, ApiError) else _split(output, self._values_a_turn)
+        self._outputs += [(index, part) for part in parts]
         self._unended -= self._choices[index].request.has_ended
         self._forget_if_ended()
         self.on_output()
@@ -517,12 +538,12 @@ def _prompt_values(output: TokenOutput) -> int:
     return len(logprobs) * (1 + len(logprobs[0].top)) if logprobs else 0
 
 
-def _split(output: TokenOutput) -> list[TokenOutput]:
+def _split(output: TokenOutput, values_a_turn: int) -> list[TokenOutput]:
     """Split an output so that no part has more prompt logprobs than one turn encodes."""
     logprobs = output.prompt_logprobs
-    if _prompt_values(output) <= VALUES_A_TURN:
+    if _prompt_values(output) <= values_a_turn:
         return [output]
-    count = max(1, VALUES_A_TURN // (1 + len(logprobs[0].top)))
+    count = max(1, values_a_turn // (1 + len(logprobs[0].top)))
     *first, last = (logprobs[start : start + count] for start in range(0, len(logprobs), count))
     bare = msgspec.structs.replace(
         output, token_ids=(), logprobs=(), finish_reason=None, stop_token_id=None, error=None

@@ -8,6 +8,7 @@ import pytest
 from connections import Connection
 
 from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
+from engine.frontend.sessions.sessions import NativeShape
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -29,6 +30,27 @@ def test_disconnect_aborts_at_once(play, stream: bool, tokens_before: int) -> No
         assert stage.client.sessions.open_requests == 0
 
     play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_made_for_a_client_that_has_left(play, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """C05: a whole reply with a million logprobs would take a second."""
+    made: list[object] = []
+    monkeypatch.setattr(NativeShape, "whole", lambda self, answers: made.append(answers))
+    monkeypatch.setattr(NativeShape, "events", lambda self, index, piece: made.append(piece) or ())
+
+    async def scene(stage) -> None:
+        connection = Connection(stage.app, {"input_ids": [1], "rid": "r", "stream": stream})
+        request_task = asyncio.create_task(connection.run())
+        await stage.scheduler.receive()
+        connection.gone.set()
+        assert await stage.scheduler.receive() == Abort(rid="r")
+        for end in (None, FinishReason.ABORT):
+            await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), finish_reason=end))
+        await request_task
+
+    play(scene)
+    assert not made
 
 
 def test_disconnect_after_the_end_aborts_nothing(play) -> None:

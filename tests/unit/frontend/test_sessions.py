@@ -30,7 +30,7 @@ from engine.core.messages import (
 )
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.sessions.requests import Order, rids_of
-from engine.frontend.sessions.sessions import NativeShape, Session, Sessions, _split
+from engine.frontend.sessions.sessions import VALUES_A_TURN, NativeShape, Session, Sessions, _split
 
 FRONTEND = str(Path(engine.frontend.__file__).parent)
 # The connection (``connection.py``) hands over to the application; a route is reached from there.
@@ -159,7 +159,7 @@ def test_an_answer_that_is_left_while_it_is_sent_is_forgotten(front: Front, monk
 def test_many_prompt_logprobs_come_in_parts_and_whole() -> None:
     scores = tuple(PromptLogprob(-float(number), 1) for number in range(2500))
     whole = TokenOutput(rid="r", token_ids=(5,), finish_reason=FinishReason.LENGTH, prompt_logprobs=scores)
-    *first, last = _split(whole)
+    *first, last = _split(whole, VALUES_A_TURN)
     assert tuple(one for part in (*first, last) for one in part.prompt_logprobs) == scores
     assert [(part.token_ids, part.finish_reason) for part in first] == [((), None)] * len(first) != []
     assert (last.token_ids, last.finish_reason) == ((5,), FinishReason.LENGTH)
@@ -279,3 +279,17 @@ def test_a_streamed_request_goes_through_few_files(play) -> None:
         assert len(files) <= MOST_FILES, ", ".join(sorted(files))
 
     play(scene)
+
+
+def test_the_first_reason_of_the_end_is_told_to_everybody(front: Front) -> None:
+    """Every process that dies after the first dies because of it."""
+    before = front.open("before")
+    first, second = ApiError.unavailable("stage 1 died"), ApiError.unavailable("the scheduler died")
+    front.sessions.break_off(first)
+    front.sessions.break_off(second)
+    for one in (front.sessions.broken, front.sessions.closed):
+        assert one is first
+    with pytest.raises(ApiError, match="stage 1 died"):
+        before.part()
+    with pytest.raises(ApiError, match="stage 1 died"):
+        front.open("after")

@@ -109,7 +109,7 @@ class SimClients:
 
     def disconnect(self, view: ClientView) -> None:
         view.dropped = view.closed = True
-        self._open[id(view)].abort()
+        self._open[id(view)].leave()
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
         """Return at once: clients get replies as soon as they are sent."""

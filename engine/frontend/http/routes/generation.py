@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.http.body_reader import BodyReader, unless_gone, until_gone
@@ -230,9 +229,9 @@ class GenerationRoutes:
         return order
 
     async def _respond(self, path: str, request: Request, order: Order) -> Response:
-        """Send an order's requests to the engine and return their reply. Raises ApiError if one is refused or fails.
+        """Send an order's requests to the engine and return their reply, which is empty for a client that has left.
 
-        Raises ClientDisconnect if the client left before all requests were sent, once the sent ones have ended.
+        Raises ApiError if a request is refused or fails.
         """
         served, record = self._served, current_record()
         session = Session(
@@ -252,14 +251,13 @@ class GenerationRoutes:
                 return EventStream(session, await _first_part(session), watch)
             while not session.collect():
                 await _news_of(session)
+            body = await _shaped(session)
         except BaseException:
             session.abort()
             watch.cancel()
             raise
         watch.cancel()
-        if session.is_cut_short:
-            raise ClientDisconnect
-        return _sent_in_parts(await _shaped(session))
+        return _sent_in_parts(body)
 
     def _decoder_of(self, order: Order) -> Decoder:
         """Choose the decoder of an order's texts, which keeps the markers that the parsers need."""
@@ -286,7 +284,7 @@ class GenerationRoutes:
 
 async def _abort_on_disconnect(request: Request, session: Session) -> None:
     await until_gone(request)
-    session.abort()
+    session.leave()
 
 
 async def _shaped(session: Session) -> bytes:
