@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from byte_tokenizer import ByteTokenizer
 from fake_scheduler import PATIENCE_S, FakeScheduler
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
@@ -46,35 +47,6 @@ def _signatures_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "signature", signature)
         yield
-
-
-class ByteTokenizer:
-    """One token a byte, as the embedded model's; decodes as tokenizers do, with replacements."""
-
-    class Encoding:
-        def __init__(self, ids: list[int]) -> None:
-            self.ids = ids
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        return self.Encoding(list(text.encode()))
-
-    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> list[Encoding]:
-        return [self.encode(text, add_special_tokens) for text in texts]
-
-    def get_vocab(self) -> dict[str, int]:
-        return {self.id_to_token(token_id): token_id for token_id in range(256)}
-
-    def id_to_token(self, token_id: int) -> str:
-        return f"<0x{token_id:02X}>"
-
-    def token_to_id(self, token: str) -> int | None:
-        return None
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        return {}
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return bytes(token_id for token_id in ids if token_id < 256).decode(errors="replace")
 
 
 class TemplateSource:

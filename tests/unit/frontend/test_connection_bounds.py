@@ -453,3 +453,17 @@ def test_connections_are_accepted_in_portions() -> None:
         assert max(Counter(made).values()) <= ACCEPTS_A_TURN
 
     asyncio.run(asyncio.wait_for(scene(), 4 * PATIENCE_S))
+
+
+def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
+    """What one may send does not shrink with what came before it: chunks that have room once have it each time."""
+
+    async def scene(app: App, port: int) -> None:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+        chunks = b"1\r\nx\r\n" * FREE_CHUNKS + b"0\r\n\r\n"
+        last = head + b"connection: close\r\n\r\n" + chunks
+        answer = await ask(port, (head + b"\r\n" + chunks) * 3 + last)
+        assert answer.count(b"200 OK") == 4
+        assert app.seen.count("http.request") == 4
+
+    serve(scene)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
+from byte_tokenizer import ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.messages import FinishReason, Generate, SamplingParams, TokenOutput
-from engine.frontend.text.answer import Answer, StopScanner
+from engine.frontend.text.answer import Answer, StopScanner, joined
 
+TEXT = ByteTokenizer()
 texts = st.text(alphabet="abc", max_size=30)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)
 
@@ -70,3 +73,38 @@ def test_a_stop_string_may_end_with_the_last_token_that_must_come(byte_tokenizer
     ]
     assert "".join(piece.text for piece in pieces) == shown
     assert answer.stop_found
+
+
+STOP_TOKEN = 0
+outputs = st.lists(st.sampled_from([*b"abc"]), max_size=12)
+sizes = st.lists(st.integers(1, 4), min_size=12, max_size=12)
+
+
+@given(stop_lists, outputs, sizes, st.booleans())
+def test_an_answer_is_the_same_however_many_tokens_come_at_once(
+    stops: list[str], tokens: list[int], together: list[int], ends_at_a_token: bool
+) -> None:
+    """C03: its text, its ids, and where it stopped, also if a stop string and a stop token come together.
+
+    A stop token has an id and no text; a stop string before it counts, and what came after that is not shown.
+    """
+    every = [*tokens, STOP_TOKEN] if ends_at_a_token else tokens
+    text, stop = _plain(stops, bytes(tokens).decode())
+    answer = Answer(TEXT, Generate(rid="r", prompt_ids=(1,), sampling=SamplingParams(stop=tuple(stops))))
+    pieces, start = [], 0
+    for size in together:
+        new, start = every[start : start + size], start + size
+        is_last = start >= len(every)
+        reason = (FinishReason.STOP if ends_at_a_token else FinishReason.LENGTH) if is_last else None
+        at_token = STOP_TOKEN if is_last and ends_at_a_token else None
+        pieces.append(
+            answer.piece(TokenOutput(rid="r", token_ids=tuple(new), finish_reason=reason, stop_token_id=at_token))
+        )
+        if is_last:
+            break
+    told = joined(pieces)
+    stops_at: object = stop if stop is not None else STOP_TOKEN if ends_at_a_token else msgspec.UNSET
+    assert (told.text, told.meta_info.matched_stop) == (text, stops_at)
+    assert list(told.output_ids) == (every if stop is None else tokens[: len(text) + len(stop)])
+    ends_with_stop = stop is not None or ends_at_a_token
+    assert told.meta_info.finish_reason is (FinishReason.STOP if ends_with_stop else FinishReason.LENGTH)

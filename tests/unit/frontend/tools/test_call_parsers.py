@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -279,3 +281,25 @@ def _forget_what_came_before(reader: CallObject) -> Reading[bool]:
     reader._name = yield from reader._read_text()
     reader._arguments = None
     return True
+
+
+def with_commas(value: Any, commas: Iterator[bool]) -> str:
+    """JSON with a comma before some of its closing brackets, as models write it."""
+    last = "," * next(commas)
+    if isinstance(value, dict):
+        inside = ", ".join(f"{json.dumps(key)}: {with_commas(one, commas)}" for key, one in value.items())
+        return f"{{{inside}{last * bool(value)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(with_commas(one, commas) for one in value)}{last * bool(value)}]"
+    return json.dumps(value)
+
+
+@given(st.sampled_from(OF_JSON), arguments, st.lists(st.booleans(), min_size=1), places)
+def test_commas_before_closing_brackets_are_left_out(
+    family: str, given_arguments: dict[str, Any], commas: list[bool], where: list[int]
+) -> None:
+    key = "parameters" if family == "llama3" else "arguments"
+    text = entry("add", with_commas(given_arguments, cycle(commas)), key=key)
+    text = {"hermes": tagged(text), "llama3": text, "mistral": f"[TOOL_CALLS] [{text}]"}[family]
+    ((kind, name, found),) = shown(parsed(FAMILIES[family](TOOLS), cut(text, where)))
+    assert (kind, name, json.loads(found)) == ("call", "add", given_arguments)
