@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from sglang.srt.beam_search.coordinator import BeamCoordinator
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
-from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.disaggregation.base.conn import KVArgs
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.managers.scheduler_components.dp_attn import SchedulerDPAttnAdapter
@@ -61,7 +59,7 @@ _SHARED: Final = (
         np.generic,
     ),
     *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
-    *(SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
+    SchedulerDPAttnAdapter,
 )
 
 

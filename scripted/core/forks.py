@@ -33,7 +33,7 @@ _Planner = Callable[["_CopyList", Any], "int | None"]
 _ATOMS: Final[frozenset[type]] = frozenset({
     int, float, bool, str, bytes, type(None), type, frozenset
 })  # fmt: skip
-_SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
+_SHARED: Final = (Enum, type, types.ModuleType, logging.Logger)
 _MAKE: Final[Callable[[type], object]] = object.__new__
 # Sets attributes of frozen dataclasses too.
 _SET: Final = object.__setattr__
@@ -76,7 +76,7 @@ class Copier:
             return None
         planner = self.planners.get(kind)
         if planner is None:
-            if issubclass(kind, self._shared):
+            if issubclass(kind, self._shared) or _is_frozen(kind):
                 self.atoms.add(kind)
                 return None
             planner = self.planners[kind] = _planner_of(kind)
@@ -339,6 +339,14 @@ def _copy_container(value: _Container) -> object:
     return new
 
 
+def _copy_struct(value: object) -> object:
+    """Make a shallow copy of a struct; ``copy.copy`` leaves out attributes that are not fields."""
+    new = copy.copy(value)
+    for name, item in getattr(value, "__dict__", {}).items():
+        setattr(new, name, item)
+    return new
+
+
 def _nothing(value: None) -> None:
     return value
 
@@ -427,15 +435,26 @@ def _planner_of(kind: Any) -> _Planner:
     )
 
 
+def _is_struct(kind: Any) -> bool:
+    return issubclass(kind, msgspec.Struct)
+
+
+def _is_frozen(kind: Any) -> bool:
+    return bool(_is_struct(kind) and kind.__struct_config__.frozen)
+
+
 @functools.cache
 def _is_plain(kind: type) -> bool:
     """Return whether objects of the class have plain attributes, unlike frozen dataclasses."""
-    return "__setattr__" not in {name for base in kind.__mro__[:-1] for name in base.__dict__}
+    own = {name for base in kind.__mro__[:-1] for name in base.__dict__}
+    return _is_struct(kind) or "__setattr__" not in own
 
 
 @functools.cache
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     """Generate a function that makes a new object with these attributes of the old one."""
+    if _is_struct(kind):
+        return _copy_struct
     # Attributes are set one by one: an object that is given a whole __dict__ is slower for the rest of its life. The
     # code is generated, as in dataclasses: a loop over the names takes four times as long.
     line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"

@@ -38,6 +38,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.messages import Record
 from scripted.sdk.standalone import text_of
+from scripted.search.decisions import Decisions
 from scripted.search.execution import execute, record
 from scripted.search.generated import space_of
 
@@ -185,6 +186,18 @@ def records_of(line: str) -> list[Record]:
 
 def test_retraction_for_want_of_memory_is_reached() -> None:
     assert any(one.stepped.preempted for one in records_of(adapter_named("sglang").workloads["sglang-growing"]))
+
+
+def test_a_reversed_branch_has_no_effect_on_later_runs() -> None:
+    """The search for a wrong decision left a request in the queue for grammars, which all later runs shared."""
+    schedule = Schedule.parse(LINES[1])
+    before = record(schedule)[1]
+    decisions = Decisions(schedule)
+    queueing = [one for one in decisions._decided if "if add_to_grammar_queue" in str(one[1])]
+    assert queueing
+    for step, branch in queueing:
+        decisions._mends(branch, step)
+    assert record(schedule)[1] == before
 
 
 def test_another_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

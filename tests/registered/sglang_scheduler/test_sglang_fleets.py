@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ from scripted.search.execution import Prefixes, execute, record
 from scripted.search.generated import generated_schedule
 from scripted.search.strategies import extras_of
 
-register_cpu_ci(est_time=90, suite="sglang-cpu")
+register_cpu_ci(est_time=110, suite="sglang-cpu")
 
 # SGLang and its imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -94,6 +95,21 @@ def test_a_fleet_keeps_every_promise_with_any_event_and_copies_go_on_alike() -> 
         assert outcome.failure is None, one
         assert number % 20 or outcome == execute(SEVERAL.with_placed([one]))
     assert len(placed) > 100
+
+
+def test_copies_count_the_confirmations_of_an_abort_apart() -> None:
+    """SGLang keeps in a struct which prefill servers have confirmed an abort; copies of a run shared it."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def watch(run: Any) -> None:
+        frozen = ADAPTER.freeze(run)
+        copies = [frozen.thaw().machine.engine("d0").role.transfers for _ in range(2)]
+        pairs.extend(zip(*[one._deferred_abort_ack_tracker.values() for one in copies], strict=True))
+
+    begun = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=3"; 5 hold-link sender=p0 receiver=d0'
+    assert record(Schedule.parse(f'{begun}; 6 at on=d0 do="abort a"', of=NAME), watch=watch)[0].failure is None
+    assert pairs
+    assert all(one == other and one.prefill_ranks is not other.prefill_ranks for one, other in pairs)
 
 
 @pytest.mark.parametrize("number", range(3, 6))

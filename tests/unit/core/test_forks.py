@@ -11,6 +11,7 @@ import types
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 import pytest
 
 from scripted.core.forks import Copier, Frozen
@@ -40,6 +41,15 @@ class Both(Slotted):
         self.extra = [2]
 
 
+class Struct(msgspec.Struct, dict=True):
+    items: list[int]
+    count: int = 1
+
+
+class FrozenStruct(msgspec.Struct, frozen=True):
+    count: int = 1
+
+
 class Queue(collections.deque):
     def __init__(self, *items: object) -> None:
         super().__init__(items)
@@ -58,6 +68,10 @@ class Whole:
         self.sealed = Sealed([1])
         self.slotted = Slotted([1])
         self.both = Both()
+        self.struct = Struct([1])
+        self.struct.extra = [1]
+        self.struct.plain = 1
+        self.told = FrozenStruct()
         self.default = collections.defaultdict(list, a=[1])
         self.ordered = collections.OrderedDict(a=[1])
         self.queue = Queue([1], [2])
@@ -86,7 +100,8 @@ def two() -> tuple[Whole, Whole]:
     "path",
     [
         "mixed", "mixed[1]", "pair", "pair.left", "sealed", "sealed.items", "slotted", "slotted.items", "both.items",
-        "both.extra", "default", "default['a']", "ordered['a']", "queue", "queue[1]", "queue.log", "by_identity[1]",
+        "both.extra", "struct", "struct.items", "struct.extra", "default", "default['a']", "ordered['a']",
+        "queue", "queue[1]", "queue.log", "by_identity[1]",
     ],
 )  # fmt: skip
 def test_nothing_that_changes_is_in_two_copies(two: tuple[Whole, Whole], path: str) -> None:
@@ -122,6 +137,14 @@ def test_what_never_changes_is_shared(two: tuple[Whole, Whole]) -> None:
     copy, other = two
     assert copy.shared is other.shared
     assert copy.colour is Colour.RED
+    assert copy.told is other.told
+
+
+def test_a_struct_of_a_machine_is_its_own(two: tuple[Whole, Whole]) -> None:
+    """SGLang counts the servers that have confirmed an abort in a struct, and a run believed those of another."""
+    copy, other = two
+    copy.struct.count = copy.struct.plain = 2
+    assert (other.struct.count, other.struct.plain, other.struct.items) == (1, 1, [1])
 
 
 class Remembers:
