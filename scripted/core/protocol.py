@@ -187,6 +187,14 @@ class ChecksRecords(Protocol[RecordIn]):
 
 
 @runtime_checkable
+class ChecksAlike(Protocol):
+    """An adapter that may make the same checks in every run, whether it is recorded or one of a search."""
+
+    @property
+    def checks_alike(self) -> bool: ...
+
+
+@runtime_checkable
 class DeclaresWindows(Protocol):
     """An adapter that declares windows: named situations that a search should reach.
 

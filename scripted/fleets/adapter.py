@@ -15,7 +15,7 @@ from scripted.core.action import Action
 from scripted.core.base_adapter import BaseAdapter
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed, parse_action
-from scripted.core.protocol import ConfigValue, Freezer, SkipsChecks, violations_of
+from scripted.core.protocol import ChecksAlike, ConfigValue, Freezer, SkipsChecks, violations_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader
@@ -164,6 +164,12 @@ class FleetAdapter(
     def take_step(self, run: FleetRun, step: FleetStep) -> FleetOutput:
         """Take one step of all machines."""
         return run.machine.step(step.events, step.now)
+
+    @property
+    def checks_alike(self) -> bool:
+        """Return whether every run of one machine makes the same checks."""
+        inner = self.inner
+        return isinstance(inner, ChecksAlike) and inner.checks_alike
 
     def leave_out(self, run: FleetRun) -> None:
         inner = self.inner

@@ -23,7 +23,7 @@ from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed_action import Placed
 from scripted.core.prompts import PROMPT_CALL, PROMPT_IMPORT
-from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
+from scripted.core.protocol import ADAPTER_API, ChecksRecords, ConfigValue, SkipsChecks, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule, settings_in
@@ -315,6 +315,11 @@ class SchedulerAdapter(
         return f"start prompt_len={max(1, tokens)} max_new_tokens=2", "until state.in_flight", "step"
 
     # -- a run --
+
+    @property
+    def checks_alike(self) -> bool:
+        """Return whether every run makes the same checks, recorded or not."""
+        return not isinstance(self, (SkipsChecks, ChecksRecords))
 
     def new_parts(self, config: _SettingsT, *, record: bool) -> tuple[_MachineT, SimulatedRunner, SdkOracle]:
         del record

@@ -20,7 +20,7 @@ import msgspec
 from scripted.core.action import Action, rid_of
 from scripted.core.mutant import switched_on
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import ShrinksConfigs
+from scripted.core.protocol import ChecksAlike, ShrinksConfigs
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, Outcome, execute, execute_recorded
@@ -84,9 +84,12 @@ def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[...
     """Return the function that runs a schedule into the failure that was found, and that failure.
 
     Falls back on a whole run. Some runs of a search skip some checks, and only targets without additions are recorded
-    and judged by their records.
+    and judged by their records, unless the adapter makes the same checks in every run.
     """
-    ways = execute, functools.partial(execute, leave_out=True), execute_recorded
+    ways: tuple[Callable[..., Outcome], ...] = (execute,)
+    adapter = schedule.adapter
+    if not (isinstance(adapter, ChecksAlike) and adapter.checks_alike):
+        ways += functools.partial(execute, leave_out=True), execute_recorded
     failures = []
     for way in ways:
         failure = way(schedule).failure

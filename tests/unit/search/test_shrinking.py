@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_lockstep.mutants.gallery import switched_on
 
 from benchmarks.shrinking import check
 from scripted import api
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, record
 from scripted.search.failure_database import FailureDatabase
 from scripted.search.generated import generated_schedule, generated_target
-from scripted.search.shrinking import forms_of, shrink
+from scripted.search.shrinking import forms_of, shrink, way_to_fail
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
@@ -57,6 +59,25 @@ def test_a_search_that_ran_out_of_time_says_so() -> None:
         shrunk = shrink(failing(FLUSH), budget_s=0.001)
     assert shrunk.fails
     assert not shrunk.is_minimal
+
+
+@pytest.mark.parametrize(
+    ("of", "runs"), [("lockstep", 3), ("lockstep-fleet", 3), ("tests/registered/sdk/example_adapter.py", 1)]
+)
+def test_a_schedule_runs_once_if_every_run_makes_the_same_checks(
+    of: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a search in the schedulers of others, two thirds of the time for sorting went into runs made twice before."""
+    begun: list[type] = []
+    init = Run.__init__
+
+    def begin(run: Run, *args: Any, **named: Any) -> None:
+        begun.append(type(run))
+        init(run, *args, **named)
+
+    monkeypatch.setattr(Run, "__init__", begin)
+    assert way_to_fail(generated_schedule(1, of), None)[1] is None
+    assert begun.count(Run) == runs
 
 
 def test_the_failure_that_was_found_is_kept_where_a_whole_run_fails_otherwise() -> None:
