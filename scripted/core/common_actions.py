@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.verb import Verb
@@ -58,7 +60,7 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
 class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="advance"):
     """Advances virtual time."""
 
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
 
     examples: ClassVar = ("advance seconds=1.5",)
     is_control: ClassVar[bool] = True

@@ -12,6 +12,8 @@ from scripted.core.action import Action
 from scripted.core.phrases import nearest
 from scripted.core.refusals import ScriptDefinitionError
 
+# Steps are run one by one, also those in which nothing happens.
+MOST_STEPS: Final = 400_000
 _QUOTE: Final = '"'
 _NEEDS_QUOTES: Final = re.compile(r"[\s;]|^$")
 _CLAUSE: Final = re.compile(r'(?:[^;"]|"[^"]*")*')
@@ -67,8 +69,8 @@ def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
         placed = Placed(int(step), action)
     except ValueError as exc:
         raise _bad_clause(step, rest, exc, type(action)) from exc
-    if placed.step < 1:
-        raise ScriptDefinitionError(f"the steps of a schedule count from 1, got {text.strip()!r}")
+    if not 1 <= placed.step <= MOST_STEPS:
+        raise ScriptDefinitionError(f"the steps of a schedule count from 1 to {MOST_STEPS}, got {text.strip()!r}")
     return placed
 
 
@@ -86,7 +88,7 @@ def parse_action(text: str, actions: Iterable[type[Action]], step: str = "") -> 
         raise ScriptDefinitionError(f"a clause of a schedule must begin with a known kind, got {got!r}{guess}")
     try:
         return msgspec.convert(values, kinds[kind], strict=False)
-    except msgspec.ValidationError as exc:
+    except (msgspec.ValidationError, ValueError) as exc:  # a byte of a command line may be no text
         raise _bad_clause(step, text, exc, kinds[kind]) from exc
 
 

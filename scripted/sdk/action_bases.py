@@ -12,7 +12,17 @@ import msgspec
 
 from scripted.core.action import Action, Culprit, RequestSoFar, RunLike, smaller_requests
 from scripted.core.errors import BadCall
-from scripted.core.prompts import PIECES, Piece, Recipe, code_of, pieces_of, prompt_ids, prompt_of, recipe_from
+from scripted.core.prompts import (
+    MOST_ITEMS,
+    PIECES,
+    Piece,
+    Recipe,
+    code_of,
+    pieces_of,
+    prompt_ids,
+    prompt_of,
+    recipe_from,
+)
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.static_checks import bounded, check_count, check_prompt_len
@@ -40,7 +50,7 @@ class RequestStart(Action, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     rid: str
-    prompt: int
+    prompt: Annotated[int, msgspec.Meta(le=MOST_ITEMS)]
     new: int = 2
     seed: int = 0
     priority: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from engine.core.messages import (
     SamplingParams,
 )
 from engine.core.scheduler import Scheduler
+from engine.frontend.schema.native import MAX_N, MAX_TOP_LOGPROBS
 from engine.frontend.sessions.requests import rids_of, sampling_of
 from scripted.core.action import Action, Culprit, RequestSoFar, RunLike, SearchBase, takes, verb
 from scripted.core.errors import BadCall
@@ -210,7 +211,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     new_least: int = 0
     ignore_eos: bool = False
     logprobs_from: int | None = None
-    top_logprobs: int = 0
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     timeout_s: float | None = None
     waiting_timeout_s: float | None = None
     regex: str | None = None
@@ -219,7 +220,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     dead_end: bool = False
     first_page: int | None = None
     wide: bool = False
-    n: int = 1
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
 
     examples: ClassVar = (
         "start b prompt=20 new=3",

@@ -67,6 +67,14 @@ def test_actions_of_one_step_keep_their_order() -> None:
         ("default; 4 fly", "'4 fly'"),
         ("default; soon flush", "'soon flush'"),
         ("default; 0 flush", "count from 1"),
+        # The harness made them until its own deadline, and the scheduler was blamed.
+        ("default; 400001 flush", "count from 1 to 400000"),
+        ("default; 1 start a prompt=1048577", "<= 1048576"),
+        ("default; 1 start a prompt=3 n=129", "<= 128"),
+        ("default; 1 start a prompt=3 top_logprobs=21", "<= 20"),
+        ("default; 1 advance seconds=-1", ">= 0"),
+        # A byte of a command line that is no text.
+        ("default; 1 start a prompt=\udcff", "surrogates not allowed"),
         ("default; 1 start a", "missing required field `prompt`"),
         ("default; 1 flush timeout=3", "unknown field `timeout`"),
         ("pp_size; 1 flush", "name=value"),
