@@ -26,6 +26,7 @@ from ci.specs import SpecTarget, resolve_specs
 from ci.suites import Catalogue, Hardware
 from ci.summary import print_plan, print_summary
 from ci.times import MeasuredTimes, estimate_findings
+from lockstep.errors import error_lines
 
 JSON_PATH = Path("out/ci/results.json")
 JUNIT_PATH = Path("out/ci/junit.xml")
@@ -79,11 +80,11 @@ def main() -> None:
     try:
         app()
     except CiError as exc:
-        print(f"ci: {exc}", file=sys.stderr)  # noqa: T201 (the command line's own error output)
+        sys.stderr.write(error_lines("ci", str(exc)))
         raise SystemExit(2) from exc
     except OSError as exc:
         told = f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
-        print(f"ci: {told}", file=sys.stderr)  # noqa: T201 (the same)
+        sys.stderr.write(error_lines("ci", told))
         raise SystemExit(2) from exc
 
 

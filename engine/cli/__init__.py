@@ -15,6 +15,7 @@ from engine.cli.route import route
 from engine.cli.serve import serve, show_configuration
 from engine.cli.stage import stage
 from engine.process.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+from lockstep.errors import error_lines
 from lockstep.output_files import print_every_character, told_of
 from lockstep.usage_errors import command_app
 
@@ -62,5 +63,5 @@ def main() -> None:
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        sys.stderr.write(f"error: {told_of(exc)}\n")
+        sys.stderr.write(error_lines("error", told_of(exc)))
         raise SystemExit(EXIT_FAILED) from exc

@@ -28,7 +28,7 @@ from engine.core.errors import ConfigError
 from engine.process.settings import ServerSettings
 from engine.process.settings_sources import TracedSettings, trace_settings, unread_variables
 from lockstep.broken_rules import nearest
-from lockstep.errors import UnwritableFileError
+from lockstep.errors import UnwritableFileError, error_lines
 
 EXIT_USAGE = 2
 CONFIG_HELP = "file that sets fields: .toml, .yaml or .json"
@@ -72,7 +72,7 @@ def refuse_bad_configuration() -> Iterator[None]:
     try:
         yield
     except (ConfigError, UnwritableFileError) as exc:
-        sys.stderr.write("".join(f"error: {line}\n" for line in str(exc).splitlines()))
+        sys.stderr.write(error_lines("error", str(exc)))
         raise typer.Exit(EXIT_USAGE) from exc
 
 

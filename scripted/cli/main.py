@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, error_lines
 from lockstep.output_files import print_every_character, require_writable, told_of, write_output
 from lockstep.usage_errors import command_app
 from scripted.cli.console import ADAPTER_OPTION
@@ -22,6 +22,7 @@ from scripted.cli.offers import HasDemo, HasExamples, HasGallery
 from scripted.cli.search import add_commands
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
 from scripted.core.mutant import switched_on
+from scripted.core.phrases import printable
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def view(
             _refuse("--perfetto takes one trace and no --output; give the page and the Perfetto trace a command each")
         written = perfetto
         write_output(written, to_perfetto(runs[0]))
-    typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.log.steps)} steps)' for trace in runs)}")
+    shown = [f"{printable(trace.header.title)} ({len(trace.log.steps)} steps)" for trace in runs]
+    typer.echo(f"{written}: {', '.join(shown)}")
 
 
 @app.command()
@@ -293,5 +295,5 @@ add_commands(app, gallery_app)
 
 
 def _refuse(why: str) -> NoReturn:
-    sys.stderr.write("".join(f"scripted: {line}\n" for line in why.splitlines()))
+    sys.stderr.write(error_lines("scripted", why))
     raise SystemExit(EXIT_USAGE)

@@ -24,7 +24,7 @@ _NAMED: Final = 4
 # A trace may be anybody's file: a number in it is one that every format of a page can hold, and a pipeline has a size
 # that can be drawn.
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 def content_of(message: msgspec.Struct) -> int:

@@ -17,6 +17,7 @@ from engine.cli.bench.plan import Arrivals, BenchPlan
 from engine.cli.bench.results import BenchResult, comparison_table, read_result, result_tables, write_result
 from engine.cli.bench.run import BenchError, run_bench
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
+from lockstep.errors import error_lines
 from lockstep.output_files import require_writable, write_output
 
 EXIT_FAILED = 1
@@ -138,7 +139,7 @@ def _run(plan: BenchPlan, api_key: str | None) -> BenchResult:
         try:
             return asyncio.run(run_bench(plan, api_key, lambda _: progress.advance(task)))
         except BenchError as exc:
-            sys.stderr.write(f"error: {exc}\n")
+            sys.stderr.write(error_lines("error", str(exc)))
             raise typer.Exit(EXIT_FAILED) from exc
 
 

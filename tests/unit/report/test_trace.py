@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from race_records import LIMITS, PP4, race_traces
 
 from lockstep.errors import LockstepError
+from scripted.cli.main import main
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import EngineLog, FleetLog, ShownStep, StepLog
 from scripted.report.timeline.page import render_timeline
@@ -64,6 +67,7 @@ def _replace_line(number: int, text: str) -> object:
         (lambda lines: [*lines, lines[1]], "steps must grow, got step 1 after"),
         # A page has a row for each stage, and its formats have 64 bits.
         (lambda lines: [lines[0].replace('"stages":4', f'"stages":{10**12}'), *lines[1:]], "line 1: .*stages"),
+        (lambda lines: [lines[0].replace('"stages":4', '"stages":0'), *lines[1:]], "line 1: .*stages"),
         (lambda lines: [lines[0].replace('"depth":', '"depth":999'), *lines[1:]], "line 1: .*depth"),
         (_replace_line(3, '{"step":{"step":9223372036854775807}}'), r"line 3: .*\$\.step\.step"),
         (lambda lines: [lines[0], lines[1][: len(lines[1]) // 2]], "line 2: not a step or a note"),
@@ -85,6 +89,23 @@ def test_a_fleet_that_skips_steps_has_a_page_of_those_it_took(trace: Trace, tmp_
     fleet = FleetLog((EngineLog("a", StepLog(1, 1, steps)), EngineLog("b", StepLog(1, 1))))
     write_trace(tmp_path / "a.jsonl", Trace(trace.header, StepLog(1, 1), fleet=fleet))
     assert str(2**50) in render_timeline([read_trace(tmp_path / "a.jsonl")])
+
+
+def test_the_text_of_a_file_does_not_command_a_terminal(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """46.5: the title of a shown trace, and the name of a field in a refusal, were printed as they were."""
+    commands = "\x1b[2J\x9b1m\a"
+    shown, refused = tmp_path / "shown.jsonl", tmp_path / "refused.jsonl"
+    write_trace(shown, Trace(msgspec.structs.replace(trace.header, title=commands), trace.log))
+    refused.write_bytes(shown.read_bytes() + msgspec.json.encode({commands: 1}))
+    for path in (shown, refused):
+        monkeypatch.setattr(sys, "argv", ["scripted", "view", str(path)])
+        with pytest.raises(SystemExit):
+            main()
+    said = "".join(capsys.readouterr())
+    assert said.count(r"\x1b[2J\x9b1m\x07") == 2
+    assert all(one.isprintable() or one == "\n" for one in said)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
