@@ -1,21 +1,27 @@
 """Measures how well failures are sorted by cause: ``python -m benchmarks.sorting [--defects] [--each 10]``.
 
 Each bug of the gallery is found in several schedules; with ``--defects``, each known defect of the installed release is
-found in variants of its schedules. The sorter of ``scripted explore`` gets all of these failures, and every pair is
-judged: two failures of one bug in two kinds are wrongly split, two failures of two bugs in one kind are wrongly joined.
-The same numbers are given for sorting by the failures' texts, without names and numbers.
+found in variants of its schedules, and benchmarks/tables/sorting.md is written. The sorter of ``scripted explore`` gets
+all of these failures, and every pair is judged: two failures of one bug in two kinds are wrongly parted, two failures
+of two bugs in one kind are wrongly joined. The same numbers are given for sorting by the failures' texts.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import re
 import sys
+import textwrap
 import time
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from lockstep.interruption import interruptible
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -23,6 +29,7 @@ from scripted.core.defects import Defect, defects_of
 from scripted.core.mutant import mutant_names_of, switched_on
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
+from scripted.sdk import SchedulerAdapter
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
 from scripted.search.generated import first_of
@@ -31,7 +38,10 @@ from scripted.search.mutant_search import adapter_of
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
-__all__ = ["Judged", "judge", "main"]
+__all__ = ["Judged", "Sorted", "judge", "main", "page_of"]
+
+_TABLES: Final = Path(__file__).with_name("tables")
+_COLUMNS: Final = 100
 
 # The process time for all schedules of one bug.
 _SEARCH_S: Final = 20.0
@@ -56,6 +66,17 @@ class Judged(NamedTuple):
             f"{self.parted:,} of {self.of_one_bug:,} pairs of one bug parted ({parted:.1%}), "
             f"{self.joined:,} of {self.of_two_bugs:,} pairs of two bugs joined ({joined:.1%})"
         )
+
+
+class Sorted(msgspec.Struct, frozen=True, kw_only=True):
+    """The failures of a known defect that fail alike and were sorted into one kind, by the kind's number."""
+
+    release: str
+    defect: str
+    kind: int
+    signature: str
+    failures: int
+    seed: int
 
 
 def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
@@ -186,22 +207,101 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--each", type=int, default=10, help="schedules per bug")
     parser.add_argument("--defects", action="store_true", help="known defects of the release instead of mutants")
     parser.add_argument("--seed", type=int, default=1, help="seed for drawing mutants and targets")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for sorting; later failures are left out")
     options = parser.parse_args(arguments)
     findings = list(_of_defects(options) if options.defects else _collected(options))
     # In a search's order, because one bug after another would be easier.
     random.Random(options.seed).shuffle(findings)  # noqa: S311 - an order
-    sorter, kinds = Sorter(), list[int]()
-    for finding in findings:
-        with switched_on(adapter_named(options.adapter), None if options.defects else finding.mutant):
-            before = [kind.seen for kind in sorter.kinds]
-            sorter.sort(finding)
-        at = next((at for at, seen in enumerate(before) if sorter.kinds[at].seen != seen), len(before))
-        kinds.append(at)
-        sys.stdout.write(f"{finding.mutant}: kind {at}: {finding.failure.signature}\n")
-        sys.stdout.flush()
+    until = time.monotonic() + options.minutes * 60
+    kinds = list(_sorted_kinds(findings, until, with_mutants=not options.defects))
+    findings = findings[: len(kinds)]
     bugs = [finding.mutant or "" for finding in findings]
     sys.stdout.write(f"by cause: {judge(bugs, kinds)}\n")
     sys.stdout.write(f"by text:  {judge(bugs, [one.failure.signature for one in findings])}\n")
+    if options.defects:
+        _write(options, findings, kinds)
+
+
+def _sorted_kinds(findings: Sequence[Finding], until: float, *, with_mutants: bool) -> Iterator[int]:
+    """Sort failures until the time is over; yield the number of each one's kind."""
+    sorter = Sorter()
+    for finding in findings:
+        if time.monotonic() > until:
+            break
+        with switched_on(adapter_named(finding.adapter), finding.mutant if with_mutants else None):
+            before = [kind.seen for kind in sorter.kinds]
+            sorter.sort(finding)
+        at = next((at for at, seen in enumerate(before) if sorter.kinds[at].seen != seen), len(before))
+        sys.stdout.write(f"{finding.mutant}: kind {at}: {finding.failure.signature}: {finding.target}\n")
+        sys.stdout.flush()
+        yield at
+
+
+def _write(options: argparse.Namespace, findings: Sequence[Finding], kinds: Sequence[int]) -> None:
+    """Replace this adapter's rows in the file, and write the page from all rows."""
+    file, adapter = _TABLES / "sorting.jsonl", adapter_named(options.adapter)
+    assert isinstance(adapter, SchedulerAdapter), "only such adapters have known defects"
+    counted = Counter(
+        (one.mutant or "", kind, one.failure.signature) for one, kind in zip(findings, kinds, strict=True)
+    )
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    rows = [msgspec.json.decode(line, type=Sorted) for line in lines]
+    release = f"{options.adapter} {adapter.version()}"
+    rows = [one for one in rows if one.release.split()[0] != options.adapter]
+    rows += [
+        Sorted(release=release, defect=defect, kind=kind, signature=signature, failures=count, seed=options.seed)
+        for (defect, kind, signature), count in sorted(counted.items())
+    ]
+    file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
+    (_TABLES / "sorting.md").write_text(page_of(rows), encoding="utf-8")
+
+
+def page_of(rows: Sequence[Sorted]) -> str:
+    """Format the page from the rows of all releases."""
+    about = (
+        "The known [defects](defects.md), each found in several variants of its schedule: with other numbers, other "
+        "sizes of the pool and further requests. All failures of a release are sorted as in `scripted explore`, "
+        "but with none of them known, and every pair is judged: two failures of one defect in two kinds are wrongly "
+        "parted, two failures of two defects in one kind are wrongly joined. By text, two failures are of one kind if "
+        "their texts are equal without names and numbers. The sorter's thresholds were chosen on variants of seed 1. "
+        "`python -m benchmarks.sorting --defects` measures the installed release again."
+    )
+    heads = [
+        "| release | seed | defects | failures | pairs of one | parted | by text | pairs of two | joined | by text |",
+        "| --- " + "| ---: " * 9 + "|",
+    ]
+    releases = dict.fromkeys(one.release for one in rows)
+    parts = ["# Sorting by cause", "", *textwrap.wrap(about, _COLUMNS), "", *heads]
+    parts += [_summary([one for one in rows if one.release == release]) for release in releases]
+    for release in releases:
+        own = [one for one in rows if one.release == release]
+        parts += ["", f"## {release}", "", "| defect | failures | kinds, with their other defects |"]
+        parts += ["| --- | ---: | --- |", *(_line(defect, own) for defect in dict.fromkeys(one.defect for one in own))]
+    return "\n".join([*parts, ""])
+
+
+def _summary(rows: Sequence[Sorted]) -> str:
+    each = [one for one in rows for _ in range(one.failures)]
+    bugs = [one.defect for one in each]
+    cause, text = judge(bugs, [one.kind for one in each]), judge(bugs, [one.signature for one in each])
+    cells = [rows[0].release, rows[0].seed, len(set(bugs)), f"{len(each):,}"]
+    for pairs, wrong, by_text in (
+        (cause.of_one_bug, cause.parted, text.parted),
+        (cause.of_two_bugs, cause.joined, text.joined),
+    ):
+        cells += [f"{pairs:,}", f"{wrong / max(1, pairs):.1%}", f"{by_text / max(1, pairs):.1%}"]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _line(defect: str, rows: Sequence[Sorted]) -> str:
+    kinds = Counter[int]()
+    for one in rows:
+        kinds[one.kind] += one.failures if one.defect == defect else 0
+    said = []
+    for kind, count in kinds.most_common():
+        others = sorted({one.defect for one in rows if one.kind == kind} - {defect})
+        said += [f"{count}" + (f" ({', '.join(others)})" if others else "")] if count else []
+    return f"| {defect} | {sum(kinds.values())} | {', '.join(said)} |"
 
 
 if __name__ == "__main__":

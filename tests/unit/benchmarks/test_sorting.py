@@ -1,0 +1,31 @@
+"""The page of sorted failures is what its rows say, and names defects that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.sorting import Sorted, page_of
+from scripted.core.defects import defects_of
+
+TABLES = Path(__file__).parents[3] / "benchmarks/tables"
+
+
+def test_the_page_is_what_the_rows_say() -> None:
+    rows = [msgspec.json.decode(line, type=Sorted) for line in (TABLES / "sorting.jsonl").read_bytes().splitlines()]
+    assert page_of(rows) == (TABLES / "sorting.md").read_text(encoding="utf-8")
+    for release in {row.release for row in rows}:
+        named = {row.defect for row in rows if row.release == release}
+        assert named <= {defect.id for defect in defects_of(release.split()[0])}
+
+
+def test_pairs_are_counted_by_cause_and_by_text() -> None:
+    def row(defect: str, kind: int, signature: str, failures: int) -> Sorted:
+        return Sorted(release="x 1.0", defect=defect, kind=kind, signature=signature, failures=failures, seed=2)
+
+    page = page_of([row("late", 0, "hangs", 2), row("late", 1, "hangs", 1), row("lost", 1, "hangs", 1)])
+    # Of three pairs of one defect, two are in two kinds; of three pairs of two, one is in one kind. One text joins all.
+    assert "| x 1.0 | 2 | 2 | 4 | 3 | 66.7% | 0.0% | 3 | 33.3% | 100.0% |" in page
+    assert "| late | 3 | 2, 1 (lost) |" in page
+    assert "| lost | 1 | 1 (late) |" in page
