@@ -271,6 +271,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
             return False
+        if self._is_half_closed:  # reading resumed for the next of its requests, and met the same end
+            return True
         self._is_half_closed = True
         self.bounds.half_closed.add(self)
         if cycle.response_started:

@@ -128,14 +128,32 @@ def test_a_reply_to_a_lost_connection_writes_no_log_lines(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_two_requests_of_a_client_that_sends_no_more_are_answered() -> None:
+class Listening(App):
+    """Listens for the end of its client while it works, as the routes do."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        gone = asyncio.create_task(self._gone(receive))
+        await asyncio.sleep(0.01)
+        await super().__call__(scope, lambda: asyncio.sleep(0, {"type": "http.request", "more_body": False}), send)
+        await gone
+
+    async def _gone(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("kind", [App, Listening])
+def test_all_requests_of_a_client_that_sends_no_more_are_answered(kind: type[App], count: int) -> None:
+    """C02: from the second of three on, its end was met again, and the connection was lost by an error."""
+
     async def scene(app: App, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write((HEAD + b"\r\nabcde") * 2)
+        writer.write((HEAD + b"\r\nabcde") * count)
         writer.write_eof()
         answer = await reader.read()
-        assert answer.count(b"200 OK") == 2
-        assert app.seen.count("http.request") == 2
+        assert answer.count(b"200 OK") == count
+        assert app.seen.count("http.request") == count
         writer.close()
 
-    serve(scene)
+    serve(scene, app=kind(answer_bytes=2, early=False))
