@@ -201,7 +201,7 @@ class Planted(Server):
 # -- from a flight to a test --
 
 
-class Told(NamedTuple):
+class Diagnosis(NamedTuple):
     """The cells of a row from the replay on."""
 
     replayed: str
@@ -220,10 +220,10 @@ class Told(NamedTuple):
 def _judge(bug: Mutant, path: Path, loaded_s: float, rows: Path, keep: Path) -> None:
     """Replay, shrink and write the test of a flight; append the row."""
     flight, before = read_flight(path), _cpu_s()
-    told = told_of(bug, flight, keep / f"test_{bug.name.replace('-', '_')}.py")
-    told = told._replace(cpu_s=_cpu_s() - before)
+    diagnosis = diagnose(bug, flight, keep / f"test_{bug.name.replace('-', '_')}.py")
+    diagnosis = diagnosis._replace(cpu_s=_cpu_s() - before)
     why = "" if flight.end is None else flight.end.why
-    cells = [f"`{bug.name}`: {bug.bug}", loaded_s, why, flight.plans, *told]
+    cells = [f"`{bug.name}`: {bug.bug}", loaded_s, why, flight.plans, *diagnosis]
     cells = [f"{one:.1f}" if isinstance(one, float) else one for one in cells]
     _append(rows, f"| {' | '.join(map(str, cells))} |")
 
@@ -233,24 +233,24 @@ def _cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def told_of(bug: Mutant, flight: Flight, test: Path) -> Told:
+def diagnose(bug: Mutant, flight: Flight, test: Path) -> Diagnosis:
     """Replay a flight with the bug and without it, shrink it, and write the test."""
     adapter: Any = adapter_named("vllm")
     control = replay_flight(adapter, flight)
     begun = time.monotonic()
     with bug.switched_on():
         outcome = replay_flight(adapter, flight)
-    told = Told(
+    diagnosis = Diagnosis(
         "yes" if outcome.differs is None else f"to step {outcome.differs.plan}",
         _control_of(control),
         replay_s=time.monotonic() - begun,
     )
     if outcome.breaks is None:
-        return told
-    return _shrunk(bug, flight, outcome, told._replace(promise=_promise_of(outcome.breaks)), test)
+        return diagnosis
+    return _shrunk(bug, flight, outcome, diagnosis._replace(promise=_promise_of(outcome.breaks)), test)
 
 
-def _shrunk(bug: Mutant, flight: Flight, outcome: FlightOutcome, told: Told, test: Path) -> Told:
+def _shrunk(bug: Mutant, flight: Flight, outcome: FlightOutcome, diagnosis: Diagnosis, test: Path) -> Diagnosis:
     """Cut and shrink a flight's run, and write the test."""
     adapter: Any = adapter_named("vllm")
     config = adapter.read_config({name: str(value) for name, value in flight.header.config.items()})
@@ -259,9 +259,9 @@ def _shrunk(bug: Mutant, flight: Flight, outcome: FlightOutcome, told: Told, tes
         schedule = schedule_of_flight(adapter, config, flight, outcome).schedule
         small = shrink(cut_to_window(schedule), budget_s=_SHRINK_S)
     shrunk = time.monotonic()
-    told = told._replace(events=len(schedule.placed), shrink_s=shrunk - begun, left="not as a schedule")
+    diagnosis = diagnosis._replace(events=len(schedule.placed), shrink_s=shrunk - begun, left="not as a schedule")
     if not small.fails:
-        return told
+        return diagnosis
     # The writer switches the bug on and off itself: the test is red with it and green without.
     adapter.mutants = {**adapter.mutants, bug.name: bug}
     forms = _Noted(forms_of(small.schedule, bug.name, budget_s=_SHRINK_S))
@@ -270,10 +270,10 @@ def _shrunk(bug: Mutant, flight: Flight, outcome: FlightOutcome, told: Told, tes
     if written.text is not None:
         test.write_text(written.text, encoding="ascii")
     now = time.monotonic()
-    return told._replace(
+    return diagnosis._replace(
         left=len(forms.last.placed),
         test_s=now - shrunk,
-        all_s=float(told.replay_s or 0) + now - begun,
+        all_s=float(diagnosis.replay_s or 0) + now - begun,
         test="none" if written.text is None else "red with the bug, green without",
     )
 

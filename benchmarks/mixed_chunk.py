@@ -117,9 +117,9 @@ def play(config: EngineConfig, arguments: argparse.Namespace, seed: int, seen: S
     for rid in streams:
         gaps = [(a, b) for a, b in pairwise(ticks[rid]) if b >= begun and a <= ended]
         seen.gaps += [(b - a) * 1e3 for a, b in gaps]
-    told = sum(begun < tick <= ended for rid in streams for tick in ticks[rid])
+    decoded = sum(begun < tick <= ended for rid in streams for tick in ticks[rid])
     seen.first.append((ticks[LONG][0] - begun) * 1e3)
-    seen.rates.append((told + arguments.prompt_tokens) / spent)
+    seen.rates.append((decoded + arguments.prompt_tokens) / spent)
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class Bench:
         )
         self._engine = Engine(config)
         self._forward = self._engine.runner.forward
-        self._engine.runner.forward = self._told  # type: ignore[method-assign]
+        self._engine.runner.forward = self._follow_texts  # type: ignore[method-assign]
         self._texts: list[list[int]] = []
 
     @property
@@ -93,7 +93,7 @@ class Bench:
         steps = self._engine.run([text[:PROMPT_TOKENS] for text in texts], OUTPUT_TOKENS).steps
         return sum(step.cpu_s for step in steps if step.mode is ForwardMode.DECODE)
 
-    def _told(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> Completion:
+    def _follow_texts(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> Completion:
         """Replace the tokens of the model's forward with the texts'."""
         output = self._forward(microbatch, hidden)
         assert isinstance(output, Completion), "the only stage returned hidden states"

@@ -83,8 +83,8 @@ def main() -> None:
         sys.stderr.write(error_lines("ci", str(exc)))
         raise SystemExit(2) from exc
     except OSError as exc:
-        told = f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
-        sys.stderr.write(error_lines("ci", told))
+        message = f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
+        sys.stderr.write(error_lines("ci", message))
         raise SystemExit(2) from exc
 
 

@@ -48,8 +48,8 @@ def _numbers_in(path: Path) -> set[str]:
 
 def _rule(rule: re.Match[str], tests: dict[str, list[str]]) -> str:
     names = [f"`{Path(file).relative_to(TESTS).as_posix()}`" for file in tests.get(rule["number"], [])]
-    told = _wrapped("Tests: " + (", ".join(names) or "none"), "  ")
-    return _wrapped(f"- **{rule['number']}**: {' '.join(rule['text'].split())}", "") + "\n" + told
+    named = _wrapped("Tests: " + (", ".join(names) or "none"), "  ")
+    return _wrapped(f"- **{rule['number']}**: {' '.join(rule['text'].split())}", "") + "\n" + named
 
 
 def _wrapped(text: str, indent: str) -> str:

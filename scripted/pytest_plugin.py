@@ -262,11 +262,11 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     try:
         return (yield)
     except Exception as exc:
-        told = _report_of(exc)
-        if told is None or told.ending is None:
+        script_report = _report_of(exc)
+        if script_report is None or script_report.ending is None:
             raise
-        outcome = pytest.skip if told.ending.kind == "skip" else pytest.xfail
-        raise outcome.Exception(told.ending.reason) from exc
+        outcome = pytest.skip if script_report.ending.kind == "skip" else pytest.xfail
+        raise outcome.Exception(script_report.ending.reason) from exc
 
 
 @pytest.hookimpl(wrapper=True)
@@ -283,9 +283,9 @@ def pytest_runtest_makereport(
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
         report.user_properties.append((_RESULT, counts))
     if call.excinfo is not None and isinstance(report.longrepr, tuple):
-        told = _report_of(call.excinfo.value.__cause__)
-        if told is not None and told.frames:
-            report.longrepr = (told.frames[-1].file, told.frames[-1].line, report.longrepr[2])
+        script_report = _report_of(call.excinfo.value.__cause__)
+        if script_report is not None and script_report.frames:
+            report.longrepr = (script_report.frames[-1].file, script_report.frames[-1].line, report.longrepr[2])
     if call.excinfo is not None and report.failed:
         from scripted.core.errors import BadCall
         from scripted.core.refusals import ScriptDefinitionError
@@ -348,13 +348,13 @@ def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) ->
 def _replacement(
     failure: pytest.ExceptionInfo[BaseException], lines: list[str], headline: str, at: tuple[str, int] | None
 ) -> Any:
-    told: Any = failure.getrepr(style="value", chain=False)
-    told.reprtraceback.reprentries[0].lines = lines
-    if told.reprcrash is not None:
-        told.reprcrash.message = headline
+    shown: Any = failure.getrepr(style="value", chain=False)
+    shown.reprtraceback.reprentries[0].lines = lines
+    if shown.reprcrash is not None:
+        shown.reprcrash.message = headline
         if at is not None:
-            told.reprcrash.path, told.reprcrash.lineno = at
-    return told
+            shown.reprcrash.path, shown.reprcrash.lineno = at
+    return shown
 
 
 def _node_id(item: pytest.Item) -> str:
@@ -367,18 +367,18 @@ def _node_id(item: pytest.Item) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report the comparisons and leftovers of the passed scripts, and which failures replay."""
     _summarize_flights(terminalreporter)
-    told = [
+    passed = [
         (report.nodeid, counts)
         for report in terminalreporter.stats.get("passed", ())
         for name, counts in getattr(report, "user_properties", ())
         if name == _RESULT and getattr(report, "when", "") == "call"
     ]
-    if not told:
+    if not passed:
         return
     from scripted.report.tally import SummaryOfScripts
 
     tally = SummaryOfScripts()
-    for test, counts in told:
+    for test, counts in passed:
         tally.add(test, counts)
     config = terminalreporter.config
     if verdicts := config.stash.get(_verdicts, {}):
@@ -392,16 +392,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _summarize_flights(terminalreporter: pytest.TerminalReporter) -> None:
-    told = [
+    verdicts = [
         (report.nodeid, text)
         for kind in ("failed", "error")
         for report in terminalreporter.stats.get(kind, ())
         for name, text in getattr(report, "user_properties", ())
         if name == _FLIGHT
     ]
-    if told:
+    if verdicts:
         terminalreporter.section("recorded failures", "-")
-    for nodeid, text in told:
+    for nodeid, text in verdicts:
         terminalreporter.line(f"{nodeid}: {text}")
 
 

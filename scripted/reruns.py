@@ -59,12 +59,12 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
     name = _adapter_of(path)
     reader = recording_reader(name)
     with switched_on(adapter_named(name), mutant):
-        told = reader.schedule_of_recording(path, until=until)
-    _, records = record(told.schedule)
-    launched = [reader.plan_of(records[step - 1]) if step <= len(records) else None for step in told.steps]
-    pairs = zip(told.plans, launched, strict=False)
+        converted = reader.schedule_of_recording(path, until=until)
+    _, records = record(converted.schedule)
+    launched = [reader.plan_of(records[step - 1]) if step <= len(records) else None for step in converted.steps]
+    pairs = zip(converted.plans, launched, strict=False)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return told._replace(same_steps=same)
+    return converted._replace(same_steps=same)
 
 
 def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:

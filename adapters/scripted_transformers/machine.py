@@ -85,7 +85,7 @@ class TransformersMachine:
         self._results: dict[int, BatchResult] = {}
         self._launched = 0
         # The client's tokens and the stop tokens of each live request, by id.
-        self._told: dict[str, int] = {}
+        self._delivered: dict[str, int] = {}
         self._stops: dict[str, tuple[int, ...]] = {}
         self._ids: dict[str, str] = {}
         self._added = 0
@@ -162,7 +162,7 @@ class TransformersMachine:
                 self._added += 1
                 request_id = f"{event.rid}#{self._added}" if self._settings.unique_ids else event.rid
                 self._ids[event.rid] = request_id
-                self._told[request_id], self._stops[request_id] = 0, event.stop_token_ids
+                self._delivered[request_id], self._stops[request_id] = 0, event.stop_token_ids
                 self._processor.scheduler.add_waiting_request(
                     RequestState(
                         request_id=request_id,
@@ -242,16 +242,16 @@ class TransformersMachine:
         self._processor.inputs_and_outputs.bring(requests, tokens)
         self._processor.update_batch()
         for output in self._processor.ended:
-            yield from self._told_of(output)
+            yield from self._undelivered(output)
         self._processor.ended.clear()
 
-    def _told_of(self, output: Any) -> Iterator[Reply]:
+    def _undelivered(self, output: Any) -> Iterator[Reply]:
         """Yield the part of an output that the request's streaming client has not seen."""
-        seen = self._told.get(output.request_id)
+        seen = self._delivered.get(output.request_id)
         if seen is None:
             return
         new = tuple(output.generated_tokens[seen:])
-        self._told[output.request_id] = seen + len(new)
+        self._delivered[output.request_id] = seen + len(new)
         reason = None
         if output.status == RequestStatus.FINISHED:
             reason = "stop" if new and new[-1] in self._stops[output.request_id] else "length"
@@ -260,7 +260,7 @@ class TransformersMachine:
         yield Tokens(rid=_rid_of(output.request_id), token_ids=new, finish_reason=reason)
 
     def _forget(self, request_id: str) -> None:
-        self._told.pop(request_id, None)
+        self._delivered.pop(request_id, None)
         self._stops.pop(request_id, None)
         if self._ids.get(_rid_of(request_id)) == request_id:
             del self._ids[_rid_of(request_id)]

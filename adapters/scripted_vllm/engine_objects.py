@@ -64,8 +64,8 @@ def new_scheduler(settings: Any, configured: Callable[[VllmConfig], VllmConfig] 
     if settings.mamba_cache_mode == "none":
         sizes["hash_block_size"] = settings.scheduler_block_size
     # With statistics, an engine learns of ended requests, as behind a load balancer.
-    told = settings.log_stats
-    scheduler = kind(config, kv_cache, structured, include_finished_set=told, log_stats=told, **sizes)
+    log_stats = settings.log_stats
+    scheduler = kind(config, kv_cache, structured, include_finished_set=log_stats, log_stats=log_stats, **sizes)
     if settings.structured_output:
         structured.backend = Compiler(scheduler.requests)
     if settings.encoder_cache_size:

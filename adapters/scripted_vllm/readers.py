@@ -17,8 +17,8 @@ def positions_of(plan: Any, request_id: str) -> range:
 
 def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
     """Return the tokens that a request's client received."""
-    told = [one for output in outputs for each in output.values() for one in each.outputs]
-    return [token for one in told if one.request_id == request_id for token in one.new_token_ids]
+    of_requests = [one for output in outputs for each in output.values() for one in each.outputs]
+    return [token for one in of_requests if one.request_id == request_id for token in one.new_token_ids]
 
 
 def launches(plan: Any) -> bool:

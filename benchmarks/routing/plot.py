@@ -59,9 +59,9 @@ def figure(points: Sequence[float], points_name: str, panels: Sequence[Panel], d
     """The SVG. All panels have the same points from left to right and the same lines."""
     width = (_WIDTH - _LEFT - 20 - _GAP * (len(panels) - 1)) / len(panels)
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    told = f'role="img" aria-label="{escape(description)}"'
+    label = f'role="img" aria-label="{escape(description)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {told} style="{_STYLE}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label} style="{_STYLE}">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         *_legend([line.name for line in panels[0].lines]),
     ]

@@ -259,7 +259,7 @@ class StageRunner:
         assert on_device is not None, "a runner launches early only with tokens on the device"
         segments, ahead = on_device.place(microbatch.segments)
         self._adopt(microbatch)
-        self._fail_if_told()
+        self._fail_if_asked()
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self.model.pool)
         batch = self.model.batch(segments)
@@ -356,7 +356,7 @@ class StageRunner:
         """Load weights beside the current ones, which doubles their memory. A sleeping stage only checks them: waking
         loads them again.
         """
-        self._fail_if_told()
+        self._fail_if_asked()
         config, folder = self._place_of(source)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
         require_same_model(self.facts.description, other.to_dict(), folder)
@@ -389,7 +389,7 @@ class StageRunner:
 
     def _prepare_sleep(self) -> Rest:
         """Build the sleeping stage. Memory is freed only at the commit, by all stages or by none."""
-        self._fail_if_told()
+        self._fail_if_asked()
         one_page = msgspec.structs.replace(self._limits, total_pages=1, window_pages=0, window_tokens=0)
         return partial(self._fall_asleep, AsleepStage(self.model, one_page))
 
@@ -404,7 +404,7 @@ class StageRunner:
     def _wake(self) -> Rest | None:
         if not isinstance(self.model, AsleepStage):
             return None
-        self._fail_if_told()
+        self._fail_if_asked()
         config, folder = self._place_of(self._source)
         require_as_read(folder, self._files)
         made = self._make_alike(config, self._limits)
@@ -443,10 +443,10 @@ class StageRunner:
         """Move the share that was read to the device. It is dropped if another stage fails."""
         loras = _there(self.model.lora)
         if change.path is None:
-            self._fail_if_told()
+            self._fail_if_asked()
             return partial(self._take_lora, change, None)
         read = self.read_loras.take(change.version, loras)
-        self._fail_if_told()
+        self._fail_if_asked()
         return partial(self._take_lora, change, loras.on_device(read))
 
     def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
@@ -463,7 +463,7 @@ class StageRunner:
         try:
             if former is not None:
                 former.stop()
-            self._fail_if_told()
+            self._fail_if_asked()
             self._profile = None if folder is None else StageProfile(folder, self.stage)
         except OSError as exc:
             if exc.strerror is None or folder is None:
@@ -507,7 +507,7 @@ class StageRunner:
         except RuntimeError as exc:
             raise DeviceLostError(f"stage {self.stage} has lost {self.model.device}: {failure}") from exc
 
-    def _fail_if_told(self) -> None:
+    def _fail_if_asked(self) -> None:
         if self._fail_next:
             self._fail_next = False
             raise StepFailedError("a failure was injected into this forward pass")
@@ -539,7 +539,7 @@ class StageRunner:
     @torch.inference_mode()
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
         self._adopt(microbatch)
-        self._fail_if_told()
+        self._fail_if_asked()
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self.model.pool)
             self._record.carry_out(microbatch.copies)

@@ -50,7 +50,7 @@ class Choice:
             best = torch.topk(rows_of(logprobs, lines), top)
             self.tensors += [best.indices, best.values]
 
-    def told(self, values: Sequence[torch.Tensor]) -> Sampled:
+    def to_numbers(self, values: Sequence[torch.Tensor]) -> Sampled:
         """Convert the choice to numbers, from ``tensors`` or their copies on the host. Waits for the device."""
         if not values:
             return (), ()
@@ -97,7 +97,7 @@ class LaunchedStep:
         """Wait for the device and return the tokens and logprobs."""
         assert self._choice is not None, f"microbatch {self.microbatch.id} was not launched"
         assert self._fetch is not None, f"microbatch {self.microbatch.id} was not launched"
-        return self._choice.told(self._fetch.wait())
+        return self._choice.to_numbers(self._fetch.wait())
 
 
 def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

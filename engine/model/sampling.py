@@ -95,7 +95,7 @@ class Sampler:
         """
         try:
             choice = self.choose(logits, segments, history)
-            return choice.told(choice.tensors)
+            return choice.to_numbers(choice.tensors)
         except IntegrityError:
             raise
         except Exception as exc:  # noqa: BLE001 - sampling one by one finds the failing segment
@@ -115,7 +115,7 @@ class Sampler:
             own: tuple[RequestError, ...] = ()
             try:
                 choice = self.choose(logits[place : place + 1], [segment], history)
-                (token,), said = choice.told(choice.tensors)
+                (token,), said = choice.to_numbers(choice.tensors)
                 own = self.errors
             except IntegrityError:
                 raise

@@ -30,7 +30,7 @@ from engine.model.lora import BatchLoras, StageLoras
 from engine.model.matrix_product import is_packing_worthwhile
 from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
-from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states, told
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, phase_report, probe_states
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class StageModel:
         self._lean: LeanDecoder | None = None
         self._graphs: DecodeGraphs | None = None
         if on_load is not None:
-            on_load(told(facts, str(self.device), "trying it out"))
+            on_load(phase_report(facts, str(self.device), "trying it out"))
         # A pooling model decodes only prompts of one token.
         self._graph_choice = config.cuda_graphs if facts.pooling is None else "off"
         self._try_out(held, lean=lean, is_mapped=is_mapped)

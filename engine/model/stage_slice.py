@@ -70,7 +70,7 @@ def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:
     return torch.sin(places).view(tokens, hidden_size)
 
 
-def told(facts: StageFacts, device: str, doing: str) -> Loading:
+def phase_report(facts: StageFacts, device: str, doing: str) -> Loading:
     """Return the report of a phase that counts no tensors."""
     return Loading(done=0, total=0, device=device, dtype=str(facts.dtype).removeprefix("torch."), doing=doing)
 

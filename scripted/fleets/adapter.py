@@ -132,9 +132,9 @@ class FleetAdapter(
         for names, on, latest in _STAGES:
             for delay in range(latest + 1 if events else 1):
                 with suppress(ScriptDefinitionError, ValueError):
-                    yield self._as_told(schedule, names, on, delay)
+                    yield self._as_script(schedule, names, on, delay)
 
-    def _as_told(self, schedule: Schedule, names: tuple[str, ...], on: str, delay: int) -> Schedule:
+    def _as_script(self, schedule: Schedule, names: tuple[str, ...], on: str, delay: int) -> Schedule:
         """Return the schedule with its requests at the decoding machine, and other actions on ``on``, later."""
         words = {name: str(value) for name, value in schedule.adapter.config_words(schedule.config).items()}
         config = FleetConfig(self.inner.read_config(words), names)

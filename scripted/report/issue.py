@@ -42,9 +42,11 @@ class Issue(msgspec.Struct, frozen=True):
         """Lay the report out in a project's form, leaving out headings without text."""
         lines = [f"# {self.title}"]
         for heading, parts in form:
-            told = [(IssuePart(name), self.parts[IssuePart(name)]) for name in parts if self.parts.get(IssuePart(name))]
-            lines += [f"## {heading}"] if told else []
-            for part, text in told:
+            present = [
+                (IssuePart(name), self.parts[IssuePart(name)]) for name in parts if self.parts.get(IssuePart(name))
+            ]
+            lines += [f"## {heading}"] if present else []
+            for part, text in present:
                 lines += [f"**{part.capitalize()}**", text] if len(parts) > 1 else [text]
         return "\n\n".join(lines) + "\n"
 

@@ -23,7 +23,7 @@ _PATIENCE_S: Final = 60.0
 _BY_SIGNAL: Final = 0
 _LIBRARIES: Final = (None, "librt.so.1")
 _STDERR: Final = 2
-_told_to = _STDERR
+_output = _STDERR
 
 
 class _SignalEvent(ctypes.Structure):
@@ -47,8 +47,8 @@ class _Setting(ctypes.Structure):
 
 def tell_stacks_to(descriptor: int = _STDERR) -> None:
     """Write stacks to this descriptor: a test runner reads the process's own stderr and would lose them."""
-    global _told_to
-    _told_to = descriptor
+    global _output
+    _output = descriptor
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def hard_deadline(timeout_s: float) -> Iterator[None]:
         yield
         return
     if signal.getsignal(DEADLINE_SIGNAL) is signal.SIG_DFL:
-        faulthandler.register(DEADLINE_SIGNAL, file=_told_to, chain=True)
+        faulthandler.register(DEADLINE_SIGNAL, file=_output, chain=True)
     timer = ctypes.c_void_p()
     event = _SignalEvent(number=DEADLINE_SIGNAL, notify=_BY_SIGNAL)
     if library.timer_create(time.CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(timer)):

@@ -35,14 +35,14 @@ def schedule_of(adapter: Any, config: object, records: Sequence[Record]) -> Tran
 
 def schedule_of_flight(adapter: Any, config: Any, flight: Flight, outcome: FlightOutcome) -> Translated:
     """Translate a replayed flight. ``config`` has the settings of its header."""
-    told = outcome.outside
-    outside = told or Outside()
+    recorded = outcome.outside
+    outside = recorded or Outside()
     words = {**adapter.config_words(config), **outside.settings}
     config = adapter.read_config({name: str(value) for name, value in words.items()})
     acting = {action.__struct_config__.tag for action in adapter.actions if action.event is Signal}
     records = _with_outside(steps_of(outcome), outcome.plans, outside, acting)
     translated = schedule_of(adapter, config, [*_without_idling(_as_in(flight, records))])
-    notes = (*translated.notes, *lost_in(flight, tells_outside=told is not None), *outside.notes)
+    notes = (*translated.notes, *lost_in(flight, tells_outside=recorded is not None), *outside.notes)
     return translated._replace(notes=tuple(dict.fromkeys(notes)))
 
 
@@ -136,13 +136,13 @@ def _recorded(record: Record) -> RecordedStep:
 class _Translator(Translator):
     def __init__(self, adapter: Any, config: object, records: Sequence[Record]) -> None:
         limits, can = adapter.limits_of(config)
-        told = [record.stepped for record in records if record.stepped is not None]
+        steps = [record.stepped for record in records if record.stepped is not None]
         super().__init__(
             adapter.actions,
             depth=limits.depth,
             page_size=limits.block_size,
-            lengths=_lengths_of(told),
-            timed=any(stepped.deadline is not None for stepped in told),
+            lengths=_lengths_of(steps),
+            timed=any(stepped.deadline is not None for stepped in steps),
             guesses=bool(can.speculative_tokens),
         )
         self._stops = sum(bool(event.stop_token_ids) for event in _adds(records))
@@ -158,9 +158,9 @@ def _adds(records: Sequence[Record]) -> Iterator[Add]:
     return (event for record in records for event in record.step.events if isinstance(event, Add))
 
 
-def _lengths_of(told: Sequence[Stepped]) -> dict[str, list[int]]:
+def _lengths_of(steps: Sequence[Stepped]) -> dict[str, list[int]]:
     lengths = Lengths()
-    for reply in (reply for stepped in told for reply in stepped.replies):
+    for reply in (reply for stepped in steps for reply in stepped.replies):
         if isinstance(reply, Tokens):
             lengths.tell(reply.rid, len(reply.token_ids), reply.finish_reason)
     return lengths.by_rid

@@ -174,8 +174,8 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
                 await told_of(router, events)
             finally:
                 # Whoever listens to an engine ends with it; a context that is closed waits for its sockets.
-                for name in [*router._told]:
-                    _, listening = router._told[name]
+                for name in [*router._subscriptions]:
+                    _, listening = router._subscriptions[name]
                     router.on_replica_actor_died(ReplicaID(unique_id=name, deployment_id=ENGINES))
                     await asyncio.gather(listening, return_exceptions=True)
 
@@ -195,15 +195,15 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
                 replica("b", accepting=True, load=load(1), told=told),
             ]
         )
-        assert [*router._told] == ["b"]
-        while not router._told["b"][0].cache.is_right:
+        assert [*router._subscriptions] == ["b"]
+        while not router._subscriptions["b"][0].cache.is_right:
             await asyncio.sleep(0.01)
         assert await chosen(router, pending("1", prompt=Prompt.of_ids(ids, 4))) == "b"
         # By its text alone it is not known there.
         assert await chosen(router, pending("2", chain=(7,))) == "a"
-        _, listening = router._told["b"]
+        _, listening = router._subscriptions["b"]
         router.on_replica_actor_died(ReplicaID(unique_id="b", deployment_id=ENGINES))
         await asyncio.gather(listening, return_exceptions=True)
-        assert not router._told
+        assert not router._subscriptions
 
     play(scene)

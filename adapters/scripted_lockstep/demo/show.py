@@ -53,8 +53,8 @@ class Race:
         answer = next((said for said in replies if said.text.startswith("flush -> ")), None)
         if window is None or flush is None or answer is None:
             return None
-        told = [said.text for said in replies if said.rid is not None]
-        return cls(window=window, flush=flush, answer=answer, end=log.steps[-1], last_reply=(told or [""])[-1])
+        texts = [said.text for said in replies if said.rid is not None]
+        return cls(window=window, flush=flush, answer=answer, end=log.steps[-1], last_reply=(texts or [""])[-1])
 
     @property
     def flushed_in_the_window(self) -> bool:

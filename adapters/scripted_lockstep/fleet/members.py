@@ -44,7 +44,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
     def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
         super().__init__(name, run)
         self.transfers.is_imagined = False
-        self._told: PrefillLoad | None = None
+        self._announced: PrefillLoad | None = None
         self._decoding = [other for other in others if other[0] == "d"]
         self.prefills: Prefills | None = None
         if self.limits.receives:
@@ -56,9 +56,9 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
     def step(self) -> None:
         if self.run.advance():
             self.tell(self.run.previous.replies)
-        if self.limits.prefills and self._load != self._told:
-            self._told = self._load
-            self.said += [(other, self._told) for other in self._decoding]
+        if self.limits.prefills and self._load != self._announced:
+            self._announced = self._load
+            self.said += [(other, self._announced) for other in self._decoding]
 
     @property
     def is_busy(self) -> bool:
@@ -107,7 +107,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
 
     def meet(self, other: str) -> None:
         """Assume that another engine is new and idle; a prefill engine also reports its load to all again."""
-        self._told = None
+        self._announced = None
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.met(other, _load_of(0, 0, 0))
 

@@ -28,9 +28,10 @@ def check_mirror(mirror: CacheMirror, result: StepResult, memory: KVMemory) -> N
         last[node.id] = own[-1]
         keys.update(own)
     on_host = {page.key for page in memory.host.kept.values() if page.is_ready} if memory.host is not None else set()
-    for where, told, there in (("pool", mirror.pool, keys), ("host", mirror.host, on_host)):
-        if told != there:
+    for where, mirrored, there in (("pool", mirror.pool, keys), ("host", mirror.host, on_host)):
+        if mirrored != there:
             raise Violation(
-                f"step {result.step}: of the cached pages in the {where} the KV events tell {len(told)}, there are "
-                f"{len(there)}: {len(told - there)} are told and not there, {len(there - told)} are there and not told"
+                f"step {result.step}: of the cached pages in the {where} the KV events tell {len(mirrored)}, there are "
+                f"{len(there)}: {len(mirrored - there)} are told and not there, "
+                f"{len(there - mirrored)} are there and not told"
             )

@@ -63,9 +63,9 @@ def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limit
         raise Violation(
             f"{request.rid} said {list(said)}, but alone it says {list(alone)}{limit}; it ended: {request.end}"
         )
-    told = request.prompt_logprobs
-    if told != logprobs[: len(told)]:
-        raise Violation(other_logprobs(request.rid, told, logprobs))
+    served = request.prompt_logprobs
+    if served != logprobs[: len(served)]:
+        raise Violation(other_logprobs(request.rid, served, logprobs))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -147,21 +147,23 @@ def _computed(pipeline: SimulatedPipeline, microbatch: Microbatch) -> Completion
     return result
 
 
-def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
+def are_alike(served: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
     """Return whether both have the same values, up to rounding."""
-    if len(told) != len(alone):
+    if len(served) != len(alone):
         return False
-    return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(told, alone, strict=True))
+    return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(served, alone, strict=True))
 
 
-def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> str:
+def other_logprobs(rid: str, served: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> str:
     """Name the first prompt logprob that differs from the one alone."""
-    places = range(min(len(told), len(alone)))
-    first = next((place for place in places if not are_alike(told[place : place + 1], alone[place : place + 1])), None)
+    places = range(min(len(served), len(alone)))
+    first = next(
+        (place for place in places if not are_alike(served[place : place + 1], alone[place : place + 1])), None
+    )
     if first is None:
-        return f"{rid} was told {len(told)} prompt logprobs, but alone it is told {len(alone)}"
+        return f"{rid} was told {len(served)} prompt logprobs, but alone it is told {len(alone)}"
     return (
-        f"{rid} was told the prompt logprob {told[first].logprob} in place {first} of those that it asked for, but "
+        f"{rid} was told the prompt logprob {served[first].logprob} in place {first} of those that it asked for, but "
         f"alone it is told {alone[first].logprob}"
     )
 

@@ -172,13 +172,13 @@ class OpenAnswer:
     def _check_reply(self) -> None:
         due = self._due_error()
         events, is_closed = events_in(self._written) if self.order.stream else ([], True)
-        told = events[-1]["error"]["type"] if events and events[-1].get("error") else None
+        actual = events[-1]["error"]["type"] if events and events[-1].get("error") else None
         if self._error is not None:
-            told = self._error.body.error.type
+            actual = self._error.body.error.type
         elif self._settings.protocol == "messages":
             due = ERRORS_OF_MESSAGES.get(due, due)
-        if told != due:
-            raise Violation(f"{self.add.rid} ended with {self.ends}, an error {due}, but its client was told {told}")
+        if actual != due:
+            raise Violation(f"{self.add.rid} ended with {self.ends}, an error {due}, but its client was told {actual}")
         if due is not None:
             self._check_broken(events)
             return
@@ -216,7 +216,7 @@ class OpenAnswer:
     def _check_blocks(self, events: Sequence[dict[str, Any]]) -> None:
         """Compare a reply of blocks. Raises Violation."""
         (message,), protocol, is_whole = self.order.messages, self._settings.protocol, not self.order.stream
-        told = whole_blocks(json.loads(self._written), protocol) if is_whole else streamed_blocks(events, protocol)
+        actual = whole_blocks(json.loads(self._written), protocol) if is_whole else streamed_blocks(events, protocol)
         ids, parts, end, stop = self._output_of(message)
         shown = [logprob_of(token, place).logprob for place, token in enumerate(ids)] if self.order.logprobs else []
         due = blocks_of(parts, end, stop, shown, protocol, is_whole=is_whole)
@@ -226,8 +226,8 @@ class OpenAnswer:
             "output": len(ids),
             "reasoning": reasoning_tokens(ids) if parts.reasoning else 0,
         }
-        if told != (due := due._replace(usage=usage_of(counts, protocol))):
-            raise Violation(f"the reply {self.add.rid} is told {told}, but must be {due}")
+        if actual != (due := due._replace(usage=usage_of(counts, protocol))):
+            raise Violation(f"the reply {self.add.rid} is told {actual}, but must be {due}")
 
     def _due_error(self) -> str | None:
         """Return the type of the error that must end the reply, if any."""
@@ -247,11 +247,11 @@ class OpenAnswer:
         if self._settings.has_blocks:
             # Its form is that of a whole reply; the texts of what was held back are not due.
             return
-        told = self._ids_in(events[:-1])
+        ids_by_choice = self._ids_in(events[:-1])
         for index, message in enumerate(self.order.messages):
             count, _ = before.get(message.rid, (0, False))
             due = self.emitted.get(message.rid, [])[:count][: self._stop_position(message)[0]]
-            ids = told.get(index, [])
+            ids = ids_by_choice.get(index, [])
             if events and ids != due:
                 raise Violation(f"choice {index} of {self.add.rid} is told {ids} before an error, and not {due}")
 
@@ -398,8 +398,8 @@ class OpenAnswer:
             fits = all("usage" in event and event["usage"] is None for event in with_choices)
         else:
             counts = [event["usage"]["completion_tokens"] for event in with_choices]
-            told = list(accumulate(len(event["choices"][0].get("token_ids") or ()) for event in with_choices))
-            fits = all(map(int.__le__, told, counts)) and all(one <= after for one, after in pairwise(counts))
+            so_far = list(accumulate(len(event["choices"][0].get("token_ids") or ()) for event in with_choices))
+            fits = all(map(int.__le__, so_far, counts)) and all(one <= after for one, after in pairwise(counts))
         if not fits:
             usages = [event.get("usage", "none") for event in events]
             raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")

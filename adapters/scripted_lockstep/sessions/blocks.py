@@ -65,15 +65,15 @@ def blocks_of(
     calls: list[tuple[str, Any, str]] = [*parts.calls]
     if is_message and is_whole:
         calls = [(name, _input(arguments), given) for name, arguments, given in parts.calls]
-    told: tuple[str | None, str | None]
+    ending: tuple[str | None, str | None]
     if is_message:
         is_call = end == "stop" and bool(calls)
-        told = ("stop_sequence", stop) if stop else ("tool_use" if is_call else _MESSAGE_ENDS.get(end, end), None)
+        ending = ("stop_sequence", stop) if stop else ("tool_use" if is_call else _MESSAGE_ENDS.get(end, end), None)
     else:
         why = None if end == "stop" else "max_output_tokens" if end == "length" else end
-        told = _STATUSES.get(end, "incomplete"), why
+        ending = _STATUSES.get(end, "incomplete"), why
     texts = parts.reasoning, parts.content
-    return BlocksView(kinds, texts, calls, [False] * len(cut) if is_message else cut, told, shown, {})
+    return BlocksView(kinds, texts, calls, [False] * len(cut) if is_message else cut, ending, shown, {})
 
 
 def usage_of(counts: Mapping[str, int], protocol: str) -> dict[str, int]:

@@ -390,8 +390,8 @@ class SessionsMachine:
         """Tell the search, once, that the request of a reply has ended. To the search a time limit is an abort."""
         if answer.is_reported or not answer.is_known:
             return
-        told = FinishReason.ABORT if reason is FinishReason.TIMEOUT else reason
-        self._replies.append(Tokens(rid=answer.add.rid, finish_reason=told.value))
+        reported = FinishReason.ABORT if reason is FinishReason.TIMEOUT else reason
+        self._replies.append(Tokens(rid=answer.add.rid, finish_reason=reported.value))
         self._end_on_device(answer)
 
     def _end_on_device(self, answer: OpenAnswer) -> None:

@@ -278,15 +278,15 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         first = (expected.segments[len(segments) :] or segments[len(rids) :])[0]
         which = "Turns" if first.sampling is None else "Order"
         raise Nonconformance(which, f"microbatch {number} must be of {rids}, but is of {list(microbatch.rids)}")
-    told = getattr(microbatch, _TELLS[expected.mode], None) if expected.mode in _TELLS else None
+    order = getattr(microbatch, _TELLS[expected.mode], None) if expected.mode in _TELLS else None
     change = microbatch.change if isinstance(microbatch, LoraUpdate) else None
     copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
     due = expected.mode, expected.order, expected.lora, expected.number, expected.copies
-    if due == (mode, told, change, number, copies):
+    if due == (mode, order, change, number, copies):
         return
     rule, what = _OF_CONTROL.get(expected.mode, "Mixed"), f"microbatch {number}"
     _must_be_equal(rule, f"the mode of {what}", expected.mode, mode)
-    _must_be_equal(rule, f"what {what} tells the stages", expected.order, told)
+    _must_be_equal(rule, f"what {what} tells the stages", expected.order, order)
     _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, change)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, number)
     _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
@@ -326,8 +326,8 @@ def _compare_segment(number: int, expected: ExpectedSegment, segment: Segment) -
     due = (expected.logprobs_from, expected.targets)
     _must_be_equal("Prompt logprobs", f"{what}: the tokens whose logprobs it asks for, and after which one", due, asked)
     _must_be_equal("LoRAs", f"{what}: the version of its LoRA", expected.lora, segment.lora)
-    told = (expected.page_start, expected.pages)
-    _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
+    new_pages = (expected.page_start, expected.pages)
+    _must_be_equal("Told", f"{what}: place and number of its pages", new_pages, what_pages)
     _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
 
 

@@ -177,20 +177,20 @@ class SpecifiedLoras:
         landed, self.flight, self.has_landed = self.flight, None, True
         call, lora, says, victim = landed.call, landed.lora, landed.says, landed.victim
         fault = ("fault", None if error is None or says.path is None else "path")
-        told: list[Answer] = [] if call is None else [(call, error is None, error or "successfully", fault)]
+        answers: list[Answer] = [] if call is None else [(call, error is None, error or "successfully", fault)]
         if error is not None:
             lora.is_leaving = lora.is_leaving and says.path is not None
             if victim is not None:
                 victim.version = says.drop
-            return told, _users_of(lora, waiting) if call is None else []
+            return answers, _users_of(lora, waiting) if call is None else []
         if says.path is None:
             del self.known[lora.name]
-            return told, []
+            return answers, []
         self.known[lora.name] = lora
         lora.version, lora.used = (0 if says.drop == says.version else says.version), launched
         self._totals["lora_loads"] += 1
         self._totals["lora_evictions"] += victim is not None
-        return told, []
+        return answers, []
 
     def _of_call(self, call: _Call, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange:
         if isinstance(call, UnloadLora):

@@ -66,17 +66,17 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any, Any]]:
         with file.open("rb") as opened:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         start = 8 + int.from_bytes(data[:8], "little")
-        for name, told in json.loads(data[8:start]).items():
+        for name, entry in json.loads(data[8:start]).items():
             if name == "__metadata__":
                 continue
-            first, last = told["data_offsets"]
+            first, last = entry["data_offsets"]
             raw = data[start + first : start + last]
-            if told["dtype"] == "F32":
-                yield name, np.frombuffer(raw, np.float32).reshape(told["shape"]), None
-            elif len(told["shape"]) == 1:
+            if entry["dtype"] == "F32":
+                yield name, np.frombuffer(raw, np.float32).reshape(entry["shape"]), None
+            elif len(entry["shape"]) == 1:
                 yield name, (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32), None
             else:
-                rows = told["shape"][0]
+                rows = entry["shape"][0]
                 yield name, np.frombuffer(raw, np.uint8).reshape(rows, -1), gguf.GGMLQuantizationType.BF16
 
 

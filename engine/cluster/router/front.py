@@ -204,7 +204,7 @@ def _require_bounded(size: int, most: int, replica: str) -> None:
 
 async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
     """Forward whole events as they arrive, and an error as the last one if the engine is lost."""
-    rest = told = b""
+    rest = sent = b""
     try:
         async for part in parts:
             assert isinstance(part, bytes), "an answer has one head"
@@ -212,8 +212,8 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
             _require_bounded(len(rest), MAX_EVENT_BYTES, head.replica)
             end = rest.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
             if end >= len(_END_OF_EVENT):
-                told, rest = rest[:end], rest[end:]
-                yield told
+                sent, rest = rest[:end], rest[end:]
+                yield sent
                 # Events that arrive together are written one by one, so that the loop notices a client that has left.
                 await asyncio.sleep(0)
         if rest:
@@ -221,17 +221,17 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
     except (ApiError, ReplicaLostError) as exc:
         error = ApiError.unavailable(f"the stream was cut: {exc}; try again")
         request_id = head.header(REQUEST_ID_HEADER) or dict(asked.headers).get(REQUEST_ID_HEADER)
-        yield written([_last_event(asked, error.body_for(request_id), told)])
+        yield written([_last_event(asked, error.body_for(request_id), sent)])
     finally:
         await _close(parts)
 
 
-def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.Struct:
+def _last_event(asked: PassedRequest, error: ErrorBody, sent: bytes) -> msgspec.Struct:
     """Return the error event that ends a stream in the route's protocol; ``told`` are the events sent last."""
     path = asked.target.partition("?")[0]
     if path != "/v1/responses":
         return error_of_route(path, error)
-    numbers = _NUMBER.findall(told)
+    numbers = _NUMBER.findall(sent)
     return ResponseError.of(error, int(numbers[-1]) + 1 if numbers else 0)
 
 

@@ -126,11 +126,11 @@ class EngineReplica:
                 self._about = await self._proxy.about()
             load = await self._proxy.load()
         live, replay = self._server.kv_endpoints
-        told = {"node": self._node, "live": live, "replay": replay}
+        events = {"node": self._node, "live": live, "replay": replay}
         if live and self._about is not None:
-            told["page_size"] = self._about.limits.page_size
+            events["page_size"] = self._about.limits.page_size
         # Plain data, because Serve's controller passes it on without importing the engine.
-        return {"accepting": True, "load": None if load is None else msgspec.to_builtins(load), "told": told}
+        return {"accepting": True, "load": None if load is None else msgspec.to_builtins(load), "events": events}
 
     async def about(self) -> About | ApiError:
         """Return the engine's settings and limits, with which a front reads prompts, or the refusal."""

@@ -53,7 +53,7 @@ class PrefixRequestRouter(RequestRouter):
         self._tickets: dict[str, Ticket] = {}
         # Subscriptions to the KV events of this node's engines; engines on other nodes publish on their own loopback.
         self._node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        self._told: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._subscriptions: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -128,25 +128,25 @@ class PrefixRequestRouter(RequestRouter):
             self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
             self._placement.take_load(name, msgspec.convert(load, Load))
-            self._follow(name, stats.get("told", {}))
+            self._follow(name, stats.get("events", {}))
 
-    def _follow(self, name: str, told: Mapping[str, Any]) -> None:
+    def _follow(self, name: str, events: Mapping[str, Any]) -> None:
         """Follow the KV events of an engine on this node, and ask it for missing batches."""
-        if "page_size" not in told or told["node"] != self._node:
+        if "page_size" not in events or events["node"] != self._node:
             return
         loop = asyncio.get_running_loop()
-        if name not in self._told:
-            subscription = Subscription(told["live"], told["replay"], FollowedCache(told["page_size"]))
-            self._told[name] = subscription, loop.create_task(subscription.run())
+        if name not in self._subscriptions:
+            subscription = Subscription(events["live"], events["replay"], FollowedCache(events["page_size"]))
+            self._subscriptions[name] = subscription, loop.create_task(subscription.run())
             self._placement.follow(name, subscription.cache)
-        asking = loop.create_task(self._told[name][0].ask())
+        asking = loop.create_task(self._subscriptions[name][0].ask())
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
 
     def _forget(self, name: str) -> None:
         self._placement.leave(name)
-        if name in self._told:
-            self._told.pop(name)[1].cancel()
+        if name in self._subscriptions:
+            self._subscriptions.pop(name)[1].cancel()
 
 
 def _passed(pending: PendingRequest) -> PassedRequest:

@@ -347,11 +347,11 @@ def _longest_first(
     chain: Sequence[int], index: PrefixIndex, held: Mapping[str, int]
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield the prefixes that replicas hold, longest first, by the index and by the replicas' reports."""
-    told = sorted(((length, (name,)) for name, length in held.items() if length), reverse=True)
-    if not told:
+    reported = sorted(((length, (name,)) for name, length in held.items() if length), reverse=True)
+    if not reported:
         yield from index.longest_first(chain)
         return
-    both = heapq.merge(told, index.longest_first(chain), key=itemgetter(0), reverse=True)
+    both = heapq.merge(reported, index.longest_first(chain), key=itemgetter(0), reverse=True)
     for length, found in groupby(both, key=itemgetter(0)):
         yield length, [name for _, names in found for name in names]
 
@@ -471,8 +471,8 @@ class Placement:
 
     def place(self, prompt: Prompt, left_out: Collection[str] = ()) -> Ticket | Refused:
         """Choose an engine for a prompt, and count the request as sent there."""
-        told = self._followed if prompt.ids else {}
-        held = {name: self._held(followed, prompt) for name, followed in told.items()}
+        caches = self._followed if prompt.ids else {}
+        held = {name: self._held(followed, prompt) for name, followed in caches.items()}
         choice = choose(
             prompt.chain, self.fleet, self.index, self._rules, held=held, left_out=left_out, seed=self._seed
         )
@@ -481,7 +481,7 @@ class Placement:
         replica, held_chunks = choice
         to_compute = max(0, prompt.tokens - held_chunks * prompt.tokens_a_chunk)
         report_number = self.fleet.sent(replica, to_compute)
-        followed = told.get(replica)
+        followed = caches.get(replica)
         if followed is None:
             self.index.add(replica, prompt.chain)
         else:
@@ -503,5 +503,5 @@ class Placement:
         """Return the number of chunks of a prompt that an engine has by its events, or will have from its live
         requests.
         """
-        told = followed.cache.cached_pages(prompt.ids, prompt.lora, prompt.salt)
-        return max(told, len([*takewhile(followed.flying.__contains__, prompt.chain)]))
+        cached = followed.cache.cached_pages(prompt.ids, prompt.lora, prompt.salt)
+        return max(cached, len([*takewhile(followed.flying.__contains__, prompt.chain)]))

@@ -52,7 +52,7 @@ class _Engine:
     failures: int = 0
     retry_at: float = 0.0
     is_told: bool = False
-    told_at: float | None = None
+    news_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -250,16 +250,16 @@ class Prefills:
         """Return the engines to which calls stopped, with the reason, or resumed, without one; each at most once a
         minute.
         """
-        now, told = self._now(), []
+        now, changes = self._now(), []
         for url, engine in self._engines.items():
             why = engine.why_not or engine.last_failure
-            is_due = engine.told_at is None or now - engine.told_at >= NEWS_INTERVAL_S
+            is_due = engine.news_at is None or now - engine.news_at >= NEWS_INTERVAL_S
             if (why and is_due) or (engine.is_told and not why):
                 engine.is_told = bool(why)
                 if why:
-                    engine.told_at = now
-                told.append((url, why))
-        return told
+                    engine.news_at = now
+                changes.append((url, why))
+        return changes
 
     # -- inside --
 

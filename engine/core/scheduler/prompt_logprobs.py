@@ -43,11 +43,11 @@ class PromptLogprobs(Feature):
 
     def take_prompts(self, launched: Launched, completion: Completion) -> None:
         """Reply with the logprobs that came with a result."""
-        for part in parts_told(launched.microbatch, launched.requests, completion):
+        for part in logprob_parts(launched.microbatch, launched.requests, completion):
             self._core.say(part)
 
 
-def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: Completion) -> list[TokenOutput]:
+def logprob_parts(microbatch: Microbatch, requests: Sequence[Request], completion: Completion) -> list[TokenOutput]:
     """Return a reply for each chunk of a result, except for requests that have ended.
 
     Raises IntegrityError for a result that does not fit its plan.
@@ -64,9 +64,9 @@ def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: 
         raise IntegrityError(
             f"microbatch {microbatch.id} came back with prompt logprobs of {counts} tokens, but {due} were requested"
         )
-    told: list[TokenOutput] = []
+    replies: list[TokenOutput] = []
     for (segment, request), part in zip(asked, values, strict=True):
         if not request.is_finished:
             request.logits_from = segment.logprobs_from + len(part)
-            told.append(part_of(request, part))
-    return told
+            replies.append(part_of(request, part))
+    return replies

@@ -70,7 +70,7 @@ class Transfers(Feature):
         self.begun = 0
         self._open: dict[int, _Open] = {}
         self._orders: list[TransferOrder] = []
-        self._told: list[PrefillWanted | PrefillDropped] = []
+        self._notices: list[PrefillWanted | PrefillDropped] = []
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         return {
@@ -186,7 +186,7 @@ class Transfers(Feature):
             priority=request.priority,
             cache_salt=message.cache_salt,
         )
-        self._told.append(wanted)
+        self._notices.append(wanted)
         self._note_deadline()
 
     def received(self, event: PagesReceived) -> Request | None:
@@ -267,13 +267,13 @@ class Transfers(Feature):
 
     def report(self, share: StepShare) -> bool:
         """Order the stages to send and receive, and report the prompts that prefill engines must compute."""
-        if not (self._orders or self._told):
+        if not (self._orders or self._notices):
             return False
         share["transfers"] = tuple(self._orders)
-        for reply in self._told:
+        for reply in self._notices:
             self._core.say(reply)
         self._orders.clear()
-        self._told.clear()
+        self._notices.clear()
         return True
 
     # -- statistics, audit, checkpoint --
@@ -327,7 +327,7 @@ class Transfers(Feature):
         self._orders.append(StopTransfer(number))
         if one.deadline is not None:
             one.deadline = None
-            self._told.append(PrefillDropped(transfer=number, is_late=is_late))
+            self._notices.append(PrefillDropped(transfer=number, is_late=is_late))
             self._note_deadline()
 
     def _note_deadline(self) -> None:

@@ -274,13 +274,13 @@ def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes
 
 
 def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> NoReturn:
-    status, told = 1, STDERR
+    status, error_output = 1, STDERR
     try:
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
         # A client could fill the log with the output of a library that it crashes. Python's tracebacks still reach the
         # log.
-        told = os.dup(STDERR)
+        error_output = os.dup(STDERR)
         with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), STDERR)
         # Never closed explicitly, so that the traceback is written before the owner sees the end of the socket.
@@ -298,7 +298,7 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
     except (BrokenPipeError, ConnectionResetError, MemoryError):  # The owner has left, or notices the worker's end.
         status = 0
     except BaseException:  # noqa: BLE001 - no frame of the parent's stack may run twice
-        os.write(told, traceback.format_exc().encode())
+        os.write(error_output, traceback.format_exc().encode())
     finally:
         os._exit(status)
 

@@ -209,9 +209,9 @@ def batch_in(parts: Sequence[bytes]) -> Batch:
     number = int.from_bytes(parts[-2], "big")
     if number > MAX_COUNT:
         raise BadFrameError(f"a batch must have a number up to {MAX_COUNT}, got {number}")
-    told = _decode(parts[-1])
+    message = _decode(parts[-1])
     try:
-        return Batch(number, told.ts, [from_wire(event) for event in told.events])
+        return Batch(number, message.ts, [from_wire(event) for event in message.events])
     except ValueError as exc:
         raise BadFrameError(str(exc)) from exc
 

@@ -59,13 +59,13 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
             f"list; the fields are {', '.join(_fields_of(model))}"
         )
     errors = _of_branches_meant(exc.errors(include_url=False), model)
-    told = _sentences(errors[:MAX_SHOWN_ERRORS], model)
+    sentences = _sentences(errors[:MAX_SHOWN_ERRORS], model)
     if len(errors) > MAX_SHOWN_ERRORS:
-        told.append(f"and {len(errors) - MAX_SHOWN_ERRORS} more")
+        sentences.append(f"and {len(errors) - MAX_SHOWN_ERRORS} more")
     path, _ = _locate(errors[0]["loc"], model)
     broken = (errors[0].get("ctx") or {}).get("error")
     path += [broken.field] if isinstance(broken, FieldError) else []
-    return ApiError.invalid("; ".join(told), param=_joined(path) or None)
+    return ApiError.invalid("; ".join(sentences), param=_joined(path) or None)
 
 
 def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Sequence[ErrorDetails]:

@@ -28,7 +28,7 @@ from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.graph_cache import stage_graph
 from engine.model.openvino.paging import StageGraph
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
-from engine.model.stage_slice import OnLoad, StageFacts, told
+from engine.model.stage_slice import OnLoad, StageFacts, phase_report
 from engine.model.threads import OPENVINO_THREADS, stage_threads
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class _Conversion:
     def tell(self, doing: str) -> None:
         """Report the phase of the stage."""
         if self._on_load is not None:
-            self._on_load(told(self._facts, self._device, doing))
+            self._on_load(phase_report(self._facts, self._device, doing))
 
     def convert(self) -> StageGraph:
         from engine.model.openvino.conversion import TracedStage  # with the models of transformers

@@ -34,7 +34,7 @@ class Phases:
         if self._shown:
             sys.stderr.write(f"starting: {name}\n")
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """List each phase with its seconds; the last phase is still running."""
         ends = [when for _, when in self._begun[1:]] + [time.monotonic()]
         return ", ".join(f"{name} {end - begun:.1f} s" for (name, begun), end in zip(self._begun, ends, strict=True))
@@ -146,7 +146,7 @@ class StartView:
         vars(record).update(fields_of(**fields))
         sys.stdout.write(f"{JsonFormatter().format(record)}\n")
 
-    def _loading_told(self) -> str:
+    def _loading_summary(self) -> str:
         """List the loading phases, each with the seconds of its slowest process."""
         longest: dict[str, float] = {}
         now = time.monotonic()
@@ -176,7 +176,7 @@ class StartView:
             "page_size": limits.page_size,
             "context_length": limits.context_length,
             "running_requests": limits.rows,
-            "start": self._phases.told() + self._loading_told(),
+            "start": self._phases.summary() + self._loading_summary(),
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
             **role,
             **lora,

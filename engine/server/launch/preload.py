@@ -82,7 +82,7 @@ class ServerProcess:
         self._lifeline = lifeline
         self._news = news
         self._private_dir = private_dir
-        self._told: dict[type[msgspec.Struct], News] = {}
+        self._received: dict[type[msgspec.Struct], News] = {}
         self._status: int | None = None
         # The server may send a message before its parent does.
         while not isinstance(said := self._next_news(None), Forked):
@@ -134,7 +134,7 @@ class ServerProcess:
         self._news.close()
 
     def _first(self, kind: type[_Early], timeout_s: float) -> _Early:
-        while (news := self._told.get(kind)) is None and self._status is None:
+        while (news := self._received.get(kind)) is None and self._status is None:
             self._take(self._next_news(timeout_s))
         if isinstance(news, kind):
             return news
@@ -159,7 +159,7 @@ class ServerProcess:
             return False
 
     def _take(self, news: News) -> None:
-        self._told[type(news)] = news
+        self._received[type(news)] = news
         if isinstance(news, Exited):
             self._status = news.status
 

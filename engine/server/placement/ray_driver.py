@@ -278,16 +278,16 @@ def _await_group(
     ray: Any, group: Any, bundle: dict[str, float], settings: ServerSettings, control: Control, deadline: float
 ) -> None:
     """Wait for the bundles. Raises PlacementError with the demand and the cluster's resources if it takes too long."""
-    told = False
+    has_warned = False
     while not group.wait(min(LOOK_INTERVAL_S, max(0.1, deadline - time.monotonic()))):
         there, free = _amount(ray.cluster_resources()), _amount(ray.available_resources())
         lack = (
             f"{settings.pp_size} bundles of {_amount(bundle)} cannot be placed now: the cluster has {there} on "
             f"{_nodes(ray)}, of which {free} are free"
         )
-        if not told:
+        if not has_warned:
             logger.warning("%s; waiting up to start_timeout_s=%s", lack, settings.start_timeout_s)
-            told = True
+            has_warned = True
         if time.monotonic() >= deadline:
             raise PlacementError(
                 f"every stage must get its own bundle within start_timeout_s={settings.start_timeout_s}, but "

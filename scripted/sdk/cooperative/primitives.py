@@ -147,14 +147,14 @@ class CooperativeCondition:
     def wait(self, timeout: float | None = None) -> bool:
         if not self._lock.locked():
             raise RuntimeError("cannot wait on un-acquired lock")
-        told: list[bool] = []
-        self._waiters.append(told)
+        notices: list[bool] = []
+        self._waiters.append(notices)
         self._lock.release()
-        was_told = self._baton.wait("a condition", lambda: bool(told), timeout)
-        if not was_told:
-            self._waiters.remove(told)
+        was_notified = self._baton.wait("a condition", lambda: bool(notices), timeout)
+        if not was_notified:
+            self._waiters.remove(notices)
         self._lock.acquire()
-        return was_told
+        return was_notified
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         end = None if timeout is None else self._baton.now + timeout

@@ -52,7 +52,7 @@ class LiveEngine(ABC):
         self._port = port
         # The connection of each live request, and the tokens it has been sent.
         self._clients: dict[str, HttpCall] = {}
-        self._told: dict[str, list[int]] = {}
+        self._reported: dict[str, list[int]] = {}
         self._posts: dict[str, HttpCall] = {}
         self._replies: list[Reply] = []
         # The requests whose clients hung up in this step.
@@ -177,7 +177,7 @@ class LiveEngine(ABC):
     def _take(self, event: Event) -> None:
         match event:
             case Add():
-                self._told[event.rid] = []
+                self._reported[event.rid] = []
                 self.start(event)
             case Abort():
                 client = self._clients.get(event.rid)
@@ -208,7 +208,7 @@ class LiveEngine(ABC):
 
     def tell(self, rid: str, token_ids: Sequence[int], reason: str | None) -> None:
         """Note the engine's reply to a request."""
-        self._told[rid] += token_ids
+        self._reported[rid] += token_ids
         self._replies.append(Tokens(rid=rid, token_ids=tuple(token_ids), finish_reason=reason))
 
     def answer(self, call_id: str, *, ok: bool | None = None, text: str = "") -> None:
@@ -235,15 +235,16 @@ class LiveEngine(ABC):
                 self._settle_client(rid, client, reason)
 
     def _settle_client(self, rid: str, client: HttpCall, reason: str | None) -> None:
-        told = self._told[rid]
+        token_ids = self._reported[rid]
         self._gate.wait(
-            lambda: client.closed or len(client.token_ids) >= len(told), f"{len(told)} tokens at the client of {rid}"
+            lambda: client.closed or len(client.token_ids) >= len(token_ids),
+            f"{len(token_ids)} tokens at the client of {rid}",
         )
         if reason is not None:
             self._gate.wait(lambda: client.closed, f"the end at the client of {rid}")
             del self._clients[rid]
-        if client.token_ids != told:
-            raise Violation(f"the engine tells {rid} {told}, but its client hears {client.token_ids}")
+        if client.token_ids != token_ids:
+            raise Violation(f"the engine tells {rid} {token_ids}, but its client hears {client.token_ids}")
 
 
 def _said_in(stepped: Stepped) -> list[int]:

@@ -223,7 +223,7 @@ class SdkRun(ScriptedRun):
             self.launched_at[batch.id] = self.step
             self.launches += 1
         self._judge(stepped)
-        handles = self._told()
+        handles = self._listening()
         for rid in stepped.preempted:
             if rid in handles:
                 handles[rid].note_retraction()
@@ -231,18 +231,18 @@ class SdkRun(ScriptedRun):
         for reply in stepped.replies:
             match reply:
                 case Tokens() | Refused():
-                    _tell(self._told()[reply.rid].client, reply)
+                    _tell(self._listening()[reply.rid].client, reply)
                 case Answer() if reply.call_id in calls:
                     calls[reply.call_id].answer(200 if reply.ok else _REFUSED_STATUS, reply.text)
         for handle in self.handles.all:
             # Where aborts are not answered, the client has hung up; queued requests end with the one before.
             handle.client.closed = handle.client.closed or handle.finished
         if stepped.microbatch is not None:
-            handles = self._told()
+            handles = self._listening()
             for share in self.plans[self.step].shares:
                 handles[share.rid].note_share(share)
 
-    def _told(self) -> dict[str, SdkRequest]:
+    def _listening(self) -> dict[str, SdkRequest]:
         """Return the handles that get the next replies, by rid: the oldest whose client has not learned of its end."""
         return {handle.rid: handle for handle in reversed(self.handles.all) if not handle.client.closed}
 

@@ -80,7 +80,7 @@ class WireSource(ScriptSource):
         self._gate = gate
         self._socket = gate.socket
         self._poller = zmq.Poller()
-        self._told = 0
+        self._reported = 0
         self._supervisor = os.getppid()
         self._pid = os.getpid()
         # The state that the running script must leave unchanged for later scripts.
@@ -123,7 +123,7 @@ class WireSource(ScriptSource):
                 continue
             script = self._load(command)
             if script is not None:
-                self._told = 0
+                self._reported = 0
                 self._state = ProcessState(configs_of(script.function)) if script.options.must_assert else None
                 return script
 
@@ -132,7 +132,7 @@ class WireSource(ScriptSource):
         if script is None or not run.recording:
             return
         records = run.records
-        new, self._told = records[-1] if len(records) > self._told else None, len(records)
+        new, self._reported = records[-1] if len(records) > self._reported else None, len(records)
         position, printed = position_of(script.script), script.take_printed()
         self._send(Progress(record=new, limits=run.scheduler.limits, printed=printed, position=position))
 

@@ -311,9 +311,9 @@ class RemoteWorld(World):
         """Have the real engine run the same step, and compare."""
         events = tuple([self.as_real(event) for event in step.events])
         self._note_orders(result)
-        told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
-        if bytes(told) != encode(self._real_result(result)):
-            here, there = msgspec.to_builtins(self._real_result(result)), msgspec.msgpack.decode(told)
+        reply = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
+        if bytes(reply) != encode(self._real_result(result)):
+            here, there = msgspec.to_builtins(self._real_result(result)), msgspec.msgpack.decode(reply)
             raise Violation(f"engine {self.name} and its scheduler here differ in a step: {there}, not {here}")
 
     def _note_orders(self, result: StepResult) -> None:
