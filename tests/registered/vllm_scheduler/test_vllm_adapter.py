@@ -77,6 +77,22 @@ def test_a_lone_request_with_hisparse_needs_a_block_more_than_vllm_demands(block
     assert bool(words) == (outcome.failure is not None)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "method", "words"),
+    [(10, "eagle", "lost its blocks 8 times in a row for nothing"), (11, "eagle", ""), (10, "ngram", "")],
+)
+def test_a_prompt_is_admitted_without_the_block_that_its_drafter_reads_ahead(
+    blocks: int, method: str, words: str
+) -> None:
+    """The page of defects says so: beside a load it preempts itself before its last chunk."""
+    guesses = f"max_num_batched_tokens=8 num_speculative_tokens=3 speculative_method={method}"
+    loaded = "kv_connector=async kv_offered_tokens=12 kv_transfer_steps=40; 1 start a prompt=13 new=1; 2 offer tokens=0"
+    line = f"block_size=5 num_gpu_blocks={blocks} {guesses} {loaded}; 2 start b prompt=30 seed=1 new=1"
+    outcome = execute(Schedule.parse(line, of="vllm"))
+    assert words in str(outcome.failure)
+    assert bool(words) == (outcome.failure is not None)
+
+
 def test_a_new_machine_leaves_vllms_log_silent() -> None:
     """Making vLLM's configuration sets its log's level again, and `scripted stuck` then printed the log first."""
     # A size of no other test: a configuration is made once for equal settings.
