@@ -102,6 +102,11 @@ class Mutant:
             else:
                 delattr(owner, attribute)
 
+    @property
+    def function(self) -> FunctionType:
+        """The function that the cut edits. Raises MutantDoesNotFit."""
+        return self._function(self._find()[2])
+
     def is_met(self, codes: Container[int]) -> bool:
         """Return whether the mutated code is among these code objects, which a run called, by id.
 

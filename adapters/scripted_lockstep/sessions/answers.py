@@ -61,6 +61,7 @@ class OpenAnswer:
         self.number = number
         self._settings = settings
         self._tokens = DECODERS[settings.tools]
+        # The decoder of what must be told; the front end takes the one that its order says.
         self._decoder = WholeDecoder(self._tokens) if settings.shows_special else self._tokens
         self.order = order_of(add, settings, number)
         self._shape = CountedShape(shape_of(self.order, settings))
@@ -68,7 +69,7 @@ class OpenAnswer:
             sessions,
             self.order,
             self._shape,
-            self._decoder,
+            WholeDecoder(self._tokens) if self.order.shows_special else self._tokens,
             tokens_a_turn=settings.turn_tokens,
             outputs_a_turn=settings.turn_outputs,
             values_a_turn=settings.turn_values,
@@ -389,6 +390,16 @@ class OpenAnswer:
             )
         return ranked
 
+    def _prompts_in(self, events: Sequence[dict[str, Any]]) -> list[int]:
+        """Return, for each event of a stream, the prompt tokens of the choices shown so far; the first one counts."""
+        firsts: dict[int, int] = {}
+        counts = []
+        for event in events:
+            index = event["choices"][0]["index"]
+            firsts |= {index: len(self.order.messages[index].prompt_ids)} if index % self.order.n == 0 else {}
+            counts.append(sum(firsts.values()))
+        return counts
+
     def _check_usage_of_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Raise Violation unless exactly the requested events of a stream carry the usage."""
         wanted, with_choices = self._settings.usage, [event for event in events if event["choices"]]
@@ -400,6 +411,8 @@ class OpenAnswer:
             counts = [event["usage"]["completion_tokens"] for event in with_choices]
             so_far = list(accumulate(len(event["choices"][0].get("token_ids") or ()) for event in with_choices))
             fits = all(map(int.__le__, so_far, counts)) and all(one <= after for one, after in pairwise(counts))
+            prompts = [event["usage"]["prompt_tokens"] for event in with_choices]
+            fits = fits and prompts == self._prompts_in(with_choices)
         if not fits:
             usages = [event.get("usage", "none") for event in events]
             raise Violation(f"the stream of {self.add.rid} was asked for usage={wanted}, but has {usages}")

@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 from connections import Connection
+from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
+from engine.frontend.http.body_reader import unless_gone
 from engine.frontend.sessions.sessions import NativeShape
 
 
@@ -51,6 +54,30 @@ def test_nothing_is_made_for_a_client_that_has_left(play, monkeypatch: pytest.Mo
 
     play(scene)
     assert not made
+
+
+def test_work_on_a_body_ends_when_its_client_leaves() -> None:
+    """C05: a worker that nobody waits for would keep others out."""
+
+    async def scene() -> None:
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async def receive() -> dict[str, str]:
+            await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(ClientDisconnect):
+            await unless_gone(Request({"type": "http"}, receive), work())
+        async with asyncio.timeout(30):
+            await ended.wait()
+
+    asyncio.run(scene())
 
 
 def test_disconnect_after_the_end_aborts_nothing(play) -> None:

@@ -280,6 +280,14 @@ def test_a_truncated_prompt_keeps_its_end(served: ServedModel) -> None:
         assert order.messages[0].prompt_ids == kept
 
 
+@pytest.mark.parametrize("body", [{"prompt": [1]}, {"prompt": [[1], [2, 3]]}])
+def test_the_default_limit_is_never_below_the_least(served: ServedModel, body: dict[str, Any]) -> None:
+    """A client that leaves the limit out is refused for no number that it sent."""
+    for least in (0, *range(14, 20), 100):
+        for message in orders_of(served)[COMPLETION](json.dumps(body | {"min_tokens": least}).encode()).messages:
+            assert message.sampling.min_new_tokens == least <= message.sampling.max_new_tokens
+
+
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_special_tokens_and_stop_strings_are_shown_as_asked(served: ServedModel, is_shown: bool) -> None:
     sampling = {"skip_special_tokens": not is_shown, "no_stop_trim": is_shown, "max_new_tokens": 1}

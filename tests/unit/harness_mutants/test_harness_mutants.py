@@ -14,9 +14,9 @@ from pathlib import Path
 
 import promises
 import pytest
-from edited_tree import EditedTree
 from thinned import thinned
 
+from benchmarks.edited_tree import EditedTree
 from scripted.core.mutant import Mutant, MutantDoesNotFit, read_mutants
 
 ROOT = Path(__file__).parents[3]

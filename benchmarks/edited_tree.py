@@ -16,9 +16,9 @@ from pathlib import Path
 from scripted.core.cuts import Cut, places_of
 from scripted.core.mutant import Mutant
 
-__all__: list[str] = []
+__all__ = ["EditedTree"]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 # What tests read; virtual environments, results and compiled files stay behind.
 PARTS = ("adapters", "benchmarks", "ci", "docs", "engine", "examples", "lockstep", "scripted", "tests")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "node_modules")
@@ -59,7 +59,7 @@ class EditedTree:
         """Run pytest in the copy, without what a run of pytest around this one has set."""
         left_out = ("PYTEST_", "PYTHON", "COV_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-        return subprocess.run(
+        return subprocess.run(  # noqa: S603 - this repository's own tests
             [self._python, "-m", "pytest", "-q", "--vet", "off", "-p", "no:cacheprovider", *arguments],
             cwd=self._root,
             env=environment,
@@ -72,7 +72,7 @@ class EditedTree:
 
 def edited_source(mutant: Mutant) -> tuple[Path, str]:
     """Return the file of a mutant that fits, and its text with the mutant."""
-    function = mutant._function(mutant._find()[2])
+    function = mutant.function
     lines, first = inspect.getsourcelines(function)
     source = textwrap.dedent("".join(lines))
     (place,) = places_of(source, mutant.cut, mutant.becomes)
