@@ -14,10 +14,11 @@ class UnwritableFileError(LockstepError, ValueError):
 def error_lines(begin: str, text: str) -> str:
     """Return a text as lines for a terminal, each after ``begin``.
 
-    Control characters are escaped: a part of the text may be from a stranger's file, and a terminal would obey it.
+    A part of the text may be from a stranger's file.
     """
-    return "".join(f"{begin}: {''.join(map(_visible, line))}\n" for line in text.splitlines())
+    return "".join(f"{begin}: {visible(line)}\n" for line in text.splitlines())
 
 
-def _visible(character: str) -> str:
-    return character if character.isprintable() or character == "\t" else ascii(character)[1:-1]
+def visible(text: str) -> str:
+    """Escape the control characters of a text, which a terminal would obey, but for line feeds and tabs."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, visible
 from lockstep.output_files import require_writable
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.core.adapters import DEFAULT_ADAPTER
@@ -234,24 +234,26 @@ def _show(console: Console, run: Rerun) -> None:
     steps = run.log.steps
     if len(steps) > _SHOWN_STEPS:
         console.print("--trace FILE keeps every step, for `scripted view`")
-    for one in run.notes:
-        console.print(f"note: {one}", soft_wrap=True)
-    for one in run.unreached:
-        console.print(f"met nothing to act on: {one}", soft_wrap=True)
-    if run.broken is not None:
-        console.print(f"BROKEN: {run.broken}", soft_wrap=True)
-    if run.differs is not None:
-        console.print(f"DIFFERS: {run.differs}", soft_wrap=True)
-    elif run.error is not None:
-        word = "as recorded, it died of" if run.recorded_error == run.error else "FAILED:"
-        console.print(f"{word} {run.error}", soft_wrap=True)
-    elif run.recorded_error is not None:
-        console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
-    if run.where:
-        console.print(f"raised at {run.where}", soft_wrap=True)
+    for line in _verdict(run):
+        console.print(visible(line), soft_wrap=True)
     if steps:
         last, begun = steps[-1], "" if run.first_step == 1 else f", of those from step {run.first_step} on"
         console.print(f"{last.step} steps, digest {last.digest}{begun}")
+
+
+def _verdict(run: Rerun) -> Iterator[str]:
+    yield from (f"note: {one}" for one in run.notes)
+    yield from (f"met nothing to act on: {one}" for one in run.unreached)
+    if run.broken is not None:
+        yield f"BROKEN: {run.broken}"
+    if run.differs is not None:
+        yield f"DIFFERS: {run.differs}"
+    elif run.error is not None:
+        yield f"{'as recorded, it died of' if run.recorded_error == run.error else 'FAILED:'} {run.error}"
+    elif run.recorded_error is not None:
+        yield f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not"
+    if run.where:
+        yield f"raised at {run.where}"
 
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:

@@ -21,6 +21,8 @@ from scripted_lockstep.script.history import record_step
 from scripted_lockstep.step_words import event_text, log_of
 
 _SHOWN_STEPS: Final = 20
+# Of KV, rows or the host tier: more than any machine holds, and memory for a list of them.
+_MOST_PAGES: Final = 1 << 26
 
 
 class _WatchedGate(ReplayGate):
@@ -69,7 +71,7 @@ def replay_engine(
     Raises RecordingError for a recording that cannot be replayed, with the last steps' inputs as its notes.
     """
     recording = read_recording(path)
-    scheduler, ports = _scheduler_of(recording), NullPorts()
+    scheduler, ports = _scheduler_of(path, recording), NullPorts()
     last = recording.header.first_step - 1 + len(recording.steps)
     last = last if until is None else min(until, last)
     gate = _gate_of(recording, scheduler, until, first_kept=1 if last_steps is None else last - last_steps + 1)
@@ -117,9 +119,19 @@ def _digest_difference(recorded: str, replayed: str) -> str | None:
     return None if recorded == replayed else f"every step is as recorded, but the digest is {replayed}, not {recorded}"
 
 
-def _scheduler_of(recording: Recording) -> Scheduler:
+def _scheduler_of(path: Path, recording: Recording) -> Scheduler:
+    """Make the scheduler of a recording. Raises RecordingError for limits that no engine has."""
     limits, checkpoint = recording.header.limits, recording.checkpoint
-    return Scheduler(limits) if checkpoint is None else restored(limits, checkpoint)
+    sizes = (limits.rows, limits.total_pages, limits.host_pages, limits.window_pages)
+    why = f"{max(sizes)} rows or pages" if max(sizes) > _MOST_PAGES else ""
+    try:
+        if not why:
+            return Scheduler(limits) if checkpoint is None else restored(limits, checkpoint)
+    except RecordingError:
+        raise
+    except (ValueError, LookupError, ArithmeticError) as exc:
+        why = f"{type(exc).__name__}: {exc}"
+    raise RecordingError(f"{path} has limits that no engine has ({why}); give a file of `engine serve --record FILE`")
 
 
 def _what_went_in(recording: Recording) -> Iterator[str]:

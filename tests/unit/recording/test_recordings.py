@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from scripted_lockstep.mutants.gallery import switched_on
 from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.sim.runner import EngineSim
 from thinned import thinned
+from typer.testing import CliRunner
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -32,9 +34,10 @@ from engine.core.recording import (
     read_recording,
 )
 from engine.core.recording.checkpoint import checkpoint_of, restored
-from engine.core.recording.format import frame_bytes
+from engine.core.recording.format import frame_bytes, write_frames
 from engine.core.recording.replay_gate import NullPorts
 from engine.core.scheduler import Scheduler, run_loop
+from scripted.cli import app
 from scripted.cli.replay import replay
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
@@ -146,6 +149,28 @@ def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(data)
     with pytest.raises(RecordingError, match="recording"):
         read_recording(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"rows": 10**12}, {"rows": -1}, {"host_pages": 2**40}, {"schedule_policy": "none"}], ids=str
+)
+def test_limits_that_no_engine_has_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    """46.3: they were tracebacks, or took all memory."""
+    limits = msgspec.structs.replace(limits_of(WORKLOADS["full-rows"].config), **changed)
+    write_frames(tmp_path / "run.rec", [frame_bytes(Header(limits=limits))])
+    with pytest.raises(RecordingError, match=r"run\.rec has limits that no engine has \(.*; give a file of"):
+        rerun(str(tmp_path / "run.rec"))
+
+
+def test_a_recorded_digest_does_not_command_a_terminal(tmp_path: Path) -> None:
+    record_to(tmp_path / "run.rec", WORKLOADS["full-rows"])
+    whole = read_recording(tmp_path / "run.rec")
+    assert whole.end is not None
+    frames = [whole.header, *whole.steps, msgspec.structs.replace(whole.end, plan_digest="\x1b[2Jx")]
+    write_frames(tmp_path / "run.rec", map(frame_bytes, frames))
+    said = CliRunner().invoke(app, ["replay", str(tmp_path / "run.rec")]).output
+    assert r", not \x1b[2Jx" in said
+    assert "\x1b" not in said
 
 
 def test_the_flight_recorder_is_bounded_and_says_what_it_lost(
