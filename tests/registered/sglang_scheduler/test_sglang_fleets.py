@@ -166,6 +166,15 @@ def test_the_second_equal_prompt_ends_a_decode_server() -> None:
     assert failure_of(f"engines=p0,d0 schedule_policy=fcfs {settings}; {both}") == ""
 
 
+@pytest.mark.parametrize(("steps", "words"), [(40, "g ends with abort, but nothing aborted it"), (2, "")])
+def test_a_decode_server_aborts_for_memory_that_a_transfer_gives_back(steps: int, words: str) -> None:
+    """The page of defects says so: nobody else is in the batch, but a request that waits for its KV has pages."""
+    both = '1 begin on=d0 do="start g prompt=7 new=27"; 1 begin on=d0 do="start h prompt=7 new=1"'
+    said = failure_of(f"engines=p0,p1,d0; {both}; 1 slow-link sender=d0 receiver=p0 steps={steps}")
+    assert words in said
+    assert bool(words) == bool(said)
+
+
 def test_a_prefill_server_never_forgets_the_room_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page on SGLang says so: four tables of its manager keep something of each abort after the handshake."""
     servers: list[SglangMember] = []
