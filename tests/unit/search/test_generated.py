@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from scripted_lockstep.space.targets import SPACE
 
+from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted import api
 from scripted.core.action import Action
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
@@ -289,7 +290,7 @@ def test_what_ends_a_run_often_comes_while_something_is_under_way() -> None:
     [
         ({"stages": "async", "grammars": "some"}, 1, lambda one: one.new >= 3 and one.regex is None),
         ({"drafts": "looked-up", "penalties": "presence"}, 1, lambda one: one.new >= 20 and not one.presence),
-        ({"scale": "large", "prompts": "short"}, 2, lambda one: one.prompt > 256 and one.seed == 0),
+        ({"scale": "large", "prompts": "short"}, 2, lambda one: one.prompt > LEAST_SPARED_TOKENS and one.seed == 0),
     ],
 )
 def test_a_setting_that_acts_on_few_requests_has_some(row: Row, count: int, sign: Callable[[Any], bool]) -> None:
