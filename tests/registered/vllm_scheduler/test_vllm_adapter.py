@@ -77,6 +77,22 @@ def test_a_lone_request_with_hisparse_needs_a_block_more_than_vllm_demands(block
     assert bool(words) == (outcome.failure is not None)
 
 
+@pytest.mark.skipif(installed_version() != "0.32.0", reason="the page of defects says: 0.33.0 passes")
+@pytest.mark.parametrize(
+    ("images", "guesses", "waits"),
+    [
+        (6, " num_speculative_tokens=1 speculative_method=eagle", True),
+        (12, " num_speculative_tokens=1 speculative_method=eagle", False),
+        (6, "", False),
+    ],
+)
+def test_an_image_is_kept_for_a_drafter_that_needs_the_next_one(images: int, guesses: str, waits: bool) -> None:
+    line = f"encoder_cache_size={images}{guesses}; 1 start a prompt=12 new=1 images=2 seed=1"
+    outcome = execute(Schedule.parse(line, of="vllm"))
+    assert ("waits forever: a (prefill)" in str(outcome.failure)) == waits
+    assert waits == (outcome.failure is not None)
+
+
 @pytest.mark.parametrize(
     ("blocks", "method", "words"),
     [(10, "eagle", "lost its blocks 8 times in a row for nothing"), (11, "eagle", ""), (10, "ngram", "")],
