@@ -9,6 +9,8 @@ import os
 import signal
 import warnings
 
+import pytest
+
 from lockstep.ray_environment import ray_defaults
 
 # A shell lets what it starts in its background ignore this signal, and so would `serve run`, which ends by it.
@@ -18,3 +20,8 @@ for name, value in ray_defaults().items():
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import ray.serve  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers() -> None:
+    """Ray handles SIGTERM from its first cluster to the end of its process."""

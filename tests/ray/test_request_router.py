@@ -183,7 +183,7 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
         ids = tuple(range(1, 13))
         keys = tuple(page_keys(ids, 4, (0, 0)))
         events.publish([PagesStored(parent=None, keys=keys, tokens=ids)])
-        told = {
+        endpoints = {
             "node": "",
             "live": f"ipc://{tmp_path}/live",
             "replay": f"ipc://{tmp_path}/again",
@@ -191,8 +191,8 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
         }
         router.update_replicas(
             [
-                replica("a", accepting=True, load=load(), told=told | {"node": "another"}),
-                replica("b", accepting=True, load=load(1), told=told),
+                replica("a", accepting=True, load=load(), events=endpoints | {"node": "another"}),
+                replica("b", accepting=True, load=load(1), events=endpoints),
             ]
         )
         assert [*router._subscriptions] == ["b"]

@@ -22,6 +22,8 @@ from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 
 register_cpu_ci(est_time=440, suite="ray-cpu")
+# Ray handles SIGTERM until its process ends.
+pytestmark = pytest.mark.usefixtures("restores_signal_handlers")
 
 pytest.importorskip("ray", reason="Ray is an optional extra")
 sys.path.insert(0, str(Path(__file__).parents[2] / "load"))

@@ -39,7 +39,8 @@ from scripted.search.execution import execute
 register_cpu_ci(est_time=40, suite="sglang-cpu")
 
 # SGLang and its imports emit warnings.
-pytestmark = pytest.mark.filterwarnings("default")
+# A recorder handles signals until its process ends.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("restores_signal_handlers")]
 
 WORKLOADS = (
     *("growing", "growing-mixed", "tight-pages-overlap", "twins-normal-lpm", "chunks-pages-mixed", "splits-tight"),

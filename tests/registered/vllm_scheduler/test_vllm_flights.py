@@ -52,6 +52,8 @@ from scripted.search.execution import execute, record
 from scripted.search.shrinking import shrink
 
 register_cpu_ci(est_time=20, suite="vllm-cpu")
+# A recorder handles signals until its process ends.
+pytestmark = pytest.mark.usefixtures("restores_signal_handlers")
 
 pytest_plugins = ["pytester"]
 
