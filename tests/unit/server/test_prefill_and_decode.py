@@ -120,6 +120,7 @@ def test_pages_come_from_the_prefill_engine_and_prefixes_are_found_on_both_sides
 ) -> None:
     _, prefill, decode = engines
     base = prompt(20, 640)
+    until(lambda: not stats(prefill)["open_transfers"], "earlier transfers are counted")
     before = {server.url: stats(server) for server in (prefill, decode)}
     first = decode.http.post("/generate", json=body(20, 640)).json()
     assert first["meta_info"]["cached_tokens"] == 0

@@ -6,6 +6,7 @@ steps from the engine's gate. Clients and stages are real.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ from scripted_lockstep.tiers.server.wire import (
 )
 
 BOOT_TIMEOUT_S: Final = 120.0
+_END_TIMEOUT_S: Final = 5.0
 # The engine's own waits end first, with better errors.
 _PATIENCE_S: Final = 1.0
 
@@ -232,6 +234,9 @@ class RemoteWorld(World):
 
         self.wait_until(is_here, "the message that another engine caused")
         if not found:
+            # If its scheduler has died, its front end says so before its supervisor ends, which raises that.
+            with contextlib.suppress(NoAnswer):
+                self.wait_until(lambda: False, "the end of its supervisor", _END_TIMEOUT_S)
             raise Violation(f"the front end of {self.name} answered the decode engine itself: {unless()}")
         self._messages.remove(found[0])
         return found[0]
