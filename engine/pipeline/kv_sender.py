@@ -75,7 +75,6 @@ class KVSender:
         self._lock = Lock()
         self._open: set[int] = set()
         self._lanes: dict[str, _Lane] = {}
-        self._is_closed = False
 
     def order(self, order: TransferOrder) -> None:
         """Begin or end a transfer. Waits for a page that is being read, never for a peer."""
@@ -99,12 +98,12 @@ class KVSender:
             lane.orders.put(_Sending(order, images))
 
     def forget(self) -> None:
-        """Do nothing: transfers have the receivers' numbers."""
+        """Close all connections without another read or answer; the next order opens a new one."""
+        self.close()
 
     def close(self) -> None:
         """End all threads without another read or answer; idempotent."""
         with self._lock:
-            self._is_closed = True
             self._open.clear()
             lanes = list(self._lanes.values())
             self._lanes.clear()

@@ -250,6 +250,30 @@ def test_a_send_to_a_peer_that_never_reads_is_stopped_at_once(
     assert source.answers.empty()
 
 
+def test_a_sender_that_starts_over_closes_its_connections(
+    opened: Open, private_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order that was stopped in the middle sends nothing afterwards, and the next order gets a new connection."""
+    monkeypatch.setattr("engine.pipeline.kv_sender.PROGRESS_TIMEOUT_S", 2 * WAIT_S)
+    closed = threading.Event()
+
+    def read_to_the_end(connection: Any) -> None:
+        while connection.recv(1 << 16):
+            continue
+        closed.set()
+
+    peer = opened(Decoder(private_dir, read_to_the_end))
+    source = SmallStage()
+    sender = opened(source.sender())
+    sender.order(send(1, peer.address, 0))
+    assert peer.has_greeted.wait(WAIT_S)
+    sender.order(StopTransfer(1))
+    assert source.answer() == PagesSent(transfer=1, error="stage 0: the transfer was stopped")
+    sender.forget()
+    assert closed.wait(WAIT_S)
+    assert source.answers.empty()
+
+
 # -- between machines --
 
 

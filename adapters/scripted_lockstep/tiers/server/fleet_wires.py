@@ -75,6 +75,8 @@ class RealWires(LoopThread, Wires):
         self._servers: dict[object, asyncio.Server] = {}
         # Pages that have left a stage, by the stage.
         self._pages: dict[_Order, dict[int, bytes]] = {}
+        # Counts scripts. A connection that was opened before this script carries the pages of an earlier one.
+        self._script = 0
         self._layouts: dict[tuple[str, str, int], PageLayout] = {}
         self._onward: dict[tuple[str, str, int], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(None), trust_env=False, verify=NO_AUTHORITIES)
@@ -96,8 +98,13 @@ class RealWires(LoopThread, Wires):
         """Begin a script with these engines; nothing is in flight between them."""
         self.worlds = worlds
         self._do(self._begin())
+        self.drop_pages()
         for world in worlds.values():
             self.introduce(world)
+
+    def drop_pages(self) -> None:
+        """Drop the pages of earlier scripts, also those still to come; the engines have closed their connections."""
+        self._do(self._drop_pages())
 
     def introduce(self, world: RemoteWorld) -> None:
         """Tell an engine of a fleet the addresses of the others."""
@@ -285,7 +292,6 @@ class RealWires(LoopThread, Wires):
         for name in self.worlds:
             await self._forget_onward(name)
         self._calls.clear()
-        self._pages.clear()
         for prefill in self._prefills:
             for decode in self._decodes:
                 for stage in range(self.worlds[decode].limits.pp_size):
@@ -294,6 +300,10 @@ class RealWires(LoopThread, Wires):
                         self._servers[path] = await asyncio.start_unix_server(
                             self._taking(prefill, decode, stage), path
                         )
+
+    async def _drop_pages(self) -> None:
+        self._script += 1
+        self._pages.clear()
 
     def _taking(self, prefill: str, decode: str, stage: int) -> Any:
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -306,6 +316,7 @@ class RealWires(LoopThread, Wires):
         self, prefill: str, decode: str, stage: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Act as a stage of a decode engine on one connection."""
+        script = self._script
         layout = self._layouts[prefill, decode, stage] = decode_greeting(await _frame(reader)).layout
         writer.write(framed(encode(Verdict(None))))
         pages, key = bytearray(), None
@@ -316,6 +327,8 @@ class RealWires(LoopThread, Wires):
                 pages += header + await reader.readexactly(layout.image_bytes)
                 key = key or (prefill, decode, transfer, place)
                 continue
+            if self._script != script:
+                return
             if key is not None:
                 self._pages.setdefault(key, {})[stage] = bytes(pages)
                 self._wake()

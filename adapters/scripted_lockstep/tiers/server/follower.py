@@ -93,8 +93,9 @@ class Follower:
 
     def _value_of(self, asked: Ask) -> Any:
         if asked.verb == "start_over":
-            # Resets the counts of the stages and of the scheduler.
+            # Resets the counts of the stages and of the scheduler; a stage that describes itself has done so.
             self._world.pipeline.forget()
+            self._world.pipeline.describe()
             return self._machine.start_over()
         if asked.replies:
             return self._world.answer(asked.replies)

@@ -146,7 +146,7 @@ class RemoteWorld(World):
         self.pipeline: Any = SimpleNamespace(
             fail_next_step=partial(self._ask, "fail_next_step"),
             spare_next_step=partial(self._ask, "spare_next_step"),
-            forget=partial(self._ask, "start_over"),
+            forget=self._start_over,
             describe=partial(self._ask, "describe", kind=tuple[StageView, ...]),
         )
 
@@ -171,6 +171,10 @@ class RemoteWorld(World):
         self._messages.clear()
         self._ordered.clear()
         self._transfers = SimulatedTransfers(self.limits.page_size)
+
+    def _start_over(self) -> None:
+        """Reset the engine's scheduler and stages, and wait until they have."""
+        self._ask("start_over")
 
     def receive(self) -> None:
         """Take the messages of the engine's gate without waiting."""

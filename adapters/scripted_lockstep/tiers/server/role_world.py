@@ -128,8 +128,14 @@ class RolePeer(RealWires):
     def _end_of(self, key: Any) -> asyncio.Event:
         return self._ends.setdefault(key, asyncio.Event())
 
-    async def _begin(self) -> None:
-        await super()._begin()
+    async def _drop_pages(self) -> None:
+        if self.prefill_url:
+            # It is never reset and keeps its connections. It answered when all pages were here.
+            self._pages.clear()
+            return
+        await super()._drop_pages()
+        for end in self._ends.values():
+            end.set()
         self._ends.clear()
         self._broken.clear()
 
@@ -194,6 +200,11 @@ class RoleWorld(RemoteWorld):
         self.urls = {PREFILL_ENGINE: self._peer.urls_for(DECODE_ENGINE)[0]}
         self.addresses = {DECODE_ENGINE: self._peer.addresses(PREFILL_ENGINE, DECODE_ENGINE)}
         self.clients.scheduler, self.clients.addresses = scheduler, self.addresses[DECODE_ENGINE]
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        # Pages of aborted prompts may have been on their way until now.
+        self._peer.drop_pages()
 
     def take_messages(self) -> list[ClientMessage]:
         return [_as_imagined(message) for message in super().take_messages()]
