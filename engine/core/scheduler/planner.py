@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from engine.core.plan import DECODE, MIXED, PREFILL, UNKNOWN_TOKEN, Segment, SegmentShare
 from engine.core.scheduler.chunk_sizes import ChunkSizes
 from engine.core.scheduler.core import Core
@@ -397,8 +399,10 @@ class Planner:
             # Only in the first segment of a request: a page replaced by the tree's page is sent again, a spec is not.
             sampling=request.spec if start == request.prefill_start else None,
             drafts=len(drafts),
-            **share,
         )
+        if share:
+            # Not ``**share`` above, which would take a sixth of a step of decodes.
+            segment = msgspec.structs.replace(segment, **share)
         plan.segments.append(segment)
         plan.requests.append(request)
         plan.tokens += request.planned_tokens - start
