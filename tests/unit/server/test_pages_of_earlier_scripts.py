@@ -61,7 +61,7 @@ def peer(tmp_path: Path) -> Iterator[RolePeer]:
 def _world(peer: RolePeer, name: str) -> Any:
     def wait_until(done: Any, what: str) -> None:
         while not done():
-            assert poll({peer: peer.clear}, WAIT_S), what
+            assert poll({peer.fileno(): peer.clear}, WAIT_S), what
 
     limits = SimpleNamespace(pp_size=1, prefills=name == PREFILL_ENGINE, receives=name == DECODE_ENGINE)
     return SimpleNamespace(name=name, limits=limits, wait_until=wait_until)
