@@ -7,6 +7,7 @@ it; limits hold; each call is answered once; every request ends. An adapter's or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
@@ -35,6 +36,19 @@ class Paused(NamedTuple):
     name: str
     stops_running: bool = True
     aborts: bool = False
+
+
+@dataclass(frozen=True)
+class RequestedWork:
+    """The steps that requests take one after another, and the one with the most new tokens."""
+
+    steps: int
+    rid: str
+    new: int
+
+    def __add__(self, other: RequestedWork) -> RequestedWork:
+        longest = max(self, other, key=lambda one: one.new)
+        return RequestedWork(self.steps + other.steps, longest.rid, longest.new)
 
 
 class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
@@ -114,8 +128,21 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         steps = 0
         for life in self.account.live.values():
             tokens = len(life.message.prompt_ids) + len(life.said) - (life.computed or 0)
-            steps += -(-max(0, tokens) // self._batch_tokens) + max(1, self.most_new(life) - len(life.said))
-        return steps * (self._depth + 1)
+            steps += self._steps_alone(tokens, self.most_new(life) - len(life.said))
+        return steps
+
+    @property
+    def requested_work(self) -> RequestedWork:
+        """What all requests of the run ask for, each computed once and alone."""
+        work = RequestedWork(0, "", 0)
+        for life in self.account.lives:
+            new = self.most_new(life) if life.end is None else len(life.said)
+            work += RequestedWork(self._steps_alone(len(life.message.prompt_ids), new), life.message.rid, new)
+        return work
+
+    def _steps_alone(self, tokens: int, new: int) -> int:
+        """Return the steps in which these tokens are computed, and ``new`` tokens are sampled, one in a batch."""
+        return (-(-max(0, tokens) // self._batch_tokens) + max(1, new)) * (self._depth + 1)
 
     @property
     def names(self) -> Iterable[str]:

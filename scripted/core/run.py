@@ -30,13 +30,15 @@ from scripted.core.promises.liveness import Liveness
 from scripted.core.promises.told_ends import ListsRequests, check_told
 from scripted.core.promises.waste import EmptySteps, TellsWork
 from scripted.core.protocol import Adapter, DeclaresWindows, violations_of, windows_of
-from scripted.core.refusals import HarnessError
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-# Far more steps than any workload takes: a schedule not settled by then never is.
+# Far more steps than any workload takes: a schedule not settled by then never is, unless its requests need more.
 STEPS_LIMIT: Final = 4_000
+# How many times the limit they may need; it takes seconds.
+MORE_STEPS: Final = 4
 # Consecutive steps without events that do nothing and ask for another step. A scheduler may do bookkeeping without a
 # visible effect, one block a step at the slowest, and workloads have a few dozen blocks; healthy ones take none.
 EMPTY_STEPS_LIMIT: Final = 256
@@ -205,9 +207,12 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self._already = 0
 
     def compose(self, previous: OutputT | None) -> StepT | None:
-        """Compose the next step; None when everything is settled. Raises Violation, in the last step that ran."""
+        """Compose the next step; None when everything is settled. Raises Violation, in the last step that ran.
+
+        Raises ScriptDefinitionError for requests that need far more steps than a run has.
+        """
         if self.step >= self._steps_limit:
-            raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
+            self._raise_limit()
         self.step += 1
         try:
             return self._compose(previous)
@@ -215,6 +220,18 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if isinstance(exc, (Violation, *violations_of(self.adapter))):
                 self.step -= 1
             raise
+
+    def _raise_limit(self) -> None:
+        """Give requests that need more steps their steps. Raises for a run that should have ended by now."""
+        limit, work = self._steps_limit, self.oracle.requested_work
+        if work.steps <= limit:
+            raise Violation(f"not settled after {limit} steps: {self.adapter.what_is_busy(self)}")
+        if work.steps > (most := MORE_STEPS * limit):
+            raise ScriptDefinitionError(
+                f"a run has at most {most} steps, but its requests take {work.steps}, one after another: "
+                f"{work.rid} alone asks for {work.new} new tokens; ask for fewer"
+            )
+        self._steps_limit = work.steps
 
     def _compose(self, previous: OutputT | None) -> StepT | None:
         if self.step in self._before:

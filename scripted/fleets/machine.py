@@ -15,7 +15,7 @@ from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.machine import ConfigT, EventT, OutputT, RecordT, StepT
 from scripted.core.mutant import HasMutants
-from scripted.core.oracle import Oracle
+from scripted.core.oracle import Oracle, RequestedWork
 from scripted.core.promises.waste import Preemptions
 from scripted.core.protocol import Adapter, CopiesRuns, ShrinksConfigs
 from scripted.core.refusals import ScriptDefinitionError
@@ -341,6 +341,13 @@ class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
     @property
     def work_left(self) -> None:
         """Return None, unknown: requests wait for other machines and for links."""
+
+    @property
+    def requested_work(self) -> RequestedWork:
+        work = RequestedWork(0, "", 0)
+        for one in self._machine.living:
+            work += one.run.oracle.requested_work
+        return work
 
     @property
     def names(self) -> Iterable[str]:

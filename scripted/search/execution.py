@@ -22,7 +22,7 @@ from scripted.core.installed import harness_packages
 from scripted.core.phrases import path_of, text_of
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import ChecksRecords, CopiesRuns, Freezer, SkipsChecks, violations_of
-from scripted.core.refusals import HarnessError
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.states import UnreadableState
@@ -196,7 +196,7 @@ def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome,
             gate = begin()
             gate.adapter.drive(gate)
         _check_ended(gate)
-    except (HarnessError, Left):
+    except (HarnessError, Left, ScriptDefinitionError):
         raise
     except Overdue as exc:
         failure = Failure.of_hang(exc, gate)

@@ -11,7 +11,8 @@ import pytest
 
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant
-from scripted.core.run import Run
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import MORE_STEPS, STEPS_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, execute
 
@@ -88,3 +89,27 @@ def test_batches_with_room_do_not_leave_out_who_waits_forever(monkeypatch: pytes
     assert found is not None
     assert "b (waiting since step 4); 8 batches with room were launched without it" in found.text
     assert crowded is None
+
+
+# A request of this engine whose output alone takes longer than a run.
+LONG = "default; 1 start a prompt=5 new={}"
+
+
+def test_requests_that_need_more_steps_than_the_limit_get_them() -> None:
+    outcome = execute(Schedule.parse(LONG.format(STEPS_LIMIT + 500)))
+    assert outcome.failure is None
+    assert outcome.steps > STEPS_LIMIT
+
+
+@pytest.mark.parametrize("new", [3 * MORE_STEPS * STEPS_LIMIT, 99_999_999_999])
+def test_a_schedule_that_asks_for_too_much_is_to_blame_itself(new: int) -> None:
+    with pytest.raises(ScriptDefinitionError) as refused:
+        execute(Schedule.parse(LONG.format(new)))
+    assert f"at most {MORE_STEPS * STEPS_LIMIT} steps" in str(refused.value)
+    assert f"a alone asks for {new} new tokens; ask for fewer" in str(refused.value)
+
+
+def test_a_fleet_that_asks_for_too_much_is_to_blame_itself() -> None:
+    text = 'engines=e; 1 begin on=e do="start g prompt=7 new=99999999999"'
+    with pytest.raises(ScriptDefinitionError, match="g alone asks for 99999999999 new tokens"):
+        execute(Schedule.parse(text, of="lockstep-fleet"))
