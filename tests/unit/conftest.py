@@ -12,6 +12,7 @@ from pathlib import Path
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
+from scripted_lockstep.tiers.server import growth
 
 # As many are made before the collector looks, where Python would let it look after 700.
 GARBAGE_OBJECTS = 50_000
@@ -20,6 +21,12 @@ settings.register_profile(
     "lockstep", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("lockstep")
+
+
+@pytest.fixture
+def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a server that has grown for good: the full time is for a busy machine."""
+    monkeypatch.setattr(growth, "SETTLE_TIMEOUT_S", 0.5)
 
 
 @pytest.hookimpl(wrapper=True)

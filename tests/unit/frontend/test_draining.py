@@ -86,7 +86,7 @@ def test_drain_has_a_bound(parent: PreloadedParent, tmp_path: Path) -> None:
         assert server.http.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
         with httpx.Client(base_url=server.url, timeout=20) as other, ThreadPoolExecutor(1) as pool:
             stuck = pool.submit(other.post, "/generate", json={"text": "x"})
-            while server.http.get("/server_info").json()["open_requests"] == 0:
+            while server.info()["open_requests"] == 0:
                 continue
             server.process.drain()
             assert server.process.wait(END_BOUND_S) == 0
@@ -104,20 +104,16 @@ def test_queue_limit_plus_one_is_429_and_leaves_nothing(parent: PreloadedParent,
     with running(parent, tmp_path, max_queued_requests=1) as server, ThreadPoolExecutor(1) as pool:
         server.http.post("/pause_generation").raise_for_status()
         waits = pool.submit(httpx.post, f"{server.url}/generate", json={"text": "x"}, timeout=20)
-        while _stats(server)["waiting"] == 0:
+        while server.stats()["waiting"] == 0:
             continue
         for path, body in bodies:
             for stream in (False, True):
                 response = server.http.post(path, json=body | {"stream": stream})
                 assert response.status_code == 429
                 assert "max_queued_requests is 1" in response.json()["error"]["message"]
-        assert server.http.get("/server_info").json()["open_requests"] == 1
+        assert server.info()["open_requests"] == 1
         server.http.post("/continue_generation").raise_for_status()
         assert waits.result().status_code == 200
-        stats = _stats(server)
+        stats = server.stats()
         assert (stats["waiting"], stats["requests_refused"], stats["requests_finished"]) == (0, 6, 1)
         assert stats["rows_free"] == stats["rows_total"]
-
-
-def _stats(server: RealServer) -> dict[str, int]:
-    return server.http.get("/server_info").json()["stats"]

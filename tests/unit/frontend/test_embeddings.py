@@ -115,7 +115,7 @@ def test_vectors_equal_those_of_transformers(served: tuple[RealServer, Path, str
         assert np.abs(np.array(plain["data"][0]["embedding"]) - wanted[0]).max() < 1e-4
         assert raw["usage"] == plain["usage"] == {"prompt_tokens": (count := len(ids(folder))), "total_tokens": count}
         assert np.abs(embed(client, input=[ids(folder)])[0] - wanted[0]).max() < 1e-4
-    stats = server.http.get("/metrics").text
+    stats = server.metrics().text
     hits = next(line for line in stats.splitlines() if line.startswith("engine_prompt_tokens_cached_total"))
     assert (float(hits.split()[-1]) > 0) == (mode == LAST)
 

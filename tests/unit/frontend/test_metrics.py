@@ -85,10 +85,10 @@ def test_silent_scheduler_is_told(metrics: Metrics) -> None:
 
 def test_metrics_of_a_real_server(server: RealServer) -> None:
     """C06: exactly the documented names are there, and a request moves the counts."""
-    before = _samples(server.http.get("/metrics").text)
+    before = _samples(server.metrics().text)
     body = {"prompt": "hello", "max_tokens": 5, "n": 2}
     assert server.http.post("/v1/completions", json=body).status_code == 200
-    response = server.http.get("/metrics")
+    response = server.metrics()
     assert response.headers["content-type"].startswith("text/plain")
     after = _samples(response.text)
     served = {name for name, _ in after if not name.endswith(("_created", "_bucket", "_sum"))}
@@ -107,7 +107,7 @@ def test_metrics_of_a_real_server(server: RealServer) -> None:
 def test_load_of_a_real_server(server: RealServer) -> None:
     """C06: an idle engine has no work, and what it caches is not free."""
     assert server.http.post("/v1/completions", json={"prompt": "a" * 40, "max_tokens": 1}).status_code == 200
-    (load,) = server.http.get("/get_load").raise_for_status().json()
+    load = server.load()
     assert (load["num_reqs"], load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0, 0)
     assert (load["num_tokens"], load["num_pending_tokens"]) == (0, 0)
     assert load["cached_pages"] > 0

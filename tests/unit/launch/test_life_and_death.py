@@ -24,6 +24,7 @@ from thinned import thinned
 from engine.process.death import read_death_report
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent, ServerProcess
+from tests.unit.frontend.real_servers import info_of
 
 START_BOUND_S = 60.0
 END_BOUND_S = 30.0
@@ -55,7 +56,7 @@ class LiveServer:
         assert self.http.post(path, json=body).status_code == 200
 
     def stats(self) -> dict[str, Any]:
-        return self.http.get("/server_info").json()["stats"]
+        return info_of(self.http)["stats"]
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         deadline = time.monotonic() + IDLE_BOUND_S

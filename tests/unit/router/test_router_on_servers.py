@@ -95,7 +95,7 @@ def test_operators_calls_are_of_both_engines_or_of_none(routed: Routed, tmp_path
     servers = first, second = tuple(routed.engines.values())
 
     def states() -> list[tuple[str | None, str]]:
-        infos = [server.http.get("/server_info").json() for server in servers]
+        infos = [server.info() for server in servers]
         return [(info["stats"]["paused"], info["weights"]) for info in infos]
 
     def told(path: str, body: Any = None) -> tuple[int, str]:

@@ -56,6 +56,7 @@ def test_a_server_in_which_no_engine_can_be_made_any_more_is_replaced(pool: Engi
         other.run(finds_a_whole_engine, options=OPTIONS)
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: EngineServers) -> None:
     damage = "DESCRIPTORS.extend(os.open(os.devnull, 0) for _ in range(100))"
     with (
@@ -81,6 +82,7 @@ def fails_in_the_middle(t):
         assert r.finished, "of another reason"
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_the_script_after_one_that_failed_with_open_files_is_not_blamed(pool: EngineServers) -> None:
     """The report of the first names them, and its server is replaced."""
     with pytest.raises(ScriptError, match="of another reason") as caught, pool.lend(EngineConfig()) as server:

@@ -88,12 +88,8 @@ def fleet_of(parent: PreloadedParent, folder: Path, **settings: Any) -> Iterator
         yield Fleet(parent, folder, stack, **settings)
 
 
-def stats(server: RealServer) -> dict[str, Any]:
-    return dict(server.http.get("/server_info").json()["stats"])
-
-
 def metric(server: RealServer, name: str) -> float:
-    for line in server.http.get("/metrics").text.splitlines():
+    for line in server.metrics().text.splitlines():
         if line.startswith(f"engine_{name}{{"):
             return float(line.rpartition(" ")[2])
     raise AssertionError(f"there is no metric {name}")
@@ -101,7 +97,7 @@ def metric(server: RealServer, name: str) -> float:
 
 def left(server: RealServer) -> dict[str, Any]:
     """Return the traces of requests that are left on an engine; empty if there are none."""
-    info = server.http.get("/server_info").json()
+    info = server.info()
     numbers = info["stats"]
     at_rest = {
         "waiting": 0,
@@ -116,7 +112,7 @@ def left(server: RealServer) -> dict[str, Any]:
     found = {name: numbers[name] for name, rest in at_rest.items() if numbers[name] != rest}
     if info["open_requests"]:
         found["open_requests"] = info["open_requests"]
-    (load,) = server.http.get("/get_load").json()
+    load = server.load()
     if load["num_reqs"] or load["free_pages"] + load["cached_pages"] != load["total_pages"]:
         found["load"] = load
     return found

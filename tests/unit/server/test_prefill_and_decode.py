@@ -25,7 +25,6 @@ from tests.unit.server.fleets import (
     metric,
     nothing_is_left,
     signal_all,
-    stats,
     until,
     until_asked,
 )
@@ -120,26 +119,28 @@ def test_pages_come_from_the_prefill_engine_and_prefixes_are_found_on_both_sides
 ) -> None:
     _, prefill, decode = engines
     base = prompt(20, 640)
-    until(lambda: not stats(prefill)["open_transfers"], "earlier transfers are counted")
-    before = {server.url: stats(server) for server in (prefill, decode)}
+    until(lambda: not prefill.stats()["open_transfers"], "earlier transfers are counted")
+    before = {server.url: server.stats() for server in (prefill, decode)}
     first = decode.http.post("/generate", json=body(20, 640)).json()
     assert first["meta_info"]["cached_tokens"] == 0
-    received = stats(decode)["pages_received"] - before[decode.url]["pages_received"]
+    received = decode.stats()["pages_received"] - before[decode.url]["pages_received"]
     assert received == (640 - 1) // 16
     # The prefill engine counts a transfer when its stages have ended it, which may be after the answer.
-    until(lambda: stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"] == received, "all pages are counted")
+    until(
+        lambda: prefill.stats()["pages_sent"] - before[prefill.url]["pages_sent"] == received, "all pages are counted"
+    )
     again = decode.http.post("/generate", json=body(20, 640)).json()
     assert again["meta_info"]["cached_tokens"] == 624
     longer = {"input_ids": [*base, *prompt(21, 160)], "sampling_params": GREEDY}
     assert decode.http.post("/generate", json=longer).json()["meta_info"]["cached_tokens"] >= 640
     nothing_is_left(prefill, decode)
-    sent = stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"]
+    sent = prefill.stats()["pages_sent"] - before[prefill.url]["pages_sent"]
     assert received < sent <= received + 160 // 16, "only what is new"
     decode.http.post("/flush_cache").raise_for_status()
-    hits = stats(prefill)["cached_tokens"]
+    hits = prefill.stats()["cached_tokens"]
     assert decode.http.post("/generate", json=body(20, 640)).json()["output_ids"] == first["output_ids"]
     nothing_is_left(prefill, decode)
-    assert stats(prefill)["cached_tokens"] - hits >= 608, "the prefill engine has all but the last page"
+    assert prefill.stats()["cached_tokens"] - hits >= 608, "the prefill engine has all but the last page"
 
 
 @pytest.mark.nightly
@@ -156,7 +157,7 @@ def _held(prefill: RealServer, decode: RealServer, sent: dict[str, Any]) -> Answ
     """A request whose prompt the prefill engine has, and does not compute."""
     prefill.http.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
     answer = Answer(decode.url, sent)
-    until(lambda: stats(prefill)["alive"], "the prefill engine has the prompt")
+    until(lambda: prefill.stats()["alive"], "the prefill engine has the prompt")
     return answer
 
 
@@ -170,7 +171,7 @@ def test_a_client_that_leaves_ends_its_prompt_on_both_sides(engines: tuple[RealS
     dropped = metric(decode, "prefills_dropped_total")
     answer = _held(prefill, decode, body(30, 2000))
     answer.leave()
-    until(lambda: not stats(prefill)["alive"], "a paused engine has dropped the prompt")
+    until(lambda: not prefill.stats()["alive"], "a paused engine has dropped the prompt")
     _go_on(prefill)
     nothing_is_left(prefill, decode)
     assert metric(decode, "prefills_dropped_total") == dropped + 1
@@ -294,7 +295,7 @@ def test_a_prefill_engine_that_dies_in_the_middle_costs_no_answer(parent: Preloa
         until_asked(decode)
         running = Answer(decode.url, body(61, 20, stream=True, sampling_params=GREEDY | {"max_new_tokens": 400}))
         answer = Answer(decode.url, sent)
-        until(lambda: stats(prefill)["pages_sent"] > 20, "some of it was sent")
+        until(lambda: prefill.stats()["pages_sent"] > 20, "some of it was sent")
         signal_all(prefill, signal.SIGKILL)
         assert answer.json()["output_ids"] == expected
         running.join()
@@ -336,11 +337,11 @@ def test_a_decode_engine_that_dies_leaves_nothing_on_the_prefill_engine(
         prefill = fleet.prefill()
         decode = fleet.decode()
         until_asked(decode)
-        sent = stats(prefill)["pages_sent"]
+        sent = prefill.stats()["pages_sent"]
         # So long that on a busy machine none ends before the kill.
         long = GREEDY | {"max_new_tokens": 1000, "ignore_eos": True}
         answers = [Answer(decode.url, body(80 + n, 3000, stream=True, sampling_params=long)) for n in range(4)]
-        until(lambda: stats(prefill)["pages_sent"] > sent + 20, "some of it was sent")
+        until(lambda: prefill.stats()["pages_sent"] > sent + 20, "some of it was sent")
         os.kill(decode.serving.pids["scheduler"], signal.SIGKILL)
         for answer in answers:
             answer.join()
@@ -363,7 +364,7 @@ def test_two_of_each_behind_a_router(engines: tuple[RealServer, ...], parent: Pr
             url = str(client.base_url).rstrip("/")
             until(lambda: all(not one["why_not"] for one in client.get("/health").json()["engines"]))
             assert [Answer(url, one).json()["output_ids"] for one in bodies] == expected
-            until(lambda: all(stats(prefill)["pages_sent"] for prefill in prefills), "both engines have sent pages")
+            until(lambda: all(prefill.stats()["pages_sent"] for prefill in prefills), "both engines have sent pages")
             answers = [Answer(url, one) for one in bodies]
             signal_all(prefills[0], signal.SIGKILL)
             assert [answer.json()["output_ids"] for answer in answers] == expected
@@ -398,7 +399,7 @@ def test_kv_over_tcp_needs_the_secret(parent: PreloadedParent, tmp_path: Path, i
         sent = body(100, 1000)
         answer = decode.http.post("/generate", json=sent).json()
         assert answer["output_ids"] == alone.http.post("/generate", json=sent).json()["output_ids"]
-        assert bool(stats(decode)["pages_received"]) is is_right
+        assert bool(decode.stats()["pages_received"]) is is_right
         assert bool(metric(decode, "prefills_failed_total")) is not is_right
         nothing_is_left(prefill, decode)
         assert ("did not prove" in prefill.log + decode.log or "secret" in prefill.log + decode.log) is not is_right

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.tiers.server import growth
 from scripted_lockstep.tiers.server.role_runner import EngineRole
 from scripted_lockstep.tiers.server.runner import EngineServer
 from thinned import thinned
@@ -90,7 +93,7 @@ def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig
 
 
 def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
-    monkeypatch.setattr("scripted_lockstep.tiers.server.growth._TABLES", (Path("/no/such/table"),))
+    monkeypatch.setattr(growth, "_TABLES", (Path("/no/such/table"),))
     check_that_it_passes(CONFIG, parent)
 
 
@@ -101,6 +104,21 @@ def check_that_it_passes(config: EngineConfig, parent: PreloadedParent) -> None:
         assert server.usable
 
 
+@pytest.mark.usefixtures("settles_soon")
+def test_a_front_end_that_did_not_run_for_long_has_not_grown(parent: PreloadedParent) -> None:
+    with EngineServer.start(CONFIG, parent=parent) as server:
+        server.run(does_everything)
+        assert server.serving is not None
+        front_end = server.serving.pids["frontend"]
+        checked = growth.ServerGrowth(server.serving)
+        os.kill(front_end, signal.SIGSTOP)
+        runs_on = threading.Timer(2 * growth.SETTLE_TIMEOUT_S, os.kill, (front_end, signal.SIGCONT))
+        runs_on.start()
+        checked.check()
+        runs_on.join()
+
+
+@pytest.mark.usefixtures("settles_soon")
 def test_a_scheduler_process_that_keeps_a_descriptor_is_named(parent: PreloadedParent) -> None:
     with EngineServer.start(CONFIG, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=r"it has grown: scheduler has \d+ open descriptors"):
@@ -108,6 +126,7 @@ def test_a_scheduler_process_that_keeps_a_descriptor_is_named(parent: PreloadedP
         assert not server.usable
 
 
+@pytest.mark.usefixtures("settles_soon")
 @pytest.mark.parametrize(
     ("config", "what", "found"),
     thinned(
@@ -137,6 +156,7 @@ def test_a_process_that_keeps_something_is_named(
         assert not server.usable
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_an_engine_with_a_role_that_keeps_a_descriptor_is_named(
     parent: PreloadedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

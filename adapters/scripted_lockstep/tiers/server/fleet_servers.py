@@ -23,7 +23,7 @@ from scripted_lockstep.tiers.server.parent import FOLLOWER_GATE, no_process_left
 from scripted_lockstep.tiers.server.wire import EnginePlace, EngineWanted, GateOptions
 
 _BOOT_TIMEOUT_S: Final = 120.0
-_END_TIMEOUT_S: Final = 5.0
+_END_TIMEOUT_S: Final = 30.0
 
 
 class FleetServers:

@@ -26,7 +26,7 @@ _PID: Final = "survivor"
 _RESULT: Final = "survivor-result"
 _INTERVAL_S: Final = 0.005
 # The copy ends by this time, with or without a result.
-_END_TIMEOUT_S: Final = 1.0
+_END_TIMEOUT_S: Final = 10.0
 _ASSUMED_LIFE_S: Final = 120
 
 

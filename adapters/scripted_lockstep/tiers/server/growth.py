@@ -20,8 +20,10 @@ from engine.process.control import Serving
 from engine.server.placement.ray_order import RAY
 from scripted.core.violation import Violation
 
-# A front end that has just sent a final message has not closed the connection yet.
-SETTLE_TIMEOUT_S: Final = 2.0
+# A front end that has just sent a final message has not closed the connection yet. On a busy machine it may not run for
+# seconds.
+SETTLE_TIMEOUT_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = 30.0
 _INTERVAL_S: Final = 0.005
 # It answers at once: it does not ask the scheduler, which stands still between two scripts.
 _PATH: Final = "/server_info?timeout=0"
@@ -78,7 +80,7 @@ class ServerGrowth:
         return [f"the front end has {size} {name.replace('_', ' ')}" for name, size in found.items() if size]
 
     def _registries(self) -> _Registries:
-        connection = HTTPConnection(self._address, timeout=SETTLE_TIMEOUT_S)
+        connection = HTTPConnection(self._address, timeout=ANSWER_TIMEOUT_S)
         try:
             connection.request("GET", _PATH)
             return msgspec.json.decode(connection.getresponse().read(), type=_Registries)

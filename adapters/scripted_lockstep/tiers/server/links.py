@@ -28,7 +28,7 @@ READ_BYTES: Final = 1 << 16
 MOST_UNDERWAY_PIECES: Final = 1024
 MAX_ORDER_BYTES: Final = 1 << 12
 # The time to start listening, and to carry out an order; a relay that takes longer hangs.
-ORDER_TIMEOUT_S: Final = 5.0
+ORDER_TIMEOUT_S: Final = 30.0
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 # Each piece with its time of arrival; an empty piece ends the direction.

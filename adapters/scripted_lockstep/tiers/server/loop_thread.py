@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import zmq
 
-_CLOSE_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 20.0
 _WAKE_BYTES: Final = 4096
 _T = TypeVar("_T")
 

@@ -61,9 +61,9 @@ from scripted_lockstep.tiers.server.wire import (
 )
 
 BOOT_TIMEOUT_S: Final = 120.0
-_END_TIMEOUT_S: Final = 5.0
+_END_TIMEOUT_S: Final = 30.0
 # The engine's own waits end first, with better errors.
-_PATIENCE_S: Final = 1.0
+_PATIENCE_S: Final = 5.0
 
 
 class FleetClients(HttpClients):

@@ -44,9 +44,9 @@ from scripted_lockstep.tiers.server.forked_script import survive
 from scripted_lockstep.tiers.server.links import order_link
 from scripted_lockstep.tiers.server.loop_thread import poll
 
-DEATH_TIMEOUT_S: Final = 5.0
-# No timeout detects a death: the front end learns of it at once.
-TOLD_WITHIN_S: Final = 2.0
+DEATH_TIMEOUT_S: Final = 15.0
+# No timeout detects a death: the front end learns of it at once. These bounds leave room for a busy machine.
+TOLD_WITHIN_S: Final = 10.0
 
 
 def decoder_of(settings: ServerSettings) -> Decoder:
