@@ -40,6 +40,7 @@ class PeerResult(msgspec.Struct, kw_only=True):
     ttft_ms: dict[str, list[float]] = {}
     ttft_p99_ms: dict[int, list[float]] = {}
     gap_p99_ms: dict[int, list[float]] = {}
+    longest_gap_ms: dict[int, list[float]] = {}
     later_ttft_ms: list[float] = []
     equal_ttft_p99_ms: list[float] = []
     equal_gap_p99_ms: list[float] = []
@@ -106,12 +107,13 @@ def tail_ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio
     """Return the ratios of tails, later turns and goodput, as ``ratios`` does."""
     for clients in own.ttft_p99_ms:
         for name, ours, theirs in (
-            ("first token", own.ttft_p99_ms, other.ttft_p99_ms),
-            ("gap", own.gap_p99_ms, other.gap_p99_ms),
+            ("first token p99", own.ttft_p99_ms, other.ttft_p99_ms),
+            ("gap p99", own.gap_p99_ms, other.gap_p99_ms),
+            ("longest gap", own.longest_gap_ms, other.longest_gap_ms),
         ):
             pairs = _paired(ours.get(clients), theirs.get(clients))
             if pairs:
-                yield f"{name} p99, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+                yield f"{name}, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
     for name, ours_ms, theirs_ms in (
         ("first token p99, equal rate", own.equal_ttft_p99_ms, other.equal_ttft_p99_ms),
         ("gap p99, equal rate", own.equal_gap_p99_ms, other.equal_gap_p99_ms),

@@ -130,6 +130,7 @@ class Served:
             self.result.ttft_p99_ms.setdefault(clients, []).append(summary.ttft_ms.p99)
         if summary.itl_ms is not None:
             self.result.gap_p99_ms.setdefault(clients, []).append(summary.itl_ms.p99)
+            self.result.longest_gap_ms.setdefault(clients, []).append(summary.itl_ms.max)
         self._note_memory()
 
     def first_tokens(self, seed: int) -> None:

@@ -122,13 +122,14 @@ def _tails_caption(run: PeersRun) -> str:
 
 def _tails(run: PeersRun) -> _Rows:
     first = [f"first token p99 at {clients}" for clients in run.clients]
-    gaps = [f"gap p99 at {clients}" for clients in run.clients]
+    gaps = [f"{name} at {clients}" for name in ("gap p99", "longest gap") for clients in run.clients]
     equal = ["first token p99 at an equal rate", "gap p99 at an equal rate"]
     rows = [["", *first, *gaps, *equal, "later turns, first token p50", "goodput, requests/s"]]
     for result in run.results:
         if result.served:
             row = [_median(result.ttft_p99_ms.get(clients), ",.0f") for clients in run.clients]
             row += [_median(result.gap_p99_ms.get(clients), ",.1f") for clients in run.clients]
+            row += [_median(result.longest_gap_ms.get(clients), ",.0f") for clients in run.clients]
             row += [_median(result.equal_ttft_p99_ms, ",.0f"), _median(result.equal_gap_p99_ms, ",.1f")]
             row += [_median(result.later_ttft_ms, ",.0f"), _median(result.goodput_per_s, ".3g")]
             rows.append([result.name, *row])

@@ -32,6 +32,7 @@ def test_a_page_has_a_column_for_each_load_and_the_tails_at_an_equal_rate() -> N
             tokens_per_s={4: [tokens], 128: [tokens]},
             ttft_p99_ms={4: [10.0], 128: [50.0]},
             gap_p99_ms={4: [5.0], 128: [8.0]},
+            longest_gap_ms={4: [gap], 128: [9.0]},
             equal_gap_p99_ms=[gap],
             equal_ttft_p99_ms=[30.0],
         )
@@ -57,4 +58,4 @@ def test_a_page_has_a_column_for_each_load_and_the_tails_at_an_equal_rate() -> N
     assert "1.5 requests a second" in page.replace("\n", " ")
     *_, head, _, ratios, _ = page.splitlines()
     shown = dict(zip(head.split("|"), ratios.split("|"), strict=True))
-    assert shown[" gap p99, equal rate "] == " 1.50 (1.50 to 1.50) "
+    assert shown[" longest gap, 4 "] == shown[" gap p99, equal rate "] == " 1.50 (1.50 to 1.50) "
