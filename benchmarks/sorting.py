@@ -35,6 +35,7 @@ from scripted.search.execution import execute
 from scripted.search.generated import first_of
 from scripted.search.kinds import Sorter, parts_of, restricted
 from scripted.search.mutant_search import adapter_of
+from scripted.search.shrinking import shrink
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
@@ -42,10 +43,16 @@ __all__ = ["Judged", "Sorted", "judge", "main", "page_of"]
 
 _TABLES: Final = Path(__file__).with_name("tables")
 _COLUMNS: Final = 100
+_HEADS: Final = (
+    "| pairs of one | parted | by text | pairs of two | joined | by text "
+    "| pairs of one kind | of two defects | by text "
+)
 
 # The process time for all schedules of one bug.
 _SEARCH_S: Final = 20.0
 _SCHEDULES: Final = 300
+# The process time for the smallest form of a variant.
+_SHRINK_S: Final = 2.0
 # The numbers of a known defect's schedule that its variants change, each with the probability ``_OTHER``.
 _NUMBERS: Final = re.compile(r"(\b(?:prompt|new|tokens)=)(\d+)")
 _SIZES: Final = re.compile(r"(\b(?:num_gpu_blocks|max_\w+|context_length)=)(\d+)")
@@ -60,11 +67,16 @@ class Judged(NamedTuple):
     joined: int
     of_two_bugs: int
 
+    @property
+    def of_one_kind(self) -> int:
+        return self.of_one_bug - self.parted + self.joined
+
     def __str__(self) -> str:
         parted, joined = self.parted / max(1, self.of_one_bug), self.joined / max(1, self.of_two_bugs)
         return (
             f"{self.parted:,} of {self.of_one_bug:,} pairs of one bug parted ({parted:.1%}), "
-            f"{self.joined:,} of {self.of_two_bugs:,} pairs of two bugs joined ({joined:.1%})"
+            f"{self.joined:,} of {self.of_two_bugs:,} pairs of two bugs joined ({joined:.1%}), which are "
+            f"{self.joined / max(1, self.of_one_kind):.1%} of the {self.of_one_kind:,} pairs of one kind"
         )
 
 
@@ -118,18 +130,25 @@ def findings_of(mutant: str, adapter: str, count: int, seed: int) -> list[Findin
 def variants_of(defect: Defect, adapter: str, count: int, seed: int) -> list[Finding]:
     """Return failures of a known defect: its first schedule that fails, with other numbers and further requests.
 
-    A variant counts only if it no longer fails once an event or a setting of that schedule is taken out.
+    A variant counts only if it no longer fails once an event or a setting of that schedule is taken out. So must its
+    smallest form: other numbers may show another defect.
     """
     schedule = next((one for one in map(_parsed, defect.schedules) if one is not None and _signature(one)), None)
     if schedule is None or schedule.of != adapter:
         return []
+    least = _smallest(schedule)
     chance = random.Random(f"{defect.id} {seed}")  # noqa: S311 - which variants are drawn
     found: dict[str, Finding] = {}
     until = time.process_time() + _SEARCH_S
     while len(found) < count and time.process_time() < until:
         variant = _varied(schedule, chance)
         failure = None if variant is None else execute(variant).failure
-        if variant is not None and failure is not None and _is_caused_by(schedule, variant):
+        if (
+            variant is not None
+            and failure is not None
+            and _is_caused_by(schedule, variant)
+            and _has_all_of(least, _smallest(variant))
+        ):
             found[str(variant)] = Finding(str(variant), (), failure, adapter, defect.id)
     return list(found.values())
 
@@ -170,6 +189,17 @@ def _is_caused_by(schedule: Schedule, variant: Schedule) -> bool:
     return bool(_signature_of(restricted(variant, parts_of(schedule)))) and not any(
         _signature_of(restricted(variant, parts_of(variant) - {part})) for part in needed
     )
+
+
+def _smallest(schedule: Schedule) -> Schedule:
+    """Return the smallest schedule that fails like this one, as the sorter finds it."""
+    return shrink(schedule, _signature(schedule), budget_s=_SHRINK_S).schedule
+
+
+def _has_all_of(least: Schedule, smallest: Schedule) -> bool:
+    """Return whether a variant's smallest form has the parts and the number of events of the defect's smallest form."""
+    events, others = (Counter(one.action.kind for one in form.placed) for form in (least, smallest))
+    return parts_of(least) <= parts_of(smallest) and events <= others
 
 
 def _signature_of(schedule: Schedule | None) -> str:
@@ -262,13 +292,14 @@ def page_of(rows: Sequence[Sorted]) -> str:
         "The known [defects](defects.md), each found in several variants of its schedule: with other numbers, other "
         "sizes of the pool and further requests. All failures of a release are sorted as in `scripted explore`, "
         "but with none of them known, and every pair is judged: two failures of one defect in two kinds are wrongly "
-        "parted, two failures of two defects in one kind are wrongly joined. By text, two failures are of one kind if "
-        "their texts are equal without names and numbers. The sorter's thresholds were chosen on variants of seed 1. "
+        "parted, two failures of two defects in one kind are wrongly joined. The last columns count these among the "
+        "pairs of one kind. By text, two failures are of one kind if their texts are equal without names and numbers. "
+        "The sorter's thresholds were chosen on variants of the seeds 1 and 47. "
         "`python -m benchmarks.sorting --defects` measures the installed release again."
     )
     heads = [
-        "| release | seed | defects | failures | pairs of one | parted | by text | pairs of two | joined | by text |",
-        "| --- " + "| ---: " * 9 + "|",
+        f"| release | seed | defects | failures {_HEADS}|",
+        "| --- " + "| ---: " * 12 + "|",
     ]
     releases = dict.fromkeys(one.release for one in rows)
     parts = ["# Sorting by cause", "", *textwrap.wrap(about, _COLUMNS), "", *heads]
@@ -290,6 +321,8 @@ def _summary(rows: Sequence[Sorted]) -> str:
         (cause.of_two_bugs, cause.joined, text.joined),
     ):
         cells += [f"{pairs:,}", f"{wrong / max(1, pairs):.1%}", f"{by_text / max(1, pairs):.1%}"]
+    shares = (one.joined / max(1, one.of_one_kind) for one in (cause, text))
+    cells += [f"{cause.of_one_kind:,}", *(f"{share:.1%}" for share in shares)]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

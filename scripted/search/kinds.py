@@ -39,9 +39,11 @@ _SHRINK_S: Final = 2.0
 # Seconds for shrinking to a cause's simplest failure.
 _SLIP_S: Final = 1.5
 # Two failures with a smaller share of lines in common have different causes: any two events share some lines. The share
-# depends on what else the two have in common: how they fail; or the simplest failure alone, while the wrong decision of
-# one is unknown; or the wrong decision alone. A branch that leaves nothing to compute mends failures of any cause.
+# depends on what else the two have in common: how they fail, and more if their wrong decisions differ; or the simplest
+# failure alone, if neither has a wrong decision; or the wrong decision alone. A branch that leaves nothing to compute
+# mends failures of any cause.
 _ALIKE: Final = 0.3
+_ALIKE_BUT_DECIDED: Final = 0.6
 _OF_ONE_ROOT: Final = 0.5
 _OF_ONE_DECISION: Final = 0.8
 # A failure may contain the parts of several kinds.
@@ -357,15 +359,18 @@ def _needed_likeness(kind: Kind, other: Kind) -> float | None:
     """Return how like two kinds must be to have one cause; None if nothing says that they have one.
 
     In a release with several defects the failure of one may shrink to that of another. So the simplest failure counts
-    only beside a common symptom, or if the wrong decisions cannot be compared.
+    only beside a common symptom, or if neither has a wrong decision.
     """
     is_one_decision = kind.decision == other.decision != ""
     is_one_root = kind.root == other.root != ""
-    if kind.symptoms & other.symptoms:
-        return _ALIKE if is_one_decision or is_one_root else None
+    is_alike = bool(kind.symptoms & other.symptoms)
     if is_one_decision:
-        return _OF_ONE_DECISION
-    return _OF_ONE_ROOT if is_one_root and not (kind.decision and other.decision) else None
+        return _ALIKE if is_alike else _OF_ONE_DECISION
+    if not is_one_root:
+        return None
+    if is_alike:
+        return _ALIKE_BUT_DECIDED if kind.decision and other.decision else _ALIKE
+    return None if kind.decision or other.decision else _OF_ONE_ROOT
 
 
 def _likeness(kind: Kind, other: Kind) -> float:

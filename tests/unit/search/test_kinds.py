@@ -85,28 +85,32 @@ def named(words: str) -> Failure:
 
 
 @pytest.mark.parametrize(
-    ("fails", "decision", "root", "lines", "is_one"),
+    ("fails", "decisions", "root", "lines", "is_one"),
     [
-        ("alike", "if full:", "another", 30, True),
-        ("alike", "if late:", "empty", 30, True),
-        ("alike", "if full:", "empty", 29, False),
-        ("alike", "if late:", "another", 100, False),
-        ("unlike", "if full:", "another", 80, True),
-        ("unlike", "if full:", "empty", 79, False),
-        ("unlike", "", "empty", 50, True),
-        ("unlike", "", "empty", 49, False),
-        ("unlike", "if late:", "empty", 100, False),
+        ("alike", ("if full:", "if full:"), "another", 30, True),
+        ("alike", ("if full:", "if full:"), "empty", 29, False),
+        ("alike", ("if full:", ""), "empty", 30, True),
+        ("alike", ("", ""), "empty", 29, False),
+        ("alike", ("if full:", "if late:"), "empty", 60, True),
+        ("alike", ("if full:", "if late:"), "empty", 59, False),
+        ("alike", ("if full:", "if late:"), "another", 100, False),
+        ("unlike", ("if full:", "if full:"), "another", 80, True),
+        ("unlike", ("if full:", "if full:"), "empty", 79, False),
+        ("unlike", ("", ""), "empty", 50, True),
+        ("unlike", ("", ""), "empty", 49, False),
+        ("unlike", ("if full:", ""), "empty", 100, False),
+        ("unlike", ("if full:", "if late:"), "empty", 100, False),
     ],
 )
 def test_the_less_two_failures_share_the_more_lines_they_need_in_common(
-    fails: str, decision: str, root: str, lines: int, is_one: bool
+    fails: str, decisions: tuple[str, str], root: str, lines: int, is_one: bool
 ) -> None:
     """A branch that leaves nothing to compute mends any failure, and one defect may shrink to another's failure."""
     schedule = Schedule.parse(RACE)
     one, other = (Kind(Finding(RACE, (), named(how)), schedule, named(how)) for how in ("alike", fails))
     one.is_examined = other.is_examined = True
-    one.root, one.decision, one.needed = "empty", "if full:", frozenset(("step", line) for line in range(100))
-    other.root, other.decision = root, decision
+    (one.decision, other.decision), one.root, other.root = decisions, "empty", root
+    one.needed = frozenset(("step", line) for line in range(100))
     other.needed = frozenset(("step", line) for line in range(100 - lines, 200 - lines))
     sorter = Sorter()
     sorter.kinds = [one]
