@@ -24,13 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from scripted.script.handled_signals import is_handling
 from scripted.script.watchdog import Patience, cpu_s_of, ran_or_waited_s
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 # On this signal the child writes its stacks, even inside a C call.
 _SHOW_STACKS: Final = signal.SIGUSR2
-_STACKS_WITHIN_S: Final = 0.5
+_STACKS_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.01
 # The first byte of a message: a result follows, or the traceback of an exception; or a debugger has started and may
 # wait for its user forever.
@@ -131,11 +132,11 @@ def _await_message(reader: Connection, child: int, stacks: int, timeout_s: float
 def _stacks_of(child: int, stacks: int) -> str:
     os.kill(child, _SHOW_STACKS)
     deadline = time.monotonic() + _STACKS_WITHIN_S
-    while not (size := os.fstat(stacks).st_size) and time.monotonic() < deadline:
+    while not os.fstat(stacks).st_size or is_handling(child, _SHOW_STACKS):
+        if time.monotonic() > deadline:
+            break
         time.sleep(_LOOK_EVERY_S)
-    time.sleep(_LOOK_EVERY_S)  # it may still be writing
-    size = os.fstat(stacks).st_size
-    return os.pread(stacks, size, 0).decode("utf-8", "replace")
+    return os.pread(stacks, os.fstat(stacks).st_size, 0).decode("utf-8", "replace")
 
 
 def _end(child: int, before: set[int]) -> int:

@@ -18,9 +18,10 @@ import psutil
 
 from engine.process.signals import STACK_SIGNAL
 from scripted.report.failure import Activity, ProcessStack
+from scripted.script.handled_signals import is_handling
 
-# A running process writes its stacks in a millisecond.
-STACK_TIMEOUT_S: Final = 0.5
+# A running process writes its stacks in a millisecond, and on a busy machine once it has its turn.
+STACK_TIMEOUT_S: Final = 5.0
 _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
 # A process that uses more than this share of a core computes; a waiting one uses none.
@@ -114,7 +115,7 @@ def _ask(pid: int, log: Path) -> str:
         time.sleep(_LOOK_INTERVAL_S)
         if log.stat().st_size != size:
             size, quiet_since = log.stat().st_size, time.monotonic()
-        elif size > start and time.monotonic() - quiet_since > _QUIET_S:
+        elif size > start and time.monotonic() - quiet_since > _QUIET_S and not is_handling(pid, STACK_SIGNAL):
             break
     with log.open("rb") as file:
         file.seek(start)
