@@ -6,6 +6,7 @@ is split. Owns the text that is unread or may have to be reread.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
@@ -22,6 +23,12 @@ Emit = Callable[[str], None]
 _TAG = re.compile(r"<[^<>\n]{0,48}>?")
 
 
+@functools.cache
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that finds the first of some markers in one pass, whichever of them the text lacks."""
+    return re.compile("|".join(map(re.escape, markers)) or "(?!)")
+
+
 def dropped(text: str) -> None:
     """Discard text."""
 
@@ -32,6 +39,8 @@ class IncomingText:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        # The number of characters before the buffered text.
+        self._dropped = 0
         self._mark: int | None = None
         self._ended = False
         self._stopped = False
@@ -40,6 +49,7 @@ class IncomingText:
         kept = self._at if self._mark is None else self._mark
         self._text = self._text[kept:] + text
         self._at -= kept
+        self._dropped += kept
         if self._mark is not None:
             self._mark = 0
 
@@ -62,6 +72,11 @@ class IncomingText:
         text = "" if self._mark is None else self._text[self._mark : self._at]
         self._mark = None
         return text
+
+    @property
+    def place(self) -> int:
+        """The number of characters read so far."""
+        return self._dropped + self._at
 
     def rewind(self) -> None:
         """Return to the mark and drop it."""
@@ -135,8 +150,8 @@ class IncomingText:
     def until(self, markers: Sequence[str], emit: Emit) -> Reading[str | None]:
         """Read through the next marker and return it; None if the text ends first."""
         while True:
-            found = [(at, marker) for marker in markers if (at := self._text.find(marker, self._at)) >= 0]
-            at, marker = min(found, default=(len(self._text), ""))
+            found = _any_of(tuple(markers)).search(self._text, self._at)
+            at, marker = (found.start(), found.group()) if found else (len(self._text), "")
             safe = at if found or self._ended else at - partial_length(self._text[self._at :], markers)
             if safe > self._at:
                 emit(self._text[self._at : safe])

@@ -144,6 +144,8 @@ def _decoded(written: str) -> str | None:
 
 
 _BETWEEN_BRACKETS = re.compile(r'[^"{}\[\],<;`]*')
+# Models write them where JSON has true, false and null.
+_PYTHON_WORD = re.compile(r"\b(?:True|False|None)\b")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
 _CLOSER = {"{": "}", "[": "]"}
 
@@ -152,7 +154,7 @@ class JsonValue:
     """Reads an object or a list at this position, and passes it on with all brackets closed in order.
 
     ``stops`` end a call, and cut a value whose brackets do not close. Omits brackets that close nothing, commas before
-    a closing bracket, and words right after a string or a bracket.
+    a closing bracket, and words right after a string or a bracket. Writes Python's words as JSON's.
     """
 
     def __init__(self, text: IncomingText, emit: Emit, stops: Sequence[str]) -> None:
@@ -172,7 +174,9 @@ class JsonValue:
         """Read the value and return the closers that it lacks, none for a complete one."""
         text = self._text
         while True:
-            yield from text.run(_BETWEEN_BRACKETS, self._pass)
+            between = yield from text.word(_BETWEEN_BRACKETS)
+            if between:
+                self._pass(_PYTHON_WORD.sub(lambda found: PYTHON_WORDS[found[0]], between))
             character = yield from text.peek()
             if not character and not text.has_stopped:
                 self._pass("")
@@ -279,9 +283,11 @@ def read_other_arguments(text: IncomingText) -> Reading[str]:
 
 NO_ARGUMENTS: Final = "{}"
 NAME: Final = "name"
+# The function's name, or the whole call in the form of requests.
+FUNCTION: Final = "function"
 ARGUMENTS: Final = ("arguments", "parameters")
 # The keys of a call without a marker. An object with any other key is content in JSON.
-KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, *ARGUMENTS, "type", "id"))
+KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
 _COMMAS = re.compile(r"[\s,]*")
 
 
@@ -289,10 +295,17 @@ class CallObject:
     """Reads an object that may be a call. With ``tools`` it must name one of them and have only the keys of a call."""
 
     def __init__(
-        self, text: IncomingText, parts: CallParts, stops: Sequence[str], tools: Collection[str] | None
+        self,
+        text: IncomingText,
+        parts: CallParts,
+        stops: Sequence[str],
+        tools: Collection[str] | None,
+        *,
+        is_inner: bool = False,
     ) -> None:
         self._text = text
         self._parts = parts
+        self._is_inner = is_inner
         self._stops = stops
         self._tools = tools
         self._name: str | None = None
@@ -303,6 +316,9 @@ class CallObject:
         """Return True for a call, even a truncated one; False, with nothing emitted, if it is not a call."""
         text = self._text
         text.take(1)
+        yield from text.run(SPACE)
+        # Small models copy the doubled braces of a template.
+        text.take(int((yield from text.peek()) == "{"))
         while True:
             yield from text.run(_COMMAS)
             character = yield from text.peek()
@@ -329,7 +345,11 @@ class CallObject:
         yield from text.run(SPACE)
         if self._tools is not None and key not in KEYS_OF_A_BARE_CALL:
             return False
-        if key == NAME and self._name is None:
+        wraps = key == FUNCTION and not self._is_inner and (yield from text.peek()) == "{"
+        if wraps and self._name is None and self._arguments is None and not self._begun:
+            self._begun = yield from CallObject(text, self._parts, self._stops, self._tools, is_inner=True).read()
+            return self._begun
+        if key in (NAME, FUNCTION) and self._name is None and not self._begun:
             return (yield from self._read_name())
         if key in ARGUMENTS and self._arguments is None and not self._begun:
             return (yield from self._read_arguments())
@@ -420,6 +440,9 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 # The number of hexadecimal digits that follow.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
+_QUOTES = frozenset(_PLAIN)
+# The prefixes of strings that have a value as they are written.
+_PREFIXES = frozenset("rRuUbB")
 _CLOSERS = frozenset(_CLOSING.values())
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -432,7 +455,10 @@ def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading
         return (yield from _read_string(text, emit))
     if character in _CLOSING:
         return depth < DEPTH_LIMIT and (yield from _read_items(text, emit, depth + 1))
-    found = _literal((yield from text.word(LITERAL)))
+    word = yield from text.word(LITERAL)
+    if word in _PREFIXES and (yield from text.peek()) in _QUOTES:
+        return (yield from _read_string(text, emit, raw=word in "rR"))
+    found = _literal(word)
     emit(found or "")
     return found is not None
 
@@ -493,21 +519,44 @@ def _read_key(text: IncomingText, emit: Emit) -> Reading[bool]:
     return True
 
 
-def _read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
-    quote = text.take(1)
+def _read_string(text: IncomingText, emit: Emit, *, raw: bool = False) -> Reading[bool]:
+    """Read a string, and those right after it, which Python joins."""
     emit('"')
+    while True:
+        whole = yield from _read_quoted(text, emit, raw=raw)
+        text.mark()
+        yield from text.run(SPACE)
+        if not whole or (yield from text.peek()) not in _QUOTES:
+            break
+    text.rewind()
+    if whole or text.has_stopped:
+        emit('"')
+    return whole or text.has_stopped
+
+
+def _read_quoted(text: IncomingText, emit: Emit, *, raw: bool) -> Reading[bool]:
+    """Read the text between two quotes of one kind, or between two times three. False if it was cut."""
+    quote = text.take(1)
+    end = quote
+    if (yield from text.peek()) == quote:
+        text.take(1)
+        if (yield from text.peek()) != quote:
+            return True
+        text.take(1)
+        end = quote * 3
     while True:
         yield from text.run(_PLAIN[quote], lambda piece: emit(escaped(piece)))
         character = yield from text.peek()
         if not character:
-            if text.has_stopped:
-                emit('"')
-            return text.has_stopped
+            return False
+        if (yield from text.marker((end,))) is not None:
+            return True
         text.take(1)
         if character == quote:
-            emit('"')
-            return True
-        if not (yield from _read_escape(text, emit)):
+            emit(escaped(character))
+        elif raw:
+            emit(escaped(character + text.take(len((yield from text.peek())))))
+        elif not (yield from _read_escape(text, emit)):
             return False
 
 
@@ -547,10 +596,11 @@ def _literal(word: str) -> str | None:
         return PYTHON_WORDS[word]
     if _NUMBER.fullmatch(word):
         return word
-    try:
-        return json.dumps(int(word, 0))
-    except ValueError:
-        pass
+    for base in (0, 10):
+        try:
+            return json.dumps(int(word, base))
+        except ValueError:
+            pass
     try:
         return json.dumps(float(word), allow_nan=False)
     except ValueError:

@@ -278,7 +278,7 @@ def test_a_call_that_the_length_cut_is_not_completed(family: str) -> None:
     assert choice.finish_reason(FinishReason.LENGTH) == "length"
 
 
-@pytest.mark.parametrize("damaged", ["@@", "1 2", "", "{1: 2}", "'a' 'b'", "1, 7", "[1, @, 2", "f(1, 2)", "<1"])
+@pytest.mark.parametrize("damaged", ["@@", "1 2", "", "{1: 2}", "'a' @", "1, 7", "[1, @, 2", "f(1, 2)", "<1"])
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_call_of_llama4_that_cannot_be_read_leaves_the_later_ones(damaged: str, marked: bool) -> None:
     listed = f"[look_up(s='x'), add(n={damaged}), look_up(s='a, b(c'), add(l=[1, 2])]"

@@ -96,6 +96,25 @@ class CallParser(PartReader):
         if not self.closes:
             self._parts.say("".join(character for character in between if character.isspace()))
 
+    def _skip_openers(self, opener: str) -> Reading[None]:
+        """Read whitespace after an opening tag, and the same tag again, which models sometimes double."""
+        yield from self._text.run(SPACE)
+        while (yield from self._text.marker((opener,))) is not None:
+            yield from self._text.run(SPACE)
+
+    def _skip_closers(self, closer: str) -> Reading[bool]:
+        """Read a closing tag at this position, intact or damaged, if there is one, and the same tag again."""
+        text = self._text
+        found = yield from self._skip_closer(closer)
+        while found:
+            text.mark()
+            yield from text.run(SPACE)
+            if (yield from text.marker((closer,))) is None:
+                text.rewind()
+                break
+            text.unmark()
+        return found
+
     def _skip_closer(self, closer: str) -> Reading[bool]:
         """Read a closing tag at this position, intact or damaged, if there is one."""
         tag = yield from self._text.tag()

@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import SPACE, read_arguments, read_other_arguments
+from engine.frontend.text.tools.call_parser import NO_ARGUMENTS, SPACE, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
 
 
@@ -35,6 +35,8 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
 # How arguments begin, the second where they are an object in a string.
 _BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
+NULL: Final = "null"
+_LANGUAGE = re.compile(r"[a-z]*")
 _REST = re.compile(r"[\s`}]*")
 
 
@@ -62,13 +64,13 @@ class DeepSeekParser(CallParser):
         while (found := (yield from text.until((CALLS, CALL), self._parts.say))) is not None:
             text.mark(back=len(found))
             if found == CALLS:
-                yield from text.run(SPACE)
+                yield from self._skip_openers(CALLS)
                 if (yield from text.marker((CALL,))) is None:
                     self._give_back()
                     continue
             while (yield from self._read_call()):
                 text.mark(back=len(CALL))
-            yield from self._skip_closer(END_CALLS)
+            yield from self._skip_closers(END_CALLS)
 
     def _read_call(self) -> Reading[bool]:
         """Read one call; True if the opening of another call was read after it."""
@@ -78,13 +80,14 @@ class DeepSeekParser(CallParser):
         yield from text.run(SPACE)
         fenced = False
         if separated and (yield from text.peek()) not in _BEGINNINGS:
-            name = yield from self._read_name()
-            fenced = (yield from text.marker((FENCE,))) is not None
-            yield from text.run(SPACE)
+            kind, name = name, (yield from self._read_name())
+            fenced = yield from self._read_fence()
+            if name in ("", NULL):
+                name = kind
         first = yield from text.peek()
         given = ""
-        if separated and name and (first == '"' or (fenced and first != "{")):
-            given = yield from read_other_arguments(text)
+        if separated and name and first != "{":
+            given = yield from self._read_others(fenced=fenced)
         if not (separated and name) or not (first == "{" or given):
             self._give_back()
             return False
@@ -95,9 +98,25 @@ class DeepSeekParser(CallParser):
         else:
             yield from read_arguments(text, self._parts, self.markers + self.separators)
         yield from text.run(_REST)
-        yield from self._skip_closer(END_CALL)
+        yield from self._skip_closers(END_CALL)
         yield from text.run(SPACE)
         return (yield from text.marker((CALL,))) is not None
+
+    def _read_fence(self) -> Reading[bool]:
+        """Read the opening of a fenced block, if there is one."""
+        text = self._text
+        fenced = (yield from text.marker((FENCE_END,))) is not None
+        if fenced:
+            yield from text.run(_LANGUAGE)
+        yield from text.run(SPACE)
+        return fenced
+
+    def _read_others(self, *, fenced: bool) -> Reading[str]:
+        """Read arguments that do not begin as an object; a call that is closed before them has none."""
+        text = self._text
+        if (yield from text.sees((FENCE_END, END_CALL) if fenced else (END_CALL,))) is not None:
+            return NO_ARGUMENTS
+        return (yield from read_other_arguments(text)) if fenced or (yield from text.peek()) == '"' else ""
 
     def _read_name(self) -> Reading[str]:
         yield from self._text.run(SPACE)

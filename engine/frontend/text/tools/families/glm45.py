@@ -44,7 +44,12 @@ class Glm45Parser(CallParser):
         text = self._text
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
-            yield from text.run(SPACE)
+            yield from self._skip_openers(OPEN)
+            if (yield from text.peek()) == "{":
+                # As other models write calls between these tags.
+                yield from self._read_objects()
+                yield from self._skip_closers(CLOSE)
+                continue
             name = yield from text.word(_BARE_NAME)
             yield from text.run(SPACE)
             if not name or not (yield from self._is_call(name)):
@@ -92,7 +97,7 @@ class Glm45Parser(CallParser):
                 whole = yield from values.read(properties.get(key, {}), arguments, key)
             if not whole:
                 return
-        if (yield from self._skip_closer(CLOSE)) or text.has_stopped or (yield from text.peek()):
+        if (yield from self._skip_closers(CLOSE)) or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
     def _next_argument(self) -> Reading[bool]:

@@ -22,5 +22,6 @@ class HermesParser(CallParser):
         text = self._text
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
+            yield from self._skip_openers(OPEN)
             yield from self._read_objects()
-            yield from self._skip_closer(CLOSE)
+            yield from self._skip_closers(CLOSE)

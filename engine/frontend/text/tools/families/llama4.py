@@ -18,7 +18,7 @@ _PYTHON_NAME = re.compile(r"[\w.-]*")
 _OPENING = frozenset("[({'\"")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<'\"]*")
 _PYTHON_KEY = re.compile(r"[^\s=,()\[\]{}\"']*")
-_COMMAS = re.compile(r"[\s,]*")
+_SEPARATORS = re.compile(r"[\s,;]*")
 _BEFORE_COMMA = re.compile(r"[^,<]*")
 # The text after a damaged call that is held back until it is known whether another call follows.
 MOST_SKIPPED: Final = 4096
@@ -46,6 +46,7 @@ class Llama4Parser(CallParser):
     )
 
     _has_begun = False
+    _searched = 0
 
     def _read(self) -> Reading[None]:
         text = self._text
@@ -59,10 +60,9 @@ class Llama4Parser(CallParser):
                     yield from self._read_objects()
                     yield from text.marker((END,))
                     continue
-                if character != "[":
-                    self._give_back()
-                    continue
-                text.take(1)
+                # Models sometimes omit the brackets around the calls.
+                bare = character != "["
+                text.take(int(not bare))
             yield from self._read_list(bare=bare)
 
     def _read_list(self, *, bare: bool) -> Reading[None]:
@@ -71,14 +71,17 @@ class Llama4Parser(CallParser):
         while True:
             yield from text.run(SPACE)
             name = yield from text.word(_PYTHON_NAME)
-            if not name or (bare and name not in self._tools) or (yield from text.peek()) != "(":
+            if not name or (bare and name not in self._tools):
+                break
+            yield from text.run(SPACE)
+            if (yield from text.peek()) != "(":
                 break
             text.take(1)
             self._has_begun = False
             if not (yield from self._read_call(name)) and not (yield from self._skip_to_call()):
                 return
             found = True
-            yield from text.run(_COMMAS)
+            yield from text.run(_SEPARATORS)
             text.mark()
             if (yield from text.peek()) == "]":
                 text.take(1)
@@ -87,7 +90,7 @@ class Llama4Parser(CallParser):
         self._give_back()
         if found:
             yield from text.run(SPACE)
-            yield from self._skip_closer(END)
+            yield from self._skip_closers(END)
 
     def _read_call(self, name: str) -> Reading[bool]:
         """Read the arguments of a call; False if it is truncated or not a call, because arguments have names."""
@@ -126,19 +129,21 @@ class Llama4Parser(CallParser):
 
     def _skip_to_call(self) -> Reading[bool]:
         """Skip the rest of a damaged call, up to the next one; False if none follows, and then the rest is content."""
-        text, skipped = self._text, 0
+        text = self._text
         text.mark()
-        while skipped < MOST_SKIPPED:
-            skipped += len((yield from text.word(_BEFORE_COMMA)))
+        most = text.place + MOST_SKIPPED
+        # No call follows a comma up to where an earlier search ended, so all of them together read the text once.
+        text.take(max(0, self._searched - text.place))
+        while text.place < most:
+            yield from text.run(_BEFORE_COMMA)
             character = yield from text.peek()
             if not character or (yield from text.sees(self.markers)) is not None:
                 break
-            skipped += len(text.take(1))
+            text.take(1)
             if character != ",":
                 continue
             yield from text.run(SPACE)
             name = yield from text.word(_PYTHON_NAME)
-            skipped += len(name)
             if name in self._tools and (yield from text.peek()) == "(":
                 text.step_back(len(name))
                 lost = text.unmark()
@@ -146,6 +151,7 @@ class Llama4Parser(CallParser):
                     self._parts.say(lost)
                 text.mark()
                 return True
+        self._searched = text.place
         text.rewind()
         return False
 

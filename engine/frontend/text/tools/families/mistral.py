@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import SPACE, read_arguments, read_other_arguments
+from engine.frontend.text.tools.call_parser import NO_ARGUMENTS, SPACE, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
 
 TOOL_CALLS: Final = "[TOOL_CALLS]"
@@ -49,7 +49,7 @@ class MistralParser(CallParser):
         text = self._text
         while (yield from text.until((TOOL_CALLS,), self._parts.say)) is not None:
             text.mark(back=len(TOOL_CALLS))
-            yield from text.run(SPACE)
+            yield from self._skip_openers(TOOL_CALLS)
             first = yield from text.peek()
             if first and first in "[{":
                 yield from self._read_objects()
@@ -64,9 +64,9 @@ class MistralParser(CallParser):
         if (yield from text.marker((CALL_ID,))) is not None:
             call_id = (yield from self._read_name()) or None
         announced = (yield from text.marker((ARGS,))) is not None
-        yield from text.run(SPACE)
+        yield from self._skip_openers(ARGS)
         begins = (yield from text.peek()) == "{"
-        given = (yield from read_other_arguments(text)) if announced and name and not begins else ""
+        given = (yield from self._read_others()) if announced and name and not begins else ""
         if not name or not (begins or given):
             self._give_back()
             return
@@ -78,7 +78,13 @@ class MistralParser(CallParser):
             yield from read_arguments(text, self._parts, self.markers)
         yield from self._read_between()
 
+    def _read_others(self) -> Reading[str]:
+        """Read arguments that do not begin as an object; a call that ends before them has none."""
+        text = self._text
+        ends = (yield from text.sees((TOOL_CALLS,))) is not None or (not (yield from text.peek()) and text.has_stopped)
+        return NO_ARGUMENTS if ends else (yield from read_other_arguments(text))
+
     def _read_name(self) -> Reading[str]:
         name = yield from self._text.word(_PLAIN_NAME)
         yield from self._text.run(SPACE)
-        return name
+        return name.strip('"')

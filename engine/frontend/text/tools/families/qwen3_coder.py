@@ -16,7 +16,21 @@ FUNCTION: Final = "<function="
 END_FUNCTION: Final = "</function>"
 PARAMETER: Final = "<parameter="
 END_PARAMETER: Final = "</parameter>"
+# The opening of a parameter, and as an element with an attribute.
+_PARAMETERS: Final = (PARAMETER, "<parameter name=")
 _TAG_NAME = re.compile(r"[^<>\n]*")
+
+
+def _opener_of(tag: str) -> str:
+    """Return the beginning of a tag that opens a parameter, up to its name; empty for any other tag."""
+    return next((opener for opener in _PARAMETERS if tag.startswith(opener)), "")
+
+
+def _name_in(written: str) -> str:
+    """Return the name in a tag without spaces and quotes around it."""
+    name = written.strip()
+    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in "\"'"
+    return name[1:-1] if quoted else name
 
 
 class Qwen3CoderParser(CallParser):
@@ -44,7 +58,12 @@ class Qwen3CoderParser(CallParser):
         while (found := (yield from text.until((OPEN, FUNCTION), self._parts.say))) is not None:
             text.mark(back=len(found))
             if found == OPEN:
-                yield from text.run(SPACE)
+                yield from self._skip_openers(OPEN)
+                if (yield from text.peek()) == "{":
+                    # As other models of the family write calls.
+                    yield from self._read_objects()
+                    yield from self._skip_closers(CLOSE)
+                    continue
             if found == OPEN and (yield from text.marker((FUNCTION,))) is None:
                 self._give_back()
                 continue
@@ -76,7 +95,7 @@ class Qwen3CoderParser(CallParser):
         yield from text.run(SPACE)
         closed = yield from self._skip_closer(END_FUNCTION)
         yield from text.run(SPACE)
-        closed = (yield from self._skip_closer(CLOSE)) or closed
+        closed = (yield from self._skip_closers(CLOSE)) or closed
         if closed or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
@@ -84,15 +103,15 @@ class Qwen3CoderParser(CallParser):
         """Return the reader of the call's values."""
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
-            if tag.startswith(PARAMETER):
-                key = tag.removeprefix(PARAMETER).removesuffix(">").strip()
+            if opener := _opener_of(tag):
+                key = _name_in(tag.removeprefix(opener).removesuffix(">"))
                 return may_follow(key, arguments, properties, at_line_start)
             return (yield from self._ends_call(tag))
 
         return TaggedValues(
             self._text,
             close=END_PARAMETER,
-            followers=(PARAMETER, OPEN, FUNCTION),
+            followers=(*_PARAMETERS, OPEN, FUNCTION),
             closers=(END_FUNCTION, CLOSE),
             forgotten=forgotten,
             lines=True,
@@ -104,8 +123,8 @@ class Qwen3CoderParser(CallParser):
         while True:
             yield from text.run(BEFORE_TAG)
             tag = yield from text.tag()
-            if tag.startswith(PARAMETER):
-                text.take(len(PARAMETER))
+            if opener := _opener_of(tag):
+                text.take(len(opener))
                 return True
             if not tag or tag.startswith((OPEN, FUNCTION)) or self._is_end(tag):
                 return False
@@ -125,10 +144,10 @@ class Qwen3CoderParser(CallParser):
         if tag == OPEN:
             return after.startswith(FUNCTION)
         if tag.startswith(FUNCTION):
-            return tag.removeprefix(FUNCTION).removesuffix(">").strip() in self._tools
+            return _name_in(tag.removeprefix(FUNCTION).removesuffix(">")) in self._tools
         if is_closer(tag, CLOSE, (*self.markers, FUNCTION)):
             return follows
         return self._is_end(tag) and (follows or self._is_end(after))
 
     def _read_name(self) -> Reading[str]:
-        return (yield from self._text.word(_TAG_NAME)).strip()
+        return _name_in((yield from self._text.word(_TAG_NAME)))

@@ -1,0 +1,192 @@
+"""Calls in forms that models write although their template has another: doubled tags, Python's words, other keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from every_case import every_case
+from parsed_answers import shown
+
+from engine.frontend.text.incoming_text import IncomingText
+from engine.frontend.text.reasoning import appended
+from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+
+TOOLS = ("add", "look_up")
+PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}
+OBJECT = '{"name": "add", "arguments": {"n": 1}}'
+WRAPPED = '{"type": "function", "function": {"name": "add", "parameters": {"n": 1}}}'
+NAMED = '{"type": "function", "function": "add", "parameters": {"n": 1}}'
+TAGS = "<tool_call>\n<function=add>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+KEYS = "<tool_call>add\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+ONE: list[tuple[str, ...]] = [("call", "add", '{"n": 1}')]
+NONE: list[tuple[str, ...]] = [("call", "add", "{}")]
+
+
+def text_of(**given: Any) -> list[tuple[str, ...]]:
+    return [("call", "add", json.dumps(given))]
+
+
+def parse(family: str, text: str) -> list[tuple[str, ...]]:
+    """The parts of a text that the model ended, the same however the text is cut into two."""
+
+    def of(*pieces: str) -> list[tuple[str, ...]]:
+        parser, parts = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), list[Any]()
+        for piece in pieces:
+            for part in parser.push(piece):
+                appended(parts, part)
+        for part in parser.flush(stopped=True):
+            appended(parts, part)
+        return shown(parts)
+
+    whole = of(text)
+    assert of(*text) == whole
+    for at in range(len(text)):
+        assert of(text[:at], text[at:]) == whole, at
+    return whole
+
+
+def v31(given: str) -> str:
+    return f"{CALLS}{CALL}add{SEPARATOR}{given}{END_CALL}{END_CALLS}"
+
+
+def v3(given: str) -> str:
+    return f"{CALLS}{CALL}function{SEPARATOR}add\n{given}{END_CALL}{END_CALLS}"
+
+
+@every_case(
+    ("family", "text", "expected"),
+    [
+        ("hermes", f"<tool_call>\n<tool_call>{OBJECT}</tool_call>\n</tool_call>", ONE),
+        ("hermes", f"<tool_call>{OBJECT}</tool_call></tool_call> ok", [*ONE, ("content", "ok")]),
+        ("hermes", f"A.<tool_call>{OBJECT}</tool_call>\n\nB", [("content", "A."), *ONE, ("content", "\n\nB")]),
+        ("qwen3_coder", f"<tool_call>\n{TAGS}</tool_call>", ONE),
+        ("glm45", f"<tool_call>{KEYS}\n</tool_call>", ONE),
+        ("mistral", '[TOOL_CALLS][TOOL_CALLS]add[ARGS][ARGS]{"n": 1}', ONE),
+        ("deepseek", CALLS + v31('{"n": 1}') + END_CALLS, ONE),
+        ("llama4", "<|python_start|>[add(n=1)]<|python_end|><|python_end|>", ONE),
+        ("hermes", "<tool_call><tool_call> is a tag", [("content", "<tool_call><tool_call> is a tag")]),
+    ],
+)
+def test_doubled_tags_are_no_text(family: str, text: str, expected: list[tuple[str, ...]]) -> None:
+    assert parse(family, text) == expected
+
+
+@every_case(
+    ("family", "text"),
+    [
+        ("hermes", f"<tool_call>{{{OBJECT}}}</tool_call>"),
+        ("hermes", f"<tool_call>{WRAPPED}</tool_call>"),
+        ("qwen3_coder", f"<tool_call>\n{OBJECT}\n</tool_call>"),
+        ("glm45", f"<tool_call>{OBJECT}</tool_call>"),
+        ("llama3", WRAPPED),
+        ("llama3", NAMED),
+        ("mistral", f"[TOOL_CALLS][{WRAPPED}]"),
+        ("mistral", '[TOOL_CALLS]"add"[ARGS]{"n": 1}'),
+        ("qwen3_coder", TAGS.replace("=add", '="add"').replace("=n", "='n'")),
+        ("qwen3_coder", TAGS.replace("<parameter=n>", '<parameter name="n">')),
+        ("llama4", "[ add ( n = 1 ) ]"),
+        ("llama4", "<|python_start|>add(n=1)<|python_end|>"),
+        ("deepseek", v31('\n```json\n{"n": 1}\n```\n')),
+        ("deepseek", v3('```\n{"n": 1}\n```')),
+    ],
+)
+def test_a_call_in_the_form_of_another_model(family: str, text: str) -> None:
+    assert parse(family, text) == ONE
+
+
+def test_no_argument_of_a_tag_with_attributes_is_lost() -> None:
+    text = '<tool_call><function=add><parameter name="s">a<b</parameter><parameter name="n">2</parameter></function>'
+    assert parse("qwen3_coder", text) == text_of(s="a<b", n=2)
+    assert parse("qwen3_coder", text.replace("</parameter>", "\n")) == text_of(s="a<b", n=2)
+
+
+@every_case(
+    ("family", "text"),
+    [
+        ("deepseek", v31("")),
+        ("deepseek", v31("null")),
+        ("deepseek", v3("")),
+        ("deepseek", v3("```json\n\n```")),
+        ("mistral", "[TOOL_CALLS]add[ARGS]"),
+        ("llama4", "[add( )]"),
+    ],
+)
+def test_a_call_that_ends_before_its_arguments_has_none(family: str, text: str) -> None:
+    assert parse(family, text) == NONE
+
+
+def test_two_calls_without_arguments_are_two() -> None:
+    assert parse("mistral", "[TOOL_CALLS]add[ARGS][TOOL_CALLS]add[ARGS]") == NONE * 2
+    assert parse("llama4", "[add(n=1); add(n=1)]") == ONE * 2
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+def test_words_of_python_are_those_of_json(family: str) -> None:
+    body = '{"name": "add", "parameters": {"o": {"a": [True, False,None]}, "s": "True", "n": None}}'
+    text = f"<tool_call>{body}</tool_call>" if family == "hermes" else body
+    ((kind, _, given),) = parse(family, text)
+    assert (kind, json.loads(given)) == ("call", {"o": {"a": [True, False, None]}, "s": "True", "n": None})
+
+
+@every_case(
+    ("written", "value"),
+    [
+        ('"""a "b" c\n"""', 'a "b" c\n'),
+        ("'''it's'''", "it's"),
+        ('""', ""),
+        ('"a" \'b\'\n"c"', "abc"),
+        ('r"a\\d\\"', None),
+        ('r"a\\d"', "a\\d"),
+        ('b"x"', "x"),
+        ("007", 7),
+    ],
+)
+def test_a_literal_of_python(written: str, value: Any) -> None:
+    parts = parse("llama4", f"[add(s={written}, n=2)]")
+    assert parts == (text_of(s=value, n=2) if value is not None else text_of(s='a\\d\\", n=2)]'))
+
+
+def test_calls_within_calls_are_one_deep() -> None:
+    text = '<tool_call>{"function": {"function": ' + OBJECT
+    assert parse("hermes", text) == [("content", text)]
+    parser = FAMILIES["hermes"](TOOLS, {})
+    assert shown([*parser.push('<tool_call>{"function": ' + '{"function": ' * 4000), *parser.flush()])
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of times that a character was looked at."""
+    count, peek = [0], IncomingText.peek
+
+    def counted(text: IncomingText) -> Iterator[None]:
+        count[0] += 1
+        return peek(text)
+
+    monkeypatch.setattr(IncomingText, "peek", counted)
+    return count
+
+
+OPENERS: dict[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>{"function": {', "{"),
+    "llama3": ("{", '{"name": "add", "parameters": {', '{"function": {', "<|python_tag|>{{"),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]", '[TOOL_CALLS][{"arguments": {'),
+    "llama4": ("[", "[add(n=1,<", "[add(n=1,x", "[add(n=[", "<|python_start|>add(", ",add", "[add(n='''"),
+    "qwen3_coder": ("<tool_call>", "<tool_call>{", "<tool_call><function=add><parameter=", "</parameter"),
+    "glm45": ("<tool_call>", "<tool_call>{", "<tool_call>add<arg_key>n<arg_value>", "</arg_value>"),
+    "deepseek": (CALLS, CALL, f"{CALL}add{SEPARATOR}", f"{CALL}add{SEPARATOR}```", f"{CALL}add{SEPARATOR}{{"),
+}
+
+
+@every_case(("family", "opener"), [(family, opener) for family, openers in OPENERS.items() for opener in openers])
+def test_twice_the_openers_cost_twice_the_reads(family: str, opener: str, reads: list[int]) -> None:
+    def cost(text: str) -> int:
+        parser, before = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), reads[0]
+        parser.push(text)
+        parser.flush(stopped=True)
+        return reads[0] - before
+
+    few, many = cost(opener * 300), cost(opener * 1200)
+    assert many <= 5 * few + 100, f"{few} reads for 300, {many} for 1200"
