@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.patterns import is_found
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
@@ -27,6 +28,8 @@ _NAME: Final = r"(?:[\w /:@-]|\\[^\w\s])"
 _LISTED_NAMES: Final = re.compile(
     rf"\^(?:\((?:\?:)?(?P<alternatives>{_NAME}+(?:\|{_NAME}+)*)\)|\[(?P<characters>\w+)\]|(?P<one>{_NAME}+))\$"
 )
+_PARTS_OF_VALUES: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties")
+_OF_A_PLAIN_OBJECT: Final = frozenset(("type", "properties", "required", "title", "description"))
 _TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 # The pattern of pydantic's decimals, without the lookaround that the library lacks.
 _SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
@@ -72,6 +75,8 @@ class _Mending:
         for name in ("if", "then", "else", "not", "propertyNames"):
             if isinstance(mended.get(name), dict):
                 mended[name] = self.mended(mended[name])
+        if mended.get("not") in ({}, True):
+            return _FORBIDDEN
         self.misreads |= not is_writable([mended.get("const"), mended.get("enum")])
         if not (drop_unwritable(mended) and round_bounds(mended)):
             return _FORBIDDEN
@@ -83,13 +88,14 @@ class _Mending:
         if isinstance(part.get("pattern"), str):
             part["pattern"] = _SAME_PATTERN.get(part["pattern"], part["pattern"])
         part.pop("$dynamicAnchor", None)
+        _exclude_bounds(part)
         if isinstance(part.get("$dynamicRef"), str) and part["$dynamicRef"] in self._anchors:
             part["$ref"] = self._anchors[part.pop("$dynamicRef")]
         _name_properties(part, self._target)
         _merge_exhausted_patterns(part)
         _list_unique_values(part, self._target)
-        _close(part)
-        _tell_apart(part, self._target)
+        _close(part, self._target)
+        tell_apart(part, self._target)
         _spread_conditions(part)
         conditions = [*_dependent(part), *_conditional(part), *_negated(part)]
         if conditions:
@@ -132,9 +138,9 @@ def _name_properties(part: dict[str, Any], target: Any) -> None:
     elif rules == {"pattern"} and isinstance(names["pattern"], str):
         del part["propertyNames"]
         _only_names(part, names["pattern"], more)
-    elif rules <= {"enum", "const"} and all(isinstance(name, str) for name in _values_of(names)):
+    elif rules <= {"enum", "const"} and all(isinstance(name, str) for name in values_of(names)):
         del part["propertyNames"]
-        _only_names(part, f"^(?:{'|'.join(map(re.escape, _values_of(names)))})$", more)
+        _only_names(part, f"^(?:{'|'.join(map(re.escape, values_of(names)))})$", more)
 
 
 def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
@@ -171,15 +177,6 @@ def _names_of(pattern: str) -> set[str]:
     return {re.sub(r"\\(.)", r"\1", name) for name in alternatives.split("|")}
 
 
-def _values_of(schema: dict[str, Any]) -> list[Any]:
-    """Return the values of a schema that enumerates them; else none."""
-    if "const" in schema:
-        return [schema["const"]]
-    if schema.get("type") == "boolean" and "enum" not in schema:
-        return [True, False]
-    return listed(schema, "enum")
-
-
 def _list_unique_values(part: dict[str, Any], target: Any) -> None:
     """Rewrite a list of distinct values out of a small set as an enumeration, in the order of the values.
 
@@ -189,7 +186,7 @@ def _list_unique_values(part: dict[str, Any], target: Any) -> None:
         part.pop("uniqueItems", None)
     if not part.keys().isdisjoint(("prefixItems", "contains")):
         return
-    listed_values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
+    listed_values = values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
     # In JSON 1 and 1.0 are the same value, and true is another.
     values = list({_identity(value): value for value in reversed(listed_values)}.values())[::-1]
     fewest, most = part.get("minItems", 0), part.get("maxItems", len(values))
@@ -210,35 +207,40 @@ def _identity(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _close(part: dict[str, Any]) -> None:
-    """Rewrite ``unevaluatedProperties`` of an object without alternatives and references."""
+def _exclude_bounds(part: dict[str, Any]) -> None:
+    """Rewrite exclusive bounds as drafts before 6 have them: true beside the bound."""
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(part.get(exclusive), bool):
+            excludes = part.pop(exclusive)
+            if excludes and bound in part:
+                part[exclusive] = part.pop(bound)
+
+
+def _close(part: dict[str, Any], target: Any) -> None:
+    """Rewrite ``unevaluatedProperties`` and ``unevaluatedItems`` where what is evaluated is certain."""
+    if part.get("unevaluatedItems") is False and part.keys().isdisjoint((*_PARTS_OF_VALUES, "items", "contains")):
+        part["items"] = part.pop("unevaluatedItems")
+    _gather_properties(part, target)
     if part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties")):
         more = part.pop("unevaluatedProperties", None)
         if more is not None:
             part["additionalProperties"] = more
 
 
-def _tell_apart(part: dict[str, Any], target: Any) -> None:
-    """Rewrite ``oneOf`` of mutually exclusive alternatives as ``anyOf``."""
-    alternatives = listed(part, "oneOf")
-    if not alternatives or "anyOf" in part:
+def _gather_properties(part: dict[str, Any], target: Any) -> None:
+    """Merge the properties of all parts of an object into it, if it has no others."""
+    parts = [target(one) for one in listed(part, "allOf")]
+    if part.get("unevaluatedProperties") is not False or not parts or not part.keys().isdisjoint(_PARTS_OF_VALUES[1:]):
         return
-    if isinstance(part.get("discriminator"), dict):
-        name = part.pop("discriminator").get("propertyName")
-        # The named property, which all require, makes the alternatives exclusive.
-        if all(isinstance(one, dict) and name in listed(one, "required") for one in map(target, alternatives)):
-            part["anyOf"] = part.pop("oneOf")
+    if not all(isinstance(one, dict) and one.keys() <= _OF_A_PLAIN_OBJECT for one in parts):
         return
-    required = [
-        one.get("required") if isinstance(one, dict) and one.keys() == {"required"} else None for one in alternatives
-    ]
-    keys = [one[0] for one in required if isinstance(one, list) and len(one) == 1 and isinstance(one[0], str)]
-    if len(set(keys)) == len(alternatives):
-        del part["oneOf"]
-        part["anyOf"] = [
-            {"required": [key], "properties": dict.fromkeys((other for other in keys if other != key), _FORBIDDEN)}
-            for key in keys
-        ]
+    properties, required = dict(named(part, "properties")), dict.fromkeys(listed(part, "required"))
+    for one in parts:
+        required |= dict.fromkeys(listed(one, "required"))
+        for name, schema in named(one, "properties").items():
+            properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
+    del part["allOf"]
+    part |= {"type": "object", "properties": properties, "required": list(required)}
 
 
 def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -255,6 +257,10 @@ def _without(key: str) -> dict[str, Any]:
     return {"properties": {key: _FORBIDDEN}}
 
 
+def _absent(key: str, also: Any) -> dict[str, Any]:
+    return {"allOf": [_without(key), also]}
+
+
 def _spread_conditions(part: dict[str, Any]) -> None:
     """Rewrite several conditions in one ``allOf``, each on a property that is declared beside the ``allOf``."""
     parts = []
@@ -267,8 +273,14 @@ def _spread_conditions(part: dict[str, Any]) -> None:
 
 
 def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rewrite a condition on a property with enumerated values as alternatives by its value."""
+    """Rewrite a condition on a property with enumerated values as alternatives by its value, or by its presence."""
     condition = part.get("if")
+    if isinstance(condition, dict) and condition.keys() == {"required"} and len(listed(condition, "required")) == 1:
+        (key,) = condition["required"]
+        yield {"anyOf": [{"required": [key], "allOf": [part.get("then", True)]}, _absent(key, part.get("else", True))]}
+        for name in ("if", "then", "else"):
+            part.pop(name, None)
+        return
     if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type"}:
         return
     tested = named(condition, "properties")
@@ -278,7 +290,7 @@ def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     wanted, declared = tested[key], named(part, "properties").get(key)
     if not isinstance(wanted, dict) or not wanted.keys() <= {"const", "enum", "type"} or not isinstance(declared, dict):
         return
-    values, all_values = _values_of(wanted), _values_of(declared)
+    values, all_values = values_of(wanted), values_of(declared)
     if not values or not all_values:
         return
     fits: dict[str, Any] = {"properties": {key: {"enum": values}}}
@@ -312,4 +324,4 @@ def _negated(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
             part["type"] = [name for name in _TYPES if name not in types]
     elif excluded.keys() <= {"enum", "const"} and "enum" in part and excluded:
         del part["not"]
-        part["enum"] = [value for value in listed(part, "enum") if value not in _values_of(excluded)]
+        part["enum"] = [value for value in listed(part, "enum") if value not in values_of(excluded)]
