@@ -49,6 +49,8 @@ WAITING_LIMIT: Final = 8
 POLLS_LIMIT: Final = 64
 # A run still busy this many steps after the last action may face an obstacle that only the run can remove.
 PATIENCE_STEPS: Final = 1_000
+# After each removed obstacle patience is half as long, down to this: dozens of sessions may keep their blocks.
+LEAST_PATIENCE_STEPS: Final = 32
 # How many waiting requests a message names.
 _NAMED: Final = 3
 
@@ -112,6 +114,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.phase = _HARNESS
         # The step in which patience last ran out and the run removed an obstacle.
         self._undone_at = 0
+        self._patience_steps = PATIENCE_STEPS
         self.results = Results(self.machine.depth)
         self._previous: OutputT | None = None
         self._turn = 0
@@ -250,10 +253,11 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if not self._settle():
                 self._check_end()
                 return None
-        elif self.step >= max(self._last_step, self._undone_at) + PATIENCE_STEPS:
+        elif self.step >= max(self._last_step, self._undone_at) + self._patience_steps:
             # Obstacles may come one after another: patience starts over.
             self._undone_at = self.step
             if (undo := self.obstacle) is not None:
+                self._patience_steps = max(LEAST_PATIENCE_STEPS, self._patience_steps // 2)
                 self._imply(undo)
         self._check_progress(previous)
         # Consecutive empty steps have their own limit, whose message names the defect.

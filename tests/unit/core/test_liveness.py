@@ -10,9 +10,10 @@ from __future__ import annotations
 import pytest
 
 from scripted.core.adapters import adapter_named
+from scripted.core.common_actions import AdvanceClock
 from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.run import MORE_STEPS, STEPS_LIMIT, Run
+from scripted.core.run import MORE_STEPS, PATIENCE_STEPS, STEPS_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, execute
 
@@ -113,3 +114,14 @@ def test_a_fleet_that_asks_for_too_much_is_to_blame_itself() -> None:
     text = 'engines=e; 1 begin on=e do="start g prompt=7 new=99999999999"'
     with pytest.raises(ScriptDefinitionError, match="g alone asks for 99999999999 new tokens"):
         execute(Schedule.parse(text, of="lockstep-fleet"))
+
+
+def test_many_obstacles_are_removed_while_the_scheduler_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty sessions kept the blocks of a request, of which three ended in time: "not settled after 4000 steps"."""
+    still = AdvanceClock(seconds=0)
+    monkeypatch.setattr(Run, "obstacle", property(lambda run: still if len(run.implied) < 20 else None))
+    removed = execute(Schedule.parse(LONG.format(3_500))).implied
+    steps = [one.step for one in removed]
+    assert len(set(steps[:20])) == 20
+    assert steps[0] > PATIENCE_STEPS
+    assert steps[19] < 3 * PATIENCE_STEPS
