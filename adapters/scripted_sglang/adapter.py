@@ -117,7 +117,7 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
         late_launches=settings.depth,
         sleep_modes=("",) if settings.enable_memory_saver else (),
         sleep_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
-        wake_parts=tuple(GPU_MEMORY_ALL_TYPES) if settings.enable_memory_saver else (),
+        wake_parts=tuple(GPU_MEMORY_ALL_TYPES),
     )
 
 

@@ -385,7 +385,8 @@ class SchedulerAdapter(
 
     def obstacle(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Action | None:
         """Return the wake that open requests need; an adapter with other obstacles calls this as well."""
-        return WakeAll() if run.oracle.asleep and not run.is_settled else None
+        to_wake = () if run.is_settled else run.oracle.to_wake
+        return WakeAll(part=to_wake[0]) if to_wake else None
 
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
         """Abort requests that are not alive, which changes nothing; then wake the device, and flush if declared."""
@@ -394,7 +395,7 @@ class SchedulerAdapter(
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
         if turn != 1:
             return ()
-        last: list[Event] = [Wake(call_id=run.new_call_id())] if run.oracle.asleep else []
+        last: list[Event] = [Wake(call_id=run.new_call_id(), part=part) for part in run.oracle.to_wake]
         last += [FlushCache(call_id=run.new_call_id())] if self.limits_of(run.config)[1].flush else []
         return last
 

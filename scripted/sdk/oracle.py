@@ -70,10 +70,12 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._behind: dict[str, Pause | Resume] = {}
         # The call whose answer put the device to sleep; empty if it is awake.
         self.asleep = ""
-        # The unanswered sleeps that release memory; and the unanswered wakes, each with whether it ends the pause: not
-        # one that came later.
-        self._sleeps: set[str] = set()
-        self._wakes: dict[str, bool] = {}
+        # The parts of its memory that the device has released.
+        self._released: set[str] = set()
+        # The unanswered sleeps that release memory, each with its part; and the unanswered wakes, each with its part
+        # and whether it ends the pause: not one that came later.
+        self._sleeps: dict[str, str] = {}
+        self._wakes: dict[str, tuple[str, bool]] = {}
         # The requests that a pause holds back; no pause aborts them.
         self._held_back: set[Life] = set()
         # The counts that aborts of unknown requests must not change; None in steps without such aborts.
@@ -184,12 +186,12 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             case Sleep():
                 self.account.ask(event.call_id, type(event).__name__)
                 if event.level:
-                    self._sleeps.add(event.call_id)
+                    self._sleeps[event.call_id] = event.part
                 if event.mode:
                     self.pause(self._mode_named(event.mode))
             case Wake():
                 self.account.ask(event.call_id, type(event).__name__)
-                self._wakes[event.call_id] = self._can.wakes_resume
+                self._wakes[event.call_id] = event.part, self._can.wakes_resume
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
@@ -215,22 +217,34 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     def pause(self, mode: Pausing) -> None:
         super().pause(mode)
-        self._wakes = dict.fromkeys(self._wakes, False)
+        self._wakes = {call_id: (part, False) for call_id, (part, _) in self._wakes.items()}
 
     def _sleep_or_wake(self, answer: Answer) -> None:
         """Take the answer to a sleep or a wake. Raises Violation for a device that sleeps under its batches."""
-        resumes = self._wakes.pop(answer.call_id, None)
-        is_sleep = answer.call_id in self._sleeps
-        self._sleeps.discard(answer.call_id)
+        slept = self._sleeps.pop(answer.call_id, None)
+        woken, resumes = self._wakes.pop(answer.call_id, (None, False))
+        if woken is not None:
+            self._released -= {woken} if woken else self._released
         if not answer.ok:
             return
-        if is_sleep and self._batches:
+        if slept is not None and self._batches:
             batch = next(iter(self._batches))
             raise Violation(f"{answer.call_id} releases the device's memory, but batch {batch} is in flight there")
-        if is_sleep or resumes is not None:
-            self.asleep = answer.call_id if is_sleep else ""
+        if slept is not None:
+            self.asleep = answer.call_id
+            self._released |= {slept} if slept else set(self._can.wake_parts)
+        elif woken is not None:
+            self.asleep = ""
         if resumes:
             self.resume()
+
+    @property
+    def to_wake(self) -> Sequence[str]:
+        """The parts of its memory that a sleeping device takes back to be awake; "" for all of it at once."""
+        if not self.asleep:
+            return ()
+        is_partly = self._released < set(self._can.wake_parts)
+        return sorted(self._released) if is_partly else ("",)
 
     def _end_turn(self, call_id: str) -> None:
         """Take the answer to a call. The next queued call that aborts begins now, and is answered later."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 from planned_run import ABORT, KEEP, STOP, PlannedRun, alone, answered, planned_run, refused, share, told
@@ -232,6 +234,27 @@ def test_a_launch_while_the_device_sleeps() -> None:
     run.step(replies=(replace(answered("w"), ok=False),))
     with refused("batch 2 is launched while the device sleeps: t released its memory, and no wake has brought all"):
         run.step(share("a", 4, 1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("calls", "to_wake"),
+    [
+        ((), []),
+        ((Sleep(call_id="s"),), [""]),
+        ((Sleep(call_id="s", part="weights"),), ["weights"]),
+        ((Sleep(call_id="s", part="weights"), Sleep(call_id="t", part="kv_cache")), [""]),
+        ((Sleep(call_id="s"), Wake(call_id="w", part="kv_cache")), ["weights"]),
+        ((Sleep(call_id="s"), Wake(call_id="w")), []),
+        ((Sleep(call_id="s", part="weights"), Wake(call_id="w"), Sleep(call_id="t", part="kv_cache")), ["kv_cache"]),
+    ],
+)
+def test_a_run_wakes_what_sleeps(calls: Sequence[Sleep | Wake], to_wake: list[str]) -> None:
+    """SGLang ends if memory is taken back that was never released, and so did each run that released a part."""
+    run = asleep(wake_parts=("kv_cache", "weights"))
+    for call in calls:
+        run.events.append(call)
+        run.step(replies=(replace(answered(call.call_id), ok=call.part != "kv_cache" or isinstance(call, Sleep)),))
+    assert list(run.oracle.to_wake) == to_wake
 
 
 def test_a_sleep_over_a_batch_in_flight() -> None:
