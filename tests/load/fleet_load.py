@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from engine.server.launch.preload import PreloadedParent  # noqa: E402 - found from the repository's root
 from tests.unit.frontend.real_servers import RealServer  # noqa: E402
 from tests.unit.router.test_router_on_servers import router_before  # noqa: E402
-from tests.unit.server.fleets import fleet_of, left, signal_all, stats, until, until_asked  # noqa: E402
+from tests.unit.server.fleets import fleet_of, left, signal_all, until, until_asked  # noqa: E402
 
 LAST_WORD_S: Final = 2.0
 STOPPED_S: Final = 3.0
@@ -168,7 +168,7 @@ def main() -> None:
         wrong = judge(asked, deaths, alone)
         for server in (*prefills, decodes[1]):
             until(lambda server=server: not left(server), f"nothing is left on {server.url}")  # type: ignore[misc]
-        pages = sum(int(stats(prefill)["pages_sent"]) for prefill in prefills)
+        pages = sum(int(prefill.stats()["pages_sent"]) for prefill in prefills)
     errors = Counter("error" if sent.error else "whole" for sent in asked)
     console = Console()
     console.print(
