@@ -143,6 +143,9 @@ class _Marker(ast.NodeTransformer):
         branches = [*node.body, *node.orelse] if isinstance(node, (ast.If, ast.Try)) else node.orelse
         return self._visited(node, any(map(fails_always, branches)))
 
+    def visit_Match(self, node: ast.Match) -> _Visited:
+        return self._visited(node, any(fails_always(statement) for case in node.cases for statement in case.body))
+
     def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         before = self._owner_line
         self._owner_line = before or min([node.lineno, *(one.lineno for one in node.decorator_list)])

@@ -147,6 +147,14 @@ class Measured:
         return any(_is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
 
 
+def raises_itself(error: BaseException) -> bool:
+    """Return whether a statement of a counted file raised this error, rather than what it calls."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename in _sites
+
+
 def asserting_nothing(name: str) -> str:
     """Word the refusal of a script without an assertion."""
     return (

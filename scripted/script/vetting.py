@@ -38,7 +38,7 @@ from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
 from scripted.script.interruptions import Verdict
-from scripted.script.measure import Measured, count_assertions, reading_by, turn_round
+from scripted.script.measure import Measured, count_assertions, raises_itself, reading_by, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
@@ -382,7 +382,9 @@ class _Runs:
             return cause.ending is None
         if type(cause) is not AssertionError:
             return False
-        return bool(self.last and self.last.failing) or str(cause).startswith(NEVER_REACHED)
+        if bool(self.last and self.last.failing) or str(cause).startswith(NEVER_REACHED):
+            return True
+        return raises_itself(cause)
 
     def baseline_passes(self, bug: str, *, every_step: bool = False) -> bool:
         """Return whether the script's requests alone, judged by the oracle, pass with this mutant.

@@ -107,6 +107,23 @@ def counts_reasons(t):
     assert Counter(r.finish_reason for r in rs) == {"length": 3}
 
 
+def raises_instead_of_asserting(t):
+    rs = [t.start_req(prompt_len=n, prompt_seed=1, max_new_tokens=3) for n in (200, 200, 40)]
+    yield from t.run_until_all_finished(rs)
+    if rs[0].output_ids != rs[1].output_ids or len(rs[2].output_ids) != 3:
+        raise AssertionError("one prompt has two answers")
+
+
+def matches_its_end(t):
+    r = t.start_req(prompt_len=33, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    match r.finish_reason, len(r.output_ids):
+        case "length", 3:
+            pass
+        case other:
+            raise AssertionError(other)
+
+
 def waits_under_pressure(t):
     t.exhaust_kv(leave_pages=2)
     r = t.start_req(prompt_len=100, max_new_tokens=2)
@@ -220,7 +237,16 @@ def test_a_script_that_runs_otherwise_each_time_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [counts_reasons, waits_under_pressure, moves_time, compares_stages, retracts_somebody]
+    "script",
+    [
+        counts_reasons,
+        waits_under_pressure,
+        moves_time,
+        compares_stages,
+        retracts_somebody,
+        raises_instead_of_asserting,
+        matches_its_end,
+    ],
 )
 def test_a_script_that_depends_on_an_answer_is_a_test(script: Any) -> None:
     """46.10: no mutant concerns it, or the oracle notices each mutant before the script's assertion."""
