@@ -29,7 +29,7 @@ PROMPT = list(range(1, 82))
 @contextmanager
 def router_before(*urls: str) -> Iterator[httpx.Client]:
     """The command as users run it, on a free port; ended by SIGTERM."""
-    command = [sys.executable, "-m", "engine", "route", *urls, "--port", "0", "--period-s", "0.2", "--patience-s", "2"]
+    command = [sys.executable, "-m", "engine", "route", *urls, "--port", "0", "--period-s", "0.2", "--patience-s", "8"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         try:
             assert process.stdout is not None

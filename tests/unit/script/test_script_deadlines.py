@@ -221,7 +221,7 @@ def test_a_script_by_hand_has_the_outcome_of_this_process_in_a_child(sim):
 def test_a_script_by_hand_is_bounded_in_a_call_of_c_in_a_child(sim):
     """46.11"""
     with pytest.raises(ScriptTimeout) as failed:
-        sim.run_isolated(_stays_in_a_call_of_c, timeout_s=0.2)
+        sim.run_isolated(_stays_in_a_call_of_c, timeout_s=1)
     assert ">       total = sum(range(10**12))" in str(failed.value)
 
 
@@ -233,10 +233,12 @@ def test_a_script_by_hand_that_stays_in_a_call_of_c_ends_its_process_with_its_li
     stacks = tmp_path / "stacks"
     child = os.fork()
     if not child:
-        with stacks.open("w") as file:
-            hard_deadline.tell_stacks_to(file.fileno())
-            sim.run(_stays_in_a_call_of_c, timeout_s=0.1)
-        os._exit(0)
+        try:
+            with stacks.open("w") as file:
+                hard_deadline.tell_stacks_to(file.fileno())
+                sim.run(_stays_in_a_call_of_c, timeout_s=1)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -hard_deadline.DEADLINE_SIGNAL
     assert "in _stays_in_a_call_of_c" in stacks.read_text()
 
