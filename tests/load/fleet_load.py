@@ -147,7 +147,7 @@ def main() -> None:
 
         def start_again() -> None:
             prefills[0].process.kill()
-            prefills[0].process.wait(5)
+            prefills[0].process.wait(30)
             prefills[0] = fleet.prefill(fleet.prefill_ports[0])
 
         def stop_for_a_while() -> None:

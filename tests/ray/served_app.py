@@ -83,7 +83,7 @@ class ServedApp:
     def loads(self) -> list[dict[str, int]]:
         """The loads that the engines report; nothing while none does."""
         try:
-            answer = httpx.get(f"{self.url}/get_load", timeout=5)
+            answer = httpx.get(f"{self.url}/get_load", timeout=30)
         except httpx.HTTPError:
             return []
         return list(answer.json()) if answer.status_code == 200 else []
@@ -115,7 +115,7 @@ class ServedApp:
         _, left = psutil.wait_procs(self._seen, timeout=END_S)
         for process in left:
             process.kill()
-        psutil.wait_procs(left, timeout=5)
+        psutil.wait_procs(left, timeout=30)
         # One that was killed is waited for too, or a later test is told that it still runs.
         for command in self._started:
             command.wait(END_S)

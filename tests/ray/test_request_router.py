@@ -68,7 +68,7 @@ def play(scene: Scene, capacity: int = 4) -> None:
     async def bounded() -> None:
         router = PrefixRequestRouter(ENGINES, DeploymentHandleSource.REPLICA)
         router.initialize_state(capacity=capacity, index_chunks=64, balance_percent=125, balance_slack=2, seed=1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await scene(router)
 
     asyncio.run(bounded())

@@ -64,7 +64,7 @@ def test_what_arrives_is_held_until_it_is_let_in():
     loop.gate.go_on()
     assert (loop.taken, loop.inbox.held) == (["a"], [])
     loop.inbox.put_nowait(END)
-    loop.thread.join(5)
+    loop.thread.join(30)
     assert not loop.thread.is_alive()
 
 
@@ -151,7 +151,7 @@ def test_a_loop_waits_for_results_that_are_not_let_through():
     stops.gate.go_on()
     assert stops.waits_for_result
     stops.gate.open()
-    loop.join(5)
+    loop.join(30)
     assert not loop.is_alive()
 
 

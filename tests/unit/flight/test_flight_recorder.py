@@ -406,7 +406,7 @@ def test_the_recorder_of_a_dropped_engine_ends(tmp_path: Path) -> None:
     del recorder
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
     assert path is not None
     assert read_flight(path).frames == (ARRIVED,)

@@ -147,7 +147,7 @@ def test_a_disk_that_does_not_take_the_end_holds_the_engine_up_once(
     monkeypatch.setattr(recorders, "_LONGEST_WRITE_S", 30.0)
     closing = threading.Thread(target=recorder.close)
     closing.start()
-    closing.join(10)
+    closing.join(30)
     assert not closing.is_alive()
     goes_on.set()
 

@@ -23,7 +23,7 @@ class Slow(CompiledGrammars):
     def compile(self, grammar_id: int, grammar: Grammar) -> GrammarError | None:
         self.threads.append(f"{current_thread().name} {current_thread().ident}")
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(30)
         return None if grammar.text else UnfollowableGrammar(f"grammar {grammar_id} is empty")
 
 
@@ -37,7 +37,7 @@ def test_orders_do_not_wait_for_the_compilation() -> None:
     compiler = GrammarCompiler(grammars, answers.append)
     for number in (1, 2, 3):
         compiler.order(order(number, "" if number == 2 else "a"))
-    assert grammars.begun.wait(10)
+    assert grammars.begun.wait(30)
     compiler.order(GrammarOrder(1, None))
     assert answers == []
     grammars.go_on.set()
@@ -73,7 +73,7 @@ class ReadingRunner:
 
     def begin_lora(self, order: LoraOrder) -> Callable[[], str | None]:
         def read() -> str | None:
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(30)
             return None if order.path == "/there" else f"cannot read {order.path}"
 
         return read

@@ -237,7 +237,7 @@ def play(
 
     async def bounded() -> None:
         stage = Scene(ServerSettings(**settings), engines or (PlayedEngine(), PlayedEngine()), rules or Rules())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             if met:
                 await stage.look()
             await scene(stage)

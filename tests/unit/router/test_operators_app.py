@@ -22,7 +22,7 @@ async def told(stage: Scene, path: str, body: object = None) -> tuple[int, str]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.005)
 

@@ -293,5 +293,5 @@ def test_an_answer_with_events_of_any_shape_leaves_a_doubt(
             await asyncio.gather(listening, return_exceptions=True)
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(asyncio.wait_for(scene(), 20))
+        asyncio.run(asyncio.wait_for(scene(), 30))
     assert "did not answer with KV events" in caplog.text

@@ -70,7 +70,7 @@ def test_a_mirror_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
             events.close()
 
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await scene()
 
     asyncio.run(bounded())

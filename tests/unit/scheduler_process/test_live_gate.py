@@ -185,7 +185,7 @@ def test_every_source_wakes_a_waiting_gate(world: World, source: str) -> None:
             world.complete(7)
         case "shutdown":
             world.say(Shutdown())
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
     expected = {"message": (Abort(rid="a"),), "completion": (Completion(microbatch_id=7),), "shutdown": None}[source]
     assert (steps[0] and steps[0].events) == expected
@@ -199,7 +199,7 @@ def test_idle_gate_does_not_wake(world: World) -> None:
     assert thread.is_alive()
     assert world.gate.wakeups == 1
     world.send("a")
-    thread.join(5)
+    thread.join(30)
     assert world.gate.wakeups == 2
 
 
@@ -333,7 +333,7 @@ def test_each_result_begins_the_wait_anew_and_without_work_there_is_none(make_wo
     assert thread.is_alive()
     wakeups = world.gate.wakeups
     world.send("a")
-    thread.join(5)
+    thread.join(30)
     assert world.gate.wakeups == wakeups + 1
 
 
@@ -350,7 +350,7 @@ def test_other_weights_may_take_as_long_as_a_start(make_world) -> None:
     thread.join(0.1)
     assert thread.is_alive()
     world.complete(7)
-    thread.join(5)
+    thread.join(30)
     assert steps[0].events == (Completion(microbatch_id=7),)
 
 
@@ -371,7 +371,7 @@ def test_a_deadline_that_no_clock_reaches_is_waited_for_all_the_same(world: Worl
     deadline = MonotonicClock().now() + timeout_s
     thread, steps = _waiting_step(world, msgspec.structs.replace(NOTHING, deadline=deadline))
     world.send("a")
-    thread.join(5)
+    thread.join(30)
     assert steps[0].events == (Abort(rid="a"),)
 
 
@@ -380,7 +380,7 @@ def test_first_step_waits(world: World) -> None:
     thread.join(0.02)
     assert thread.is_alive()
     world.send("a")
-    thread.join(5)
+    thread.join(30)
     assert steps[0].events == (Abort(rid="a"),)
 
 

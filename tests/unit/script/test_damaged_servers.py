@@ -147,7 +147,7 @@ def test_a_daemon_three_levels_deep_ends_with_a_server_that_was_started_by_hand(
     pid_file = tmp_path / "pid"
     with EngineServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied):
         server.run(leaves_a_daemon_and_kills_its_server, str(pid_file), options=OPTIONS)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=30)
     assert not psutil.pid_exists(pid)
 
 
@@ -170,5 +170,5 @@ def test_a_process_that_a_script_leaves_ends_with_its_server(pool: EngineServers
         pool.lend(EngineConfig()) as server,
     ):
         server.run(dies_and_leaves_a_process, str(pid_file), leads, options=OPTIONS)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=30)
     assert not psutil.pid_exists(pid)

@@ -303,7 +303,7 @@ def test_a_prefill_engine_that_dies_in_the_middle_costs_no_answer(parent: Preloa
         nothing_is_left(decode)
         assert metric(decode, "prefills_failed_total") >= 1
         prefill.process.kill()
-        prefill.process.wait(5)
+        prefill.process.wait(30)
         again = fleet.prefill(port)
         until_asked(decode)
         nothing_is_left(decode, again)
