@@ -248,7 +248,7 @@ class BaseFleet(Generic[_M]):
                 self._deliver(member)
                 member.step()
             except Violation as exc:
-                raise Violation(f"engine {member.name}: {exc}") from exc
+                raise Violation(f"engine {member.name}: {exc}", inner=exc) from exc
             for receiver, message in member.take_said():
                 self._send(member, receiver, message)
 

@@ -184,7 +184,7 @@ class Fleet(BaseFleet[FleetEngine]):
                 else:  # The output of a real model is compared only on its own engine.
                     oracle.check_end(engine.run.scheduler)
             except Violation as exc:
-                raise Violation(f"engine {engine.name}: {exc}") from exc
+                raise Violation(f"engine {engine.name}: {exc}", inner=exc) from exc
 
     # -- looking --
 

@@ -78,7 +78,7 @@ class FleetServers:
             try:
                 self._growth[name].check(spare=len(self._serving))
             except Violation as exc:
-                raise Violation(f"engine {name}: {exc}") from exc
+                raise Violation(f"engine {name}: {exc}", inner=exc) from exc
 
     def kill(self, names: Sequence[str]) -> None:
         """Kill all processes of these engines and remove their files. Harmless for a dead one."""
