@@ -55,7 +55,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
 class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
     """Kills a stage; nothing in flight comes back, except with ``late`` one result that was on its way and follows
-    the death.
+    the death. Once that stage is dead, kills the next one.
     """
 
     stage: int = 0
@@ -82,13 +82,16 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         t.run.kill_stage(i)
 
     def apply(self, run: RunLike) -> None:
-        if run.machine.scheduler.failure is None:
-            on_its_way = run.device.next_completion(0) if self.late else None
-            run.device.kill_stage(self.stage % run.machine.limits.pp_size)
-            run.lose_results()
-            run.give(run.device.next_completion(0))
-            if on_its_way is not None:
-                run.give(on_its_way)
+        first, stages = run.machine.scheduler.failure, run.machine.limits.pp_size
+        stage = self.stage % stages
+        if first is not None and first.process == f"{_STAGE}{stage}":
+            stage = (stage + 1) % stages  # The stages of a server end one after another, each with its own news.
+        on_its_way = run.device.next_completion(0) if self.late and first is None else None
+        run.device.kill_stage(stage)
+        run.lose_results()
+        run.give(run.device.next_completion(0))
+        if on_its_way is not None:
+            run.give(on_its_way)
 
     def is_distinct(self, run: RunLike) -> bool:
         """Return whether a result is on its way, if it is to come late."""

@@ -7,6 +7,9 @@ from simulated_engine import SimulatedEngine, alone, generate, prompt
 
 from engine.core.errors import IntegrityError
 from engine.core.messages import Abort, AbortAll, Completion, FinishReason, PipelineFailed
+from scripted.core.mutant import Mutant
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
 
 PP4 = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 
@@ -160,3 +163,22 @@ def test_usage_counts_prompt_cached_and_completion_tokens() -> None:
     engine.step(generate("b", prompt(40), 1))
     reply = engine.step(completions=1).replies[0]
     assert (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens) == (40, 32, 1)
+
+
+def test_the_first_death_is_the_cause_of_all_that_follows() -> None:
+    """Stages die one after another; the first is named, also to those who come after the second."""
+    schedule = "pp_size=2; 1 start a prompt=30 new=5; 3 kill stage=1; 4 kill; 6 start b prompt=5 new=2"
+    assert execute(Schedule.parse(schedule)).failure is None
+    with Mutant(
+        name="the-last-death-counts",
+        origin="attack",
+        bug="a second death replaces the cause",
+        signature="",
+        test="",
+        target="engine.core.scheduler.scheduler:Scheduler._on_pipeline_failed",
+        cut="self.failure = self.failure or failed",
+        becomes="self.failure = failed",
+    ).switched_on():
+        failure = execute(Schedule.parse(schedule)).failure
+    assert failure is not None
+    assert "stage-0" in failure.text
