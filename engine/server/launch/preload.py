@@ -6,6 +6,7 @@ servers die with the parent. Never runs the client's main module again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -146,7 +147,8 @@ class ServerProcess:
     def _signal(self, number: signal.Signals) -> None:
         # Once the supervisor is gone, its pid may belong to another process.
         if self._status is None and self._alive():
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has just ended.
+                os.kill(self.pid, number)
 
     def _alive(self) -> bool:
         """Return whether the lifeline is open, and so whether the supervisor lives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -51,3 +52,17 @@ def test_a_server_may_speak_before_its_parent_says_that_it_was_forked(tmp_path: 
             parent.send(msgspec.msgpack.encode(said))
         server = ServerProcess(lifeline, news, tmp_path)
         assert (server.pid, server.wait_gathering(1.0)) == (17, gathering)
+
+
+def test_a_server_that_ends_just_before_it_is_killed_does_no_harm(tmp_path: Path) -> None:
+    if not (ended := os.fork()):
+        os._exit(0)
+    os.waitpid(ended, 0)
+    lifeline, theirs = socket.socketpair()
+    news, parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with lifeline, theirs, news, parent:
+        parent.send(msgspec.msgpack.encode(Forked(pid=ended)))
+        server = ServerProcess(lifeline, news, tmp_path)
+        # As when the lifeline was looked at before the end.
+        for end in (server.drain, server.terminate, server.kill):
+            end()
