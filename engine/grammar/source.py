@@ -54,7 +54,8 @@ _MISREAD: Final = (
 _OVERLAPPING: Final = "oneOf constraints are not supported"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
-_LOOK_AROUND: Final = "look-around"
+# What the library's patterns lack, in its words.
+_NOT_IN_PATTERNS: Final = ("look-around", "lookarounds", "backreferences")
 _OF_ONE_OF: Final = "use anyOf, or make them exclusive by a required property with a different const in each"
 _LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves these keywords to the model'
 # The sign of a definition in GBNF, an escape there, and the codes that are no character or need no long escape.
@@ -197,8 +198,8 @@ def _remedied(message: str) -> str:
         return f"several alternatives of oneOf may match; {_OF_ONE_OF}"
     if message.startswith(_UNIMPLEMENTED):
         return f"{message}; leave them out, or {_LENIENT}"
-    if _LOOK_AROUND in message:
-        return f"{message}; leave the look-around out of the pattern, or say in a description what it is for"
+    if any(what in message for what in _NOT_IN_PATTERNS):
+        return f"{message}; leave it out of the pattern, or say in the prompt what it is for"
     if message.startswith(_ELSEWHERE):
         return f"{message}; copy what it names into $defs"
     return message

@@ -176,10 +176,12 @@ def test_exclusive_bounds_of_old_drafts_hold() -> None:
     assert {output_of(schema, seed).strip() for seed in range(20)} == {"1", "2"}
 
 
-def test_a_look_around_has_a_remedy() -> None:
-    fault = fault_of(schema_grammar({"type": "string", "pattern": "^(?=.*[A-Z]).{8,}$"}))
-    assert fault is not None
-    assert "leave the look-around out" in fault.message
+@pytest.mark.parametrize("pattern", ["^(?=.*[A-Z]).{8,}$", r"(a)\1", r"\bword\b"])
+def test_what_patterns_lack_has_a_remedy(pattern: str) -> None:
+    for grammar in (schema_grammar({"type": "string", "pattern": pattern}), Grammar(GrammarKind.REGEX, pattern)):
+        fault = fault_of(grammar)
+        assert fault is not None
+        assert fault.message.endswith("leave it out of the pattern, or say in the prompt what it is for")
 
 
 def test_equal_numbers_are_one_value_of_a_list() -> None:
