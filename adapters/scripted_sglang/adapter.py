@@ -182,7 +182,6 @@ ADAPTER: Final = adapter_of(
             "requests": ("rounds",),
             "prompts": ("long",),
             "sharing": ("rounds",),
-            "arrival": ("together", "in-line"),
             "event-abort": ("on",),
         },
     },

@@ -226,12 +226,13 @@ _COUNTS: Final = {
     "many": (9, 14),
     "stream": (26, 34),
     # Only scenes have it.
-    "rounds": (7, 11),
+    "rounds": (8, 12),
 }
 # Arrivals of a stream a step, in tenths: at each rate some configuration always has a waiting request.
 _STREAM_RATES: Final = (5, 10, 20, 30)
-# Steps between two arrivals.
+# Steps between two arrivals. In rounds, two requests arrive together, and the next two when both may have ended.
 _GAPS: Final = {None: (0, 1, 1, 2, 4, 9), "together": (0,), "in-line": (1,), "apart": (7, 9, 12, 16)}
+_GAPS_OF_PAIRS: Final = (12, 16, 20)
 _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27)}
 # Some tokens that the simulated model samples; a model of few tokens samples mostly the first ones.
 _STOPS: Final = (33, 34, 35, 36, 50, 77, 100, 120)
@@ -244,8 +245,9 @@ _PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
 # Steps between two parts of a request's life. An answer takes a few steps, so most parts come before its end.
 _PAUSES_BETWEEN_PARTS: Final = (1, 1, 2, 3, 5, 8)
-# Steps from one long prompt's turn to the next: its parts, its answer, or what is left of them behind a hit.
-_TURN_STEPS: Final = (5, 6, 7)
+# Steps from the arrival of a long prompt to an event, most of them among its chunks; and how often an event comes then.
+_LIFE_STEPS: Final = (1, 1, 2, 2, 3)
+_OFTEN: Final = 0.8
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,14 +280,25 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
             length = min(max(length, 2 * marks.block + rng.randint(0, 2)), marks.most)
         if is_small and index != large:
             length = min(length, 2 * marks.block + 1)
-        fields = {"rid": _rid(row, rng, index), "prompt": length, "new": rng.choice(_OUTPUTS[row.get("outputs")])}
+        rid, new = _rid(row, rng, index), rng.choice(_OUTPUTS[row.get("outputs")])
+        if row.get("requests") == "rounds":
+            # An answer that does not fit would be refused. The first of two lives as long as it can.
+            room = max(1, marks.most - length)
+            new = room if index % 2 == 0 else min(new, room)
+        fields = {"rid": rid, "prompt": length, "new": new}
         fields |= _content(content, rng, length, marks.block, starts, index)
         if "stops" in row and rng.random() < 0.7:
             fields["stop"] = rng.choice(_STOPS)
         starts.append(fields)
         yield step, fields
-        gap = rng.choice(_GAPS[row.get("arrival")])
+        gap = rng.choice(_gaps(row, index))
         step += min(gap, 2) if is_small else gap
+
+
+def _gaps(row: Row, index: int) -> Sequence[int]:
+    if row.get("requests") == "rounds":
+        return _GAPS_OF_PAIRS if index % 2 else (0,)
+    return _GAPS[row.get("arrival")]
 
 
 def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
@@ -322,7 +335,8 @@ def _length(row: Row, rng: random.Random, marks: Marks) -> int:
     """
     level = row.get("prompts")
     if level == "long":
-        return rng.randint(marks.most // 2, marks.most)
+        least = 2 * marks.most // 3
+        return rng.randint(least, max(least, marks.most - 2))
     if level == "short":
         return rng.randint(1, marks.block + 1)
     if level == "bounds" and rng.random() < 0.5:
@@ -403,16 +417,14 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
 
 
 def _in_turn(kind: str, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Draw a few events of a kind, each about the step in which its request's turn comes.
+    """Draw an event for most first requests of two, while its chunks are computed.
 
-    Long prompts are computed one after another, so that most wait far longer than other events look ahead.
+    Its memory is free at once, with a chunk in flight, and the second, which waits for it, may load its prefix there.
     """
-    starts = [placed for placed in schedule.placed if placed.action.is_start]
-    for _ in range(rng.randint(2, 2 * _MOST_EVENTS)):
-        turn = rng.randrange(len(starts))
-        of_request = extras_of(schedule.of_placed([starts[turn]]))
-        action = rng.choice([extra for extra in of_request if tag_of(extra) == kind])
-        yield Placed(starts[turn].step + turn * rng.choice(_TURN_STEPS) + rng.randrange(min(_TURN_STEPS)), action)
+    for first in [placed for placed in schedule.placed if placed.action.is_start][::2]:
+        of_request = [extra for extra in extras_of(schedule.of_placed([first])) if tag_of(extra) == kind]
+        if rng.random() < _OFTEN:
+            yield Placed(first.step + rng.choice(_LIFE_STEPS), rng.choice(of_request))
 
 
 def drawn_parts(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[Placed]:

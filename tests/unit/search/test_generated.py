@@ -550,17 +550,22 @@ def test_the_lives_of_requests_in_a_scene_have_their_parts() -> None:
     assert not any(isinstance(placed.action, _MoreInput) for one in drawn_others for placed in one.placed)
 
 
-def test_what_ends_a_long_prompt_comes_in_its_turn() -> None:
-    """A prompt that comes back is computed long after its arrival, and behind more than four others."""
-    row = {"requests": "rounds", "prompts": "long", "sharing": "rounds", "arrival": "together", "event-abort": "on"}
-    turns = []
+def test_the_first_of_two_long_prompts_ends_among_its_chunks() -> None:
+    """The second waits for its memory, and a prompt that comes back finds its own pushed out by the others."""
+    row = {"requests": "rounds", "prompts": "long", "sharing": "rounds", "event-abort": "on"}
+    ended = 0
     for seed in range(20):
         drawn = WINDOWED.space.draw(row, random.Random(seed))
-        rids = [one.action.rid for one in drawn.placed if isinstance(one.action, SubmitRequest)]
-        ended = [
-            (one.step, rids.index(one.action.rid)) for one in drawn.placed if isinstance(one.action, CancelRequest)
-        ]
-        assert all(5 * turn <= step - 1 < 7 * turn + 5 for step, turn in ended)
-        assert 2 <= len(ended) <= 6
-        turns += [turn for _, turn in ended]
-    assert set(range(7)) <= set(turns), "extras name at most four requests"
+        starts = {one.action.rid: one for one in drawn.placed if isinstance(one.action, SubmitRequest)}
+        steps = [one.step for one in starts.values()]
+        assert steps[::2][: len(steps) // 2] == steps[1::2]
+        assert all(12 <= later - step <= 20 for step, later in itertools.pairwise(steps[::2]))
+        assert [one.action.seed for one in starts.values()] == [index % 3 for index in range(len(steps))]
+        limits, _ = WINDOWED.limits_of(drawn.config)
+        fits = min(limits.pool_tokens, limits.context_tokens)
+        assert all(one.action.prompt + one.action.new <= fits for one in starts.values()), "the others are refused"
+        aborts = {one.action.rid: one.step for one in drawn.placed if isinstance(one.action, CancelRequest)}
+        assert aborts.keys() <= set(list(starts)[::2])
+        assert all(1 <= step - starts[rid].step <= 3 for rid, step in aborts.items())
+        ended += len(aborts) / len(steps[::2]) > 0.5
+    assert ended > 10
