@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from scripted_lockstep.sessions.adapter import ADAPTER, MUTANTS
+from thinned import thinned
 
 from scripted.core.mutant import Mutant
 from scripted.search.campaign import Campaign
@@ -34,6 +35,6 @@ def test_every_interleaving_tells_the_client_what_the_outputs_say() -> None:
     assert not search(None, 150)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", thinned(MUTANTS, one_in=3), ids=lambda mutant: mutant.name)
 def test_the_search_finds_a_mutant(mutant: Mutant) -> None:
     assert search(mutant.name, SCHEDULES)
