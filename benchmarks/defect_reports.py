@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first = "" if asked.source is None else f"import sys; sys.path.insert(0, {str(asked.source.resolve())!r})"
     version = version_of(asked.adapter, asked.python, first)
     rows = []
-    for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only}*.md")):
+    for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only.removeprefix(f'{asked.adapter}-')}*.md")):
         rows.append(row_of(read_report(page), asked.python, version, first, prepare))
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
