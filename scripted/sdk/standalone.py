@@ -126,6 +126,8 @@ class Calls:
         self._standalone = standalone
         self._known: dict[int, str] = {}
         self._inside = False
+        # Of the enumerations whose members are arguments.
+        self.imports: list[ast.ImportFrom] = []
 
     @contextlib.contextmanager
     def noted(self, machine: SdkMachine) -> Iterator[None]:
@@ -178,7 +180,9 @@ class Calls:
             return spelled
         match value:
             case Enum():
-                return f"{type(value).__name__}.{value.name}"
+                kind = type(value)
+                self.imports.append(ast.ImportFrom(kind.__module__, [ast.alias(kind.__name__)], 0))
+                return f"{kind.__name__}.{value.name}"
             case list():
                 return f"[{', '.join(self.spell(one) for one in value)}]"
             case tuple():
@@ -334,6 +338,7 @@ def _file(
     imports, bodies = _sources(standalone.modules(config), config)
     # A call in the file has the names that the machine or the adapter gives it.
     imports += _sources([sys.modules[type(one).__module__] for one in (machine, standalone)], config)[0]
+    imports += calls.imports
     bodies += [part for helper in standalone.helpers for part in ("", *inspect.getsource(helper).split("\n"))]
     statements = "\n".join([*standalone.opening(config), *calls.lines, *asserted])
     for result in calls.results:

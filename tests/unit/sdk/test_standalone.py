@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from http import HTTPStatus
+from typing import Any
+
 import pytest
 
 from scripted import api
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.standalone import what_is_wrong
+from scripted.sdk.standalone import Calls, Standalone, what_is_wrong
 
 EXAMPLE = "adapter=examples/your_scheduler/adapter.py"
 
@@ -31,3 +35,28 @@ def test_a_file_is_kept_if_it_fails_as_it_says_and_alone(body: str, is_kept: boo
 def test_who_writes_none_says_why(schedule: str, mutant: str | None, words: str) -> None:
     with pytest.raises(ScriptDefinitionError, match=words):
         api.write_test(schedule, mutant=mutant, standalone=True)
+
+
+class _Engine(Standalone[Any, Any]):
+    engine = "an engine"
+
+    def modules(self, config: Any) -> tuple[()]:
+        return ()
+
+    def opening(self, config: Any) -> tuple[()]:
+        return ()
+
+    def watched(self, machine: Any) -> dict[str, Any]:
+        return {}
+
+    def spelled(self, value: object, calls: Calls, arguments: Any) -> None:
+        return None
+
+    def remark(self, plan: Any) -> str:
+        return ""
+
+
+def test_the_class_of_an_argument_is_imported_though_the_adapter_never_names_it() -> None:
+    calls = Calls(_Engine())
+    assert calls.spell([HTTPStatus.GONE]) == "[HTTPStatus.GONE]"
+    assert [ast.unparse(node) for node in calls.imports] == ["from http import HTTPStatus"]
