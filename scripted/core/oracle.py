@@ -133,7 +133,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     @property
     def requested_work(self) -> RequestedWork:
-        """What all requests of the run ask for, each computed once and alone."""
+        """The work that all requests of the run ask for, each computed once and alone."""
         work = RequestedWork(0, "", 0)
         for life in self.account.lives:
             new = self.most_new(life) if life.end is None else len(life.said)

@@ -43,6 +43,11 @@ def allowed(grammar: Grammar, texts: Iterable[str]) -> list[str]:
     return accepted
 
 
+def test_one_matcher_judges_each_text_by_itself() -> None:
+    grammar = schema_grammar({"type": "integer", "minimum": 5})
+    assert allowed(grammar, ["7", "3", "x", "55", "4"]) == ["7", "55"]
+
+
 @given(bounds, st.sampled_from(["integer", ["integer", "null"]]))
 @example({"exclusiveMinimum": 2**53}, "integer")
 @example({"exclusiveMaximum": -(2**53)}, "integer")
