@@ -112,6 +112,20 @@ def kills_by_verb(t):
     assert "stage-1" in r.client.error
 
 
+def signals_a_stage_that_has_just_died(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=30)
+    yield
+    stage = pids_of(t)["stage-1"]
+    os.kill(stage, signal.SIGKILL)
+    while psutil.pid_exists(stage):  # Until the supervisor reaps it; the script hears of that at its next yield.
+        time.sleep(0.01)
+    t.stall_stage(1)
+    t.resume_stage(1)
+    t.kill_stage(1)
+    yield from t.run_until_finished(r)
+    assert "stage-1" in r.client.error
+
+
 def leaks(t):
     r = t.start_req(prompt_len=20, max_new_tokens=1)
     yield from t.run_until_finished(r)
@@ -170,6 +184,12 @@ def test_stage_that_hangs_is_told_with_every_stack(server: EngineServer) -> None
 def test_script_goes_on_behind_a_stage_that_it_killed(server: EngineServer) -> None:
     """D06, D09: and the server is not used again."""
     assert server.run(kills_by_verb).spent
+    assert not server.usable
+
+
+def test_a_stage_may_die_before_the_script_signals_it(server: EngineServer) -> None:
+    """D06, D09: the death is the engine's news, not an error of the verb."""
+    assert server.run(signals_a_stage_that_has_just_died).spent
     assert not server.usable
 
 

@@ -177,19 +177,20 @@ class ServerWorld(World):
 
     def kill_stage(self, stage: int) -> PipelineEvent:
         """Kill the process and wait until the supervisor reports it."""
-        os.kill(self._pid(stage), signal.SIGKILL)
+        self._signal(stage, signal.SIGKILL)
         return self._await_death(f"stage {stage} was killed", DEATH_TIMEOUT_S)
 
     def lose_node(self, stage: int) -> PipelineEvent:
         """Reset the connections and kill the processes, in random order, as when a machine fails."""
-        # Looked up while they live: a stage ends by itself when its link does.
-        stage_process = psutil.Process(self._pid(stage))
-        node = (stage_process.parent(), stage_process)
+        node: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Looked up while they live: a stage ends by itself when its link does.
+            process = psutil.Process(self._pid(stage))
+            node = [*process.parents()[:1], process]
         self.set_link(StageLink(stage=stage, is_dropped=True), "lose_node")
         for process in node:
-            if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):  # Already dead.
-                    process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # Already dead.
+                process.kill()
         return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
 
     def await_loss(self, stage: int) -> PipelineEvent:
@@ -210,11 +211,11 @@ class ServerWorld(World):
     def stall_stage(self, stage: int) -> None:
         """Stop the process. A single stage lives in this process, which continues: the gate holds its results."""
         if self._context.stage_pids:
-            os.kill(self._pid(stage), signal.SIGSTOP)
+            self._signal(stage, signal.SIGSTOP)
 
     def resume_stage(self, stage: int) -> None:
         if self._context.stage_pids:
-            os.kill(self._pid(stage), signal.SIGCONT)
+            self._signal(stage, signal.SIGCONT)
 
     def set_link(self, link: StageLink, verb: str) -> None:
         if self._relay_path is None:
@@ -243,6 +244,11 @@ class ServerWorld(World):
                 raise EngineError(f"{cause}, but the supervisor sent nothing for {within_s} s")
             self._pause(left_s)
         return self._dead_stage
+
+    def _signal(self, stage: int, number: signal.Signals) -> None:
+        """Signal a stage's process. Harmless if it has ended, for example because it lost the link to a dead stage."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid(stage), number)
 
     def _pid(self, stage: int) -> int:
         """Return the process of a stage; a single stage lives in this very process."""
