@@ -27,7 +27,8 @@ def test_no_right_script_is_accused_and_few_silent_ones_are_unnoticed() -> None:
     """46: at most 5 of 74."""
     rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
     assert [row for row in rows if row[0] == "| right" and row[2] != "yes"] == []
-    assert sum(row[0] == "| silent" and row[2] == "yes" and not row[3].strip(" |") for row in rows) <= 5
+    silent = [row[2] == "yes" and not row[3].strip(" |") for row in rows if row[0] == "| silent"]
+    assert sum(silent) <= 5 / 74 * len(silent)
 
 
 def test_a_refused_script_is_noticed(tmp_path: Path) -> None:
