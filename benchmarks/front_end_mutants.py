@@ -44,7 +44,12 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "sessions.sessions": ("test_sessions", "test_choices", "test_input_logprobs"),
     "sessions.requests": ("test_orders", "test_short_bodies", "test_protocol"),
     "openai.shapes": ("test_choices", "test_input_logprobs", "test_openai_client", "test_large_answers"),
-    "openai.chat_blocks": ("test_openai_tools", "test_openai_client", "tools/test_damaged_calls"),
+    "openai.chat_blocks": (
+        "test_openai_tools",
+        "test_openai_client",
+        "test_required_calls",
+        "tools/test_damaged_calls",
+    ),
     "openai.bodies": ("test_protocol", "test_protocols_agree", "test_tool_bodies", "test_openai_client"),
     "openai.requests": ("test_orders", "test_protocols_agree", "test_openai_client", "test_required_calls"),
     "openai.response": ("test_other_protocols", "test_protocols_agree"),

@@ -180,8 +180,7 @@ class Sessions:
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort a request once; it stays registered until the scheduler's terminal reply."""
-        superseded = self._open.get(request.rid) is not request
-        if not (request.has_ended or request.is_ending or superseded) and self._broken is None:
+        if not (request.has_ended or request.is_ending) and self._broken is None:
             self.send(Abort(rid=request.rid, finish_reason=reason))
 
     def take(self, reply: TokenOutput | Refusal) -> None:
@@ -429,7 +428,6 @@ class Session:
                     break
         except ApiError as exc:
             self._failure = exc
-            self._outputs.clear()
             self.abort()
             if not pieces:
                 raise

@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import Request
 
@@ -278,6 +279,29 @@ def test_a_truncated_prompt_keeps_its_end(served: ServedModel) -> None:
     for most, kept in ((3, (2, 3, 4)), (9, (1, 2, 3, 4)), (-1, (1, 2, 3, 4))):
         order = orders_of(served)[COMPLETION](json.dumps(body | {"truncate_prompt_tokens": most}).encode())
         assert order.messages[0].prompt_ids == kept
+
+
+@pytest.mark.parametrize("room", [{}, {"max_tokens": 1}, {"max_tokens": 100}, {"min_tokens": 7, "max_tokens": 9}])
+def test_a_prompt_cut_to_what_fits_leaves_room_for_the_requested_tokens(
+    served: ServedModel, room: dict[str, Any]
+) -> None:
+    prompt = [number % 200 for number in range(served.limits.context_length + 50)]
+    body = {"prompt": prompt, "truncate_prompt_tokens": -1} | room
+    (message,) = orders_of(served)[COMPLETION](json.dumps(body).encode()).messages
+    kept = served.limits.context_length - room.get("max_tokens", 1)
+    assert message.prompt_ids == tuple(prompt[-kept:])
+    assert message.sampling.max_new_tokens == room.get("max_tokens", 1)
+
+
+@pytest.mark.parametrize("tokens", [32, 64, 4096])
+def test_the_default_limit_of_a_chat_is_the_room_that_is_left(served: ServedModel, tokens: int) -> None:
+    """The KV of the very last token is never written, so a pool of 64 tokens takes a prompt and its output of 65."""
+    limits = msgspec.structs.replace(served.limits, total_pages=tokens // served.limits.page_size)
+    small = dataclasses.replace(served, limits=limits)
+    chat = json.dumps({"messages": [{"role": "user", "content": "a"}]}).encode()
+    (message,) = orders_of(small)[CHAT](chat).messages
+    whole = len(message.prompt_ids) + message.sampling.max_new_tokens
+    assert whole == min(tokens + 1, limits.context_length)
 
 
 @pytest.mark.parametrize("body", [{"prompt": [1]}, {"prompt": [[1], [2, 3]]}])

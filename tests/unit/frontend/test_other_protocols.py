@@ -66,6 +66,12 @@ def test_a_messages_choice_of_tools_is_a_chats() -> None:
         assert body.chat_fields["tool_choice"] == due
 
 
+def test_a_users_message_without_blocks_is_an_empty_text() -> None:
+    told = [USER, {"role": "assistant", "content": "yes"}, {"role": "user", "content": []}]
+    *_, last = CountTokensBody(model="m", messages=told).chat_fields["messages"]
+    assert last == {"role": "user", "content": ""}
+
+
 def without_ids(response: Any) -> dict[str, Any]:
     shown: dict[str, Any] = response.model_dump(exclude={"id", "created_at", "usage"})
     for item in shown["output"]:

@@ -293,3 +293,25 @@ def test_the_first_reason_of_the_end_is_told_to_everybody(front: Front) -> None:
         before.part()
     with pytest.raises(ApiError, match="stage 1 died"):
         front.open("after")
+
+
+@pytest.mark.parametrize("closes_first", [True, False])
+def test_a_death_is_told_although_the_server_closes(front: Front, closes_first: bool) -> None:
+    died, drains = ApiError.unavailable("stage 1 died"), ApiError.unavailable("the server drains")
+    ends = [lambda: front.sessions.close(drains), lambda: front.sessions.break_off(died)]
+    for end in ends if closes_first else reversed(ends):
+        end()
+    assert front.sessions.closed is died
+
+
+def test_nothing_is_kept_of_a_whole_reply_whose_client_has_left(front: Front) -> None:
+    """Its outputs may have a million logprobs."""
+    session = front.open()
+    front.sessions.take(output("a"))
+    assert not session.collect()
+    assert [len(pieces) for pieces in session._kept] == [1]
+    session.leave()
+    front.sessions.take(output("b", end=FinishReason.ABORT))
+    assert session.collect()
+    assert [len(pieces) for pieces in session._kept] == [1]
+    assert list(session.body()) == []
