@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from engine.grammar.automata import plain, plain_parts
+from engine.grammar.complements import Negation, are_disjoint, kinds_of
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.patterns import is_found
@@ -30,9 +32,8 @@ _LISTED_NAMES: Final = re.compile(
 )
 _PARTS_OF_VALUES: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties")
 _OF_A_PLAIN_OBJECT: Final = frozenset(("type", "properties", "required", "title", "description"))
-_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
-# The pattern of pydantic's decimals, without the lookaround that the library lacks.
-_SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
+# With more, combining the alternatives of oneOf would take long.
+_MOST_OVERLAPS: Final = 24
 
 
 def followable(schema: Any) -> Any:
@@ -56,7 +57,7 @@ class _Mending:
         self._anchors = dict(_dynamic_anchors(root, ""))
         self.misreads = False
 
-    def mended(self, part: Any) -> Any:
+    def mended(self, part: Any, *, is_in_all_of: bool = False) -> Any:
         if not self._ends.ends(part):
             return _FORBIDDEN
         if not isinstance(part, dict):
@@ -67,7 +68,7 @@ class _Mending:
                 mended[name] = {key: self.mended(one) for key, one in mended[name].items()}
         for name in LISTED_PARTS:
             if isinstance(mended.get(name), list):
-                parts = [self.mended(one) for one in mended[name]]
+                parts = [self.mended(one, is_in_all_of=name == "allOf") for one in mended[name]]
                 mended[name] = [one for one in parts if one is not False] if name in ("anyOf", "oneOf") else parts
         for name in SINGLE_PARTS:
             if isinstance(mended.get(name), dict):
@@ -80,13 +81,74 @@ class _Mending:
         self.misreads |= not is_writable([mended.get("const"), mended.get("enum")])
         if not (drop_unwritable(mended) and round_bounds(mended)):
             return _FORBIDDEN
-        return self._in_known_keywords(mended)
+        mended = self._in_known_keywords(mended)
+        if "oneOf" in mended:
+            self._exclude_each_other(mended, listed(part, "oneOf"))
+        for one, given in zip(listed(mended, "allOf"), listed(part, "allOf"), strict=False):
+            self._settle(one, given)
+        if not is_in_all_of:
+            self._settle(mended, part)
+        self._negate(mended, part)
+        return mended
+
+    def _exclude_each_other(self, mended: dict[str, Any], alternatives: list[Any]) -> None:
+        """Rewrite ``oneOf`` as ``anyOf`` of the alternatives without the values of the others, where they overlap."""
+        names = {key: True for one in alternatives for key in named(self._of_object(one), "properties")}
+        negation, kept, overlaps = Negation(self._target, list(names)), [], 0
+        for at, one in enumerate(alternatives):
+            others = [
+                other
+                for place, other in enumerate(alternatives)
+                if place != at and not are_disjoint(one, other, self._target)
+            ]
+            overlaps += len(others)
+            without = [negation.of(other) for other in others]
+            if overlaps > _MOST_OVERLAPS or "anyOf" in mended or self._leaves_fractions(one, others):
+                return
+            if any(part is False and other not in (True, {}) for part, other in zip(without, others, strict=True)):
+                return
+            whole = [self.mended(part) for part in (one, *without)]
+            if False not in whole:
+                kept.append(whole[0] if len(whole) == 1 else {"allOf": whole})
+        del mended["oneOf"]
+        mended["anyOf"] = kept
+
+    def _leaves_fractions(self, one: Any, others: list[Any]) -> bool:
+        """Return whether numbers without the integers are left, which no keyword describes."""
+        if self._of_object(one).get("type") == "integer" or "number" not in kinds_of(self._of_object(one)):
+            return False
+        return any(self._of_object(other).get("type") == "integer" for other in others)
+
+    def _of_object(self, schema: Any) -> dict[str, Any]:
+        found = self._target(schema)
+        return found if isinstance(found, dict) else {}
+
+    def _settle(self, mended: Any, part: Any) -> None:
+        """Rewrite a condition as two alternatives: it holds, or its negation."""
+        if not isinstance(mended, dict) or not isinstance(part, dict) or "if" not in mended or "if" not in part:
+            return
+        negated = self.mended(Negation(self._target).of(part["if"]))
+        if negated is False and part["if"] not in (True, {}):
+            return
+        held = {"allOf": [mended.pop("if"), mended.pop("then", True)]}
+        otherwise = {"allOf": [negated, mended.pop("else", True)]}
+        mended["allOf"] = [*listed(mended, "allOf"), {"anyOf": [held, otherwise]}]
+
+    def _negate(self, mended: dict[str, Any], part: dict[str, Any]) -> None:
+        """Rewrite ``not`` as its negation."""
+        negated = self.mended(Negation(self._target).of(part["not"])) if "not" in mended and "not" in part else False
+        if negated is not False:
+            del mended["not"]
+            mended["allOf"] = [*listed(mended, "allOf"), negated]
 
     def _in_known_keywords(self, part: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
             del part["format"]
         if isinstance(part.get("pattern"), str):
-            part["pattern"] = _SAME_PATTERN.get(part["pattern"], part["pattern"])
+            _read_pattern(part)
+        if "patternProperties" in part:
+            patterns = named(part, "patternProperties")
+            part["patternProperties"] = {plain(pattern) or pattern: one for pattern, one in patterns.items()}
         part.pop("$dynamicAnchor", None)
         _exclude_bounds(part)
         if isinstance(part.get("$dynamicRef"), str) and part["$dynamicRef"] in self._anchors:
@@ -97,7 +159,7 @@ class _Mending:
         _close(part, self._target)
         tell_apart(part, self._target)
         _spread_conditions(part)
-        conditions = [*_dependent(part), *_conditional(part), *_negated(part)]
+        conditions = [*_dependent(part), *_conditional(part)]
         if conditions:
             part["allOf"] = [*listed(part, "allOf"), *conditions]
         return part
@@ -116,6 +178,14 @@ def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
         yield f"#{part['$dynamicAnchor']}", f"#{place}"
     for key, one in named(part, "$defs").items():
         yield from _dynamic_anchors(one, f"{place}/$defs/{key.replace('~', '~0').replace('/', '~1')}")
+
+
+def _read_pattern(part: dict[str, Any]) -> None:
+    """Replace a pattern by patterns without look-aheads."""
+    first, *more = plain_parts(part["pattern"]) or (part["pattern"],)
+    part["pattern"] = first
+    if more:
+        part["allOf"] = [*listed(part, "allOf"), *({"pattern": pattern} for pattern in more)]
 
 
 def _name_properties(part: dict[str, Any], target: Any) -> None:
@@ -306,22 +376,3 @@ def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("if", "then", "else"):
         part.pop(name, None)
     yield {"anyOf": [fits, differs]}
-
-
-def _negated(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rewrite ``not`` of a required property, of types or of enumerated values."""
-    excluded = part.get("not")
-    if not isinstance(excluded, dict):
-        return
-    required = listed(excluded, "required")
-    if excluded.keys() == {"required"} and len(required) == 1 and isinstance(required[0], str):
-        del part["not"]
-        yield _without(required[0])
-    elif excluded.keys() == {"type"} and "type" not in part:
-        types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
-        if "integer" not in types:
-            del part["not"]
-            part["type"] = [name for name in _TYPES if name not in types]
-    elif excluded.keys() <= {"enum", "const"} and "enum" in part and excluded:
-        del part["not"]
-        part["enum"] = [value for value in listed(part, "enum") if value not in values_of(excluded)]

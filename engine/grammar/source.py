@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
+from engine.grammar.automata import plain
 from engine.grammar.followable import followable, misreads
 from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
@@ -52,6 +53,7 @@ _MISREAD: Final = (
 )
 # The library's messages on unsupported keywords.
 _OVERLAPPING: Final = "oneOf constraints are not supported"
+_UNSATISFIABLE: Final = "Unsatisfiable schema"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
 # What the library's patterns lack, in its words.
@@ -110,7 +112,7 @@ def _forcing_definition_of(grammar: Grammar) -> str:
             _followable_text(grammar.text), overrides={"whitespace_pattern": _WHITESPACE}
         )
     if grammar.kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(grammar.text)
+        return LLMatcher.grammar_from_regex(plain(grammar.text, is_whole=True) or grammar.text)
     if grammar.kind is GrammarKind.CHOICE:
         return grammar_from("choice", grammar.text)
     return _with_bounded_json(grammar_from("ebnf", _with_short_escapes(grammar.text)))
@@ -173,7 +175,7 @@ def fault_of(grammar: Grammar) -> Fault | None:
     if not message:
         return None
     place = _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else ""
-    return Fault(_remedied(message), place)
+    return Fault(_remedied(message, grammar.text), place)
 
 
 def _endless(grammar: Grammar) -> Fault | None:
@@ -192,8 +194,10 @@ def _endless(grammar: Grammar) -> Fault | None:
         return None
 
 
-def _remedied(message: str) -> str:
+def _remedied(message: str, text: str) -> str:
     """Replace a remedy that needs the library's options, which clients cannot set, by one for clients."""
+    if message.startswith(_UNSATISFIABLE) and '"oneOf"' in text:
+        return f"{message}, or the alternatives of oneOf cannot be told apart; {_OF_ONE_OF}"
     if message.startswith(_OVERLAPPING):
         return f"several alternatives of oneOf may match; {_OF_ONE_OF}"
     if message.startswith(_UNIMPLEMENTED):

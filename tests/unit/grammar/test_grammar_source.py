@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from engine.core.messages import Grammar, GrammarKind
+from engine.frontend.text.reasoning import ReasoningStart
+from engine.frontend.text.tools.call_grammar import after_reasoning
 from engine.grammar.source import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
 
 OBJECT = {"type": "object"}
@@ -21,7 +23,7 @@ def at(**properties: Any) -> dict[str, Any]:
     [
         ({"type": "strng"}, "", "strng"),
         (at(a=at(**{"b/c~d": {"type": "foo"}})), "/properties/a/properties/b~1c~0d", "foo"),
-        (at(ok={"type": "string"}, a={"items": {"not": {"pattern": "x"}}}), "/properties/a/items", "not"),
+        (at(ok={"type": "string"}, a={"items": {"not": {"format": "uuid"}}}), "/properties/a/items", "not"),
         ({"anyOf": [{"type": "string"}, {"type": "x"}]}, "/anyOf/1", "x"),
         ({"$defs": {"x": {"type": "foo"}}, **at(a={"$ref": "#/$defs/x"})}, "/$defs/x", "foo"),
         (at(a={"$ref": "#/$defs/x"}), "/properties/a", "does not exist"),
@@ -61,3 +63,12 @@ def test_a_wrong_grammar_is_named(kind: GrammarKind, text: str, message: str) ->
 @pytest.mark.parametrize("schema", [OBJECT, True, "{}", at(a={"type": "string", "pattern": "^[a-z]+$"})])
 def test_a_right_schema_has_no_fault(schema: Any) -> None:
     assert fault_of(schema_grammar(schema)) is None
+
+
+@pytest.mark.parametrize("text", ["(?!ab)[abc]{2}", "^(?=a.)[ab]+$"])
+def test_an_expression_may_look_ahead(text: str) -> None:
+    grammar = Grammar(GrammarKind.REGEX, text)
+    assert fault_of(grammar) is None
+    embedded = after_reasoning(grammar, ReasoningStart.OPEN, {})
+    assert embedded is not None
+    assert fault_of(embedded) is None

@@ -18,6 +18,7 @@ from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
 from engine.frontend.text.tools.argument_schemas import properties_of
 from engine.frontend.text.tools.call_parser import choices_of, is_text
+from engine.grammar.automata import plain
 from engine.grammar.followable import followable
 from engine.grammar.source import MAX_GRAMMAR_CHARS
 
@@ -99,7 +100,9 @@ def rule_body(grammar: Grammar) -> str | None:
         case GrammarKind.JSON_SCHEMA:
             return "%json " + json.dumps(spaced(json.loads(grammar.text)))
         case GrammarKind.REGEX:
-            escaped = _ESCAPED_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], grammar.text)
+            escaped = _ESCAPED_OR_SLASH.sub(
+                lambda found: r"\/" if found[0] == "/" else found[0], plain(grammar.text, is_whole=True) or grammar.text
+            )
             return "/" + escaped.replace("\n", r"\n") + "/"
         case GrammarKind.CHOICE:
             return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
