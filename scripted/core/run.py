@@ -463,7 +463,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         self.implied.append(Placed(self.step, action))
 
     def _imply(self, action: Action) -> None:
-        self._passed = 0
+        self._disturb()
         self._liveness.disturb()
         self.note_implied(action)
         action.apply(self)
@@ -477,11 +477,16 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
             if not action.is_start:
                 self.cells.append(self.met_by(action))
             if reaches:
-                # An action without effect does not excuse a wait.
-                self._passed = 0
+                # An action without effect excuses neither a wait nor a loss.
+                self._disturb()
             else:
                 self.unreached.append(placed)
             action.apply(self)
+
+    def _disturb(self) -> None:
+        """Note that an action from outside may change which requests should run."""
+        self._passed = 0
+        self.oracle.account.preemptions.gains += 1
 
     # -- targets of actions --
 

@@ -243,6 +243,15 @@ def test_a_loss_under_a_hold_is_no_waste(monkeypatch: pytest.MonkeyPatch) -> Non
         run._check_waste()
 
 
+def test_a_request_that_an_ended_pressure_lets_go_on_lost_its_blocks_for_something() -> None:
+    """It had lost them twice: nobody else went on, and then the run ended the pressure, which was in its way."""
+    line = "page_size=1 max_total_tokens=12; 1 start a prompt=2 new=1; 1 start b prompt=1; 1 start c prompt=1 new=12"
+    schedule = Schedule.parse(f"{line}; 4 pressure unlocked=0")
+    run = Run(schedule, parts=adapter_named("lockstep").new_parts(schedule.config, record=False))
+    adapter_named("lockstep").drive(run)
+    assert ("relieve", 15) in [(placed.action.kind, placed.step) for placed in run.implied]
+
+
 def test_launches_allow_further_empty_steps() -> None:
     empty = EmptySteps()
     empty.launched = 10
