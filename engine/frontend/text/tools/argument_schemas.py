@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from engine.grammar.followable import FORMATS
 from engine.grammar.schema_ends import target_in
 
+# The schemas of a tool's arguments, by name.
+Properties = Mapping[str, Mapping[str, Any]]
 # The references of one tool to resolve, and the alternatives within alternatives; a client decides how many there are.
 _MOST_REFERENCES: Final = 1024
 _MOST_NESTED: Final = 8
@@ -24,6 +27,23 @@ def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, A
         return {}
     references = _References(parameters)
     return {name: references.resolved(schema) if isinstance(schema, dict) else {} for name, schema in found.items()}
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values of a schema that lists them; else none."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    return choices if isinstance(choices, list) else []
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Return whether values of a schema are always strings, and written without quotes.
+
+    Only JSON can keep to a pattern or a format.
+    """
+    if "enum" in schema or "const" in schema:
+        choices = choices_of(schema)
+        return bool(choices) and all(isinstance(choice, str) for choice in choices)
+    return schema.get("type") == "string" and "pattern" not in schema and schema.get("format") not in FORMATS
 
 
 class _References:

@@ -16,8 +16,7 @@ import msgspec
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
-from engine.frontend.text.tools.argument_schemas import properties_of
-from engine.frontend.text.tools.call_parser import choices_of, is_text
+from engine.frontend.text.tools.argument_schemas import choices_of, is_text, properties_of
 from engine.grammar.automata import plain
 from engine.grammar.followable import followable
 from engine.grammar.source import MAX_GRAMMAR_CHARS

@@ -12,17 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
-from engine.frontend.text.tools.call_parser import (
-    PYTHON_WORDS,
-    SPACE,
-    CallParts,
-    Properties,
-    choices_of,
-    escaped,
-    is_text,
-    refuse_constant,
-)
+from engine.frontend.text.tools.argument_schemas import Properties, choices_of, is_text
+from engine.frontend.text.tools.call_objects import CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, refuse_constant
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
 _ANY: Final = frozenset[str]()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.text.incoming_text import Reading
-from engine.frontend.text.tools.call_parser import CallObject, CallParts
+from engine.frontend.text.tools.call_objects import CallObject, CallParts
 from engine.frontend.text.tools.families import FAMILIES, HermesParser, Llama3Parser, MistralParser
 
 TOOLS = ("add", "look_up")

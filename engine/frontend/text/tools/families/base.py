@@ -13,9 +13,11 @@ from typing import ClassVar, Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.reasoning import Part, PartReader
+from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import SPACE, CallObject, CallParts, Properties
+from engine.frontend.text.tools.call_objects import CallObject, CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.json_values import SPACE
 
 # The tags around each call of Hermes, Qwen3-Coder and GLM.
 OPEN: Final = "<tool_call>"

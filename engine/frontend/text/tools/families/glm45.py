@@ -7,9 +7,9 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
-from engine.frontend.text.tools.call_parser import SPACE
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+from engine.frontend.text.tools.json_values import SPACE
 from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
 
 KEY: Final = "<arg_key>"

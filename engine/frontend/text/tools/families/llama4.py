@@ -7,9 +7,10 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
-from engine.frontend.text.tools.call_parser import SPACE, read_python_value
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CallParser
+from engine.frontend.text.tools.json_values import SPACE
+from engine.frontend.text.tools.python_values import read_python_value
 from engine.frontend.text.tools.tagged_values import WrittenArguments
 
 START: Final = "<|python_start|>"

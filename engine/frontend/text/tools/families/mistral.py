@@ -8,8 +8,9 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_parser import NO_ARGUMENTS, SPACE, read_arguments, read_other_arguments
+from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
+from engine.frontend.text.tools.json_values import SPACE
 
 TOOL_CALLS: Final = "[TOOL_CALLS]"
 CALL_ID: Final = "[CALL_ID]"

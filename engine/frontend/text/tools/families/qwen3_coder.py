@@ -6,10 +6,11 @@ import re
 from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
-from engine.frontend.text.tools.call_parser import SPACE, Properties
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+from engine.frontend.text.tools.json_values import SPACE
 from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
 
 FUNCTION: Final = "<function="

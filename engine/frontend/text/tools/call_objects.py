@@ -1,0 +1,221 @@
+"""Reads calls that are JSON objects, for the parsers of all families.
+
+Owns the parts of an output, the point at which an object becomes a call (its name is known and its arguments begin),
+and what ends one: a call ends only with arguments that are a JSON object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from engine.frontend.text.incoming_text import IncomingText, Reading
+from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
+from engine.frontend.text.tools.json_values import (
+    LITERAL,
+    SPACE,
+    JsonValue,
+    decoded,
+    is_object,
+    read_string,
+    skip_value,
+)
+
+
+class CallParts:
+    """Collects the parts of an output."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._arguments: list[str] = []
+        self._space = ""
+        self._said = False
+        self._called = False
+
+    def say(self, text: str) -> None:
+        """Add content. Trailing whitespace is held back until more follows."""
+        text = self._space + text
+        if self._called and not self._said:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._said = True
+            appended(self._parts, Content(shown))
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        self._called = True
+        self._arguments.clear()
+        self._parts.append(CallBegun(name, call_id))
+
+    def argue(self, text: str) -> None:
+        self._arguments.append(text)
+        appended(self._parts, CallArguments(text))
+
+    def give(self, arguments: str) -> None:
+        """Add the whole arguments and the end of the call."""
+        self.argue(arguments)
+        self.end()
+
+    def end(self, missing: str = "") -> None:
+        """Add the ``missing`` closers, and the end of the call if the arguments are then a JSON object."""
+        if is_object("".join(self._arguments) + missing):
+            self.argue(missing)
+            self._parts.append(CallEnded())
+
+    def close(self) -> None:
+        """End the text; trailing whitespace is content if there was no call."""
+        if not self._called:
+            appended(self._parts, Content(self._space))
+
+
+def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[bool]:
+    """Read the object of a call that has begun, and end the call; False if the object was cut.
+
+    Closing brackets that the model forgot are added, unless the text was cut.
+    """
+    missing = yield from JsonValue(text, parts.argue, stops).read()
+    if not missing or text.has_stopped or (yield from text.peek()):
+        parts.end(missing)
+    return not missing
+
+
+def read_other_arguments(text: IncomingText) -> Reading[str]:
+    """Read arguments that do not begin as an object: an object in a string, or null. Empty for anything else."""
+    if (yield from text.peek()) == '"':
+        written: list[str] = []
+        whole = yield from read_string(text, written.append)
+        said = decoded("".join(written)) if whole else None
+        return said if said is not None and is_object(said) else ""
+    return NO_ARGUMENTS if (yield from text.word(LITERAL)) == "null" else ""
+
+
+NO_ARGUMENTS: Final = "{}"
+NAME: Final = "name"
+# The function's name, or the whole call in the form of requests.
+FUNCTION: Final = "function"
+ARGUMENTS: Final = ("arguments", "parameters")
+# The keys of a call without a marker. An object with any other key is content in JSON.
+KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
+_COMMAS = re.compile(r"[\s,]*")
+
+
+class CallObject:
+    """Reads an object that may be a call. With ``tools`` it must name one of them and have only the keys of a call."""
+
+    def __init__(
+        self,
+        text: IncomingText,
+        parts: CallParts,
+        stops: Sequence[str],
+        tools: Collection[str] | None,
+        *,
+        is_inner: bool = False,
+    ) -> None:
+        self._text = text
+        self._parts = parts
+        self._is_inner = is_inner
+        self._stops = stops
+        self._tools = tools
+        self._name: str | None = None
+        self._arguments: str | None = None
+        self._begun = False
+
+    def read(self) -> Reading[bool]:
+        """Return True for a call, even a truncated one; False, with nothing emitted, if it is not a call."""
+        text = self._text
+        text.take(1)
+        yield from text.run(SPACE)
+        # Small models copy the doubled braces of a template.
+        text.take(int((yield from text.peek()) == "{"))
+        while True:
+            yield from text.run(_COMMAS)
+            character = yield from text.peek()
+            if character == "}":
+                text.take(1)
+                return self._close()
+            if character != '"' or not (yield from self._read_entry()):
+                return self._begun
+
+    def _close(self) -> bool:
+        """Complete the object; a call without arguments gets an empty object."""
+        if self._name is not None and not self._begun:
+            self._give(NO_ARGUMENTS)
+        return self._begun
+
+    def _read_entry(self) -> Reading[bool]:
+        """Read a key and its value; False if the object cannot be read further or is not a call."""
+        text = self._text
+        key = yield from self._read_text()
+        yield from text.run(SPACE)
+        if key is None or (yield from text.peek()) != ":":
+            return False
+        text.take(1)
+        yield from text.run(SPACE)
+        if self._tools is not None and key not in KEYS_OF_A_BARE_CALL:
+            return False
+        wraps = key == FUNCTION and not self._is_inner and (yield from text.peek()) == "{"
+        if wraps and self._name is None and self._arguments is None and not self._begun:
+            self._begun = yield from CallObject(text, self._parts, self._stops, self._tools, is_inner=True).read()
+            return self._begun
+        if key in (NAME, FUNCTION) and self._name is None and not self._begun:
+            return (yield from self._read_name())
+        if key in ARGUMENTS and self._arguments is None and not self._begun:
+            return (yield from self._read_arguments())
+        return (yield from skip_value(text, self._stops))
+
+    def _read_text(self) -> Reading[str | None]:
+        """Read and decode a string; None if there is none."""
+        if (yield from self._text.peek()) != '"':
+            return None
+        written: list[str] = []
+        whole = yield from read_string(self._text, written.append)
+        return decoded("".join(written)) if whole else None
+
+    def _read_name(self) -> Reading[bool]:
+        name = yield from self._read_text()
+        if not name or (self._tools is not None and name not in self._tools):
+            return False
+        self._name = name
+        if self._arguments is not None:
+            self._give(self._arguments)
+        return True
+
+    def _read_arguments(self) -> Reading[bool]:
+        """Read the arguments: an object, an object in a string, or null for none."""
+        character = yield from self._text.peek()
+        if character == "{":
+            return (yield from self._read_object())
+        if character == '"':
+            said = yield from self._read_text()
+        else:
+            said = "" if (yield from self._text.word(LITERAL)) == "null" else None
+        if said is None:
+            return False
+        self._give(said or NO_ARGUMENTS)
+        return True
+
+    def _read_object(self) -> Reading[bool]:
+        """Emit an object as it arrives, or keep it until the name is known."""
+        if self._name is None:
+            kept: list[str] = []
+            if (yield from JsonValue(self._text, kept.append, self._stops).read()):
+                return False
+            self._arguments = "".join(kept)
+            return True
+        self._begin(self._name)
+        return (yield from read_arguments(self._text, self._parts, self._stops))
+
+    def _give(self, arguments: str) -> None:
+        """Emit all arguments, or keep them until the name is known."""
+        if self._name is None:
+            self._arguments = arguments
+            return
+        self._begin(self._name)
+        self._parts.give(arguments)
+
+    def _begin(self, name: str) -> None:
+        self._begun = True
+        self._text.unmark()
+        self._parts.begin(name)
