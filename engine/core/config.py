@@ -524,14 +524,18 @@ def embedded_seed(model: str, seed: int) -> int | None:
         return None
     if not colon:
         return seed
-    return int(own) if own.isdecimal() and own.isascii() and int(own) < SEED_LIMIT else None
+    return _seed_in(own)
 
 
 def embedded_lora_seed(path: str) -> int | None:
     """Return the seed of the embedded model's LoRA that ``path`` names; None for any other path."""
     name, _, seed = path.partition(":")
-    named = name == EMBEDDED_LORA and seed.isdecimal() and seed.isascii()
-    return int(seed) if named and int(seed) < SEED_LIMIT else None
+    return _seed_in(seed) if name == EMBEDDED_LORA else None
+
+
+def _seed_in(text: str) -> int | None:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(SEED_LIMIT))
+    return int(text) if is_number and int(text) < SEED_LIMIT else None
 
 
 def has_embedded_window(model: str) -> bool:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from engine.core.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.core.errors import CheckpointError
 from engine.core.limits import ModelFacts, embedded_facts
-from engine.model.checkpoint_files import read_json, stored_tensors
+from engine.model.checkpoint_files import folder_at, path_at, read_json, stored_tensors
 from engine.model.embedded import embedded_folder
 from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of
@@ -53,13 +53,13 @@ def resolve_folder(config: EngineConfig) -> Path:
     seed = embedded_seed(config.model, config.seed)
     if seed is not None:
         return embedded_folder(seed, windowed=has_embedded_window(config.model))
-    folder = Path(config.model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        gguf = " GGUF is not served; use the safetensors from which it was made." if folder.suffix == ".gguf" else ""
+    place = path_at(config.model)
+    if place is not None and place.is_dir():
+        return place
+    if place is not None:
+        gguf = " GGUF is not served; use the safetensors from which it was made." if place.suffix == ".gguf" else ""
         raise CheckpointError(
-            f"model must be a folder, got the file {folder}.{gguf} Name the folder that holds config.json"
+            f"model must be a folder, got the file {place}.{gguf} Name the folder that holds config.json"
         )
     if _HUB_NAME.fullmatch(config.model) is None:
         raise CheckpointError(
@@ -74,7 +74,7 @@ def local_folder(config: EngineConfig) -> Path:
 
     Raises CheckpointError when it is not.
     """
-    if embedded_seed(config.model, config.seed) is None and not Path(config.model).expanduser().is_dir():
+    if embedded_seed(config.model, config.seed) is None and folder_at(config.model) is None:
         raise CheckpointError(
             f"model_path must be a folder on this machine or '{EMBEDDED_MODEL}:SEED', got {config.model!r}, which is "
             "not a folder here; check the path"
@@ -339,11 +339,18 @@ def _refuse_gguf(folder: Path) -> None:
 
 def _require_weights(folder: Path) -> None:
     _refuse_gguf(folder)
-    if not any(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
         raise CheckpointError(
             f"a model folder must hold its weights as *.safetensors, but {folder} holds none; "
             "convert the checkpoint with save_pretrained"
         )
+    for path in files:
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} must be a regular file, not a pipe, a device or a broken link, because reading one may never "
+                "end; fetch it again"
+            )
 
 
 def _require_decoder(model: PreTrainedConfig, path: Path) -> None:

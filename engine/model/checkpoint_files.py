@@ -18,6 +18,21 @@ from engine.core.errors import CheckpointError
 MAX_JSON_BYTES: Final = 64 * 2**20
 
 
+def path_at(path: str) -> Path | None:
+    """Return the file or folder at a path; None if there is none, also for a path that nothing can have."""
+    try:
+        place = Path(path).expanduser()
+        return place if place.exists() else None
+    except (OSError, RuntimeError):  # a name that is too long, a closed folder on the way, an unknown user's home
+        return None
+
+
+def folder_at(path: str) -> Path | None:
+    """Return the folder at a path; None if there is none."""
+    place = path_at(path)
+    return place if place is not None and place.is_dir() else None
+
+
 def read_json(
     path: Path, kind: type = dict, *, remedy: str = "fetch the file again", most_bytes: int = MAX_JSON_BYTES
 ) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.core.errors import CheckpointError
-from engine.model.checkpoint_files import read_json
+from engine.model.checkpoint_files import folder_at, read_json
 from engine.model.embedded_lora import embedded_lora_folder
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -99,8 +99,8 @@ def lora_folder(path: str) -> Path:
     seed = embedded_lora_seed(path)
     if seed is not None:
         return embedded_lora_folder(seed)
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    folder = folder_at(path)
+    if folder is None:
         raise CheckpointError(
             f"a LoRA must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is not a "
             "folder here; check the path"

@@ -6,7 +6,6 @@ that a stage never touches another stage's layers. Used once, at startup.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Collection
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.core.errors import CheckpointError
+from engine.model.checkpoint_files import read_json
 from engine.model.dequantization import Integers, QuantizedWeight, quantized_weights
 from engine.model.file_pages import forget_pages, mapped_places
 from engine.model.quantization import Quantization
@@ -193,8 +193,12 @@ class WeightFiles:
                 # Some folders store all weights a second time, under the names of another library.
                 return [self._folder / _SINGLE]
             return sorted(self._folder.glob("*.safetensors"))
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as exc:
-            raise CheckpointError(f"{index} must map each weight to its file, but: {exc!r}; fetch it again") from exc
-        return [self._folder / shard for shard in shards]
+        files = read_json(index).get("weight_map")
+        here = {path.name for path in self._folder.glob("*.safetensors")}
+        for file in files.values() if isinstance(files, dict) else [files]:
+            if not isinstance(file, str) or file not in here:
+                raise CheckpointError(
+                    f"{index} must map each weight to a *.safetensors file of its folder, got {file!r:.200}; fetch all "
+                    "of the files again"
+                )
+        return [self._folder / file for file in sorted(set(files.values()))]

@@ -44,7 +44,8 @@ class FlushAndUpdate(Feature):
         if self._books.is_quiescent:
             return self._do(call)
         if call.timeout_s is None:
-            return refused(call, f"the engine is busy: {self._books.what_is_busy()}")
+            why = f"the engine is busy: {self._books.what_is_busy()}; send a timeout to wait until it is idle"
+            return refused(call, why)
         if self._deferred is not None:
             return refused(call, f"another {self._deferred.words} waits for the engine to be idle")
         self._deferred = call

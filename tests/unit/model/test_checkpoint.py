@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
 from engine.frontend.text.tokenizer import load_tokenizer
 from engine.model.checkpoint import (
+    local_folder,
     read_facts,
     read_never_sampled_ids,
     require_files,
@@ -27,6 +30,7 @@ from engine.model.checkpoint import (
     tokenizer_reader,
 )
 from engine.model.embedded import embedded_folder
+from engine.model.lora_config import lora_folder
 from engine.model.runner import StageRunner
 from engine.model.stage_slice import stage_layers
 
@@ -281,6 +285,42 @@ def test_a_shard_that_is_not_there(checkpoint_of: Callable[[str], Path], tmp_pat
     shards[1].unlink()
     with pytest.raises(CheckpointError, match=shards[1].name):
         _load(copy)
+
+
+@pytest.mark.parametrize(
+    "files", [[1], {"a": 5}, {"a": "../model.safetensors"}, {"a": "gone.safetensors"}, {"a": "config.json"}, None]
+)
+def test_an_index_that_names_no_file_of_its_folder(folder: Path, files: Any) -> None:
+    """C11: a name from a file never leads out of its folder."""
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match=r"must map each weight to a \*.safetensors file of its folder, got "):
+        _load(folder)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["embedded:" + "9" * 400, "embedded:" + "9" * 5000, "/" + "a" * 300, "~nobody-of-this-name/x", "/etc/passwd/x"],
+)
+def test_a_path_that_no_folder_can_have(path: str) -> None:
+    """C11: it was a traceback in the log, and the text of an OSError."""
+    for read in (resolve_folder, local_folder):
+        with pytest.raises(CheckpointError, match="which is not a folder here; check the path"):
+            read(EngineConfig(model=path))
+    with pytest.raises(CheckpointError, match="which is not a folder here; check the path"):
+        lora_folder(path.replace("embedded", "embedded-lora"))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a link to itself"])
+def test_weights_that_are_no_regular_file(folder: Path, kind: str) -> None:
+    """C11: to open a pipe without a writer took the stage, and with it the server, for ever."""
+    path = folder / "model.safetensors"
+    path.unlink()
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "a device" else path)
+    with pytest.raises(CheckpointError, match="must be a regular file, not a pipe, a device or a broken link"):
+        _load(folder)
 
 
 def test_a_stage_reads_no_weight_of_another(folder: Path) -> None:
