@@ -68,6 +68,11 @@ class EngineCalls(EngineCoreProc):
             return ()
         return (Answer(call_id=call_id, ok=said is not False),)
 
+    @property
+    def needs_a_step(self) -> bool:
+        """Whether a call waits for a plan that only forgets ended requests, after which the engine is idle."""
+        return bool(self._pending) and bool(self.scheduler.finished_req_ids)
+
     def answers_when_idle(self) -> Sequence[Answer]:
         """Run the callbacks if the engine is idle; return the answers that they gave, the last call's first."""
         if not self._pending or self.has_work():

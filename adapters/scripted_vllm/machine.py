@@ -171,11 +171,12 @@ class VllmMachine:
         self._empty = 0 if moved else self._empty + 1
         outside = self.scheduler.ec_connector
         go_on = self._transfers.go_on or self._grammars.go_on or (outside is not None and outside.is_waited_for)
+        is_asked = self._engine is not None and self._engine.needs_a_step
         again = (
             (self._empty < _EMPTY_PLANS or go_on)
             and len(self._in_flight) < self.depth
             and not self._waits_for_masks
-            and (self.scheduler.has_unfinished_requests() or go_on)
+            and (self.scheduler.has_unfinished_requests() or go_on or is_asked)
         )
         return Stepped(
             microbatch=batch,

@@ -486,7 +486,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
     def _disturb(self) -> None:
         """Note that an action from outside may change which requests should run."""
         self._passed = 0
-        self.oracle.account.preemptions.gains += 1
+        self.oracle.account.preemptions.disturb()
 
     # -- targets of actions --
 

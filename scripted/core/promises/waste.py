@@ -57,6 +57,11 @@ class Preemptions:
                 )
         self.gains += 1
 
+    def disturb(self) -> None:
+        """Note an action from outside, which may have ended what made the requests lose their blocks."""
+        self.gains += 1
+        self._for_nothing.clear()
+
     def compute(self, start: int, count: int) -> None:
         """Note computed positions: each position that starts a block takes another block."""
         if (start + count - 1) // self._block_size > (start - 1) // self._block_size:

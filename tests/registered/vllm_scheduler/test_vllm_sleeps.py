@@ -25,6 +25,7 @@ register_cpu_ci(est_time=15, suite="vllm-cpu")
 
 PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 NAPS = "enable_sleep_mode=True"
+LATE_FORM = "1 start a prompt=1 new=1; 1 start b prompt=1 new=1 grammar=-1"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,8 @@ NAPS = "enable_sleep_mode=True"
         f"{NAPS}; 1 start a prompt=9 new=5; 3 sleep mode=keep level=0; 5 start b prompt=4; 6 wake part=scheduling",
         f"{NAPS}; 1 sleep part=kv_cache; 2 start a prompt=9 new=2; 9 pause mode=abort; 11 sleep part=kv_cache; 12 wake",
         f"{NAPS}; 1 sleep mode=abort level=2; 2 sleep mode=abort; 3 sleep part=kv_cache; 4 wake; 5 start b prompt=9",
+        # A pause that waits is answered by the plan after the last end, which only forgets what has ended.
+        f"async_scheduling=True structured_output=True; {LATE_FORM}; 2 pause mode=wait; 3 continue",
     ],
 )
 def test_a_sleep_and_a_wake_break_no_promise(text: str) -> None:

@@ -252,6 +252,21 @@ def test_a_request_that_an_ended_pressure_lets_go_on_lost_its_blocks_for_somethi
     assert ("relieve", 15) in [(placed.action.kind, placed.step) for placed in run.implied]
 
 
+def test_losses_before_an_action_from_outside_do_not_count_after_it() -> None:
+    """A save was held for 200 losses; the request lost its blocks once more before the released save arrived."""
+    preemptions = Preemptions(4, 1)
+    for is_first in (True, False):
+        if not is_first:
+            preemptions.disturb()
+        preemptions.begin("a")
+        preemptions.lose("a")
+        preemptions.begin("a")
+        assert preemptions.wasted == ""
+    preemptions.lose("a")
+    preemptions.begin("a")
+    assert preemptions.wasted.startswith("a lost its blocks 2 times in a row for nothing")
+
+
 def test_launches_allow_further_empty_steps() -> None:
     empty = EmptySteps()
     empty.launched = 10
