@@ -9,6 +9,7 @@ import pytest
 from scripted_lockstep.sessions.adapter import ADAPTER, MUTANTS
 from thinned import thinned
 
+from benchmarks.front_end_mutants import read_batches
 from scripted.core.mutant import Mutant
 from scripted.search.campaign import Campaign
 from scripted.search.strategies import StrategyName
@@ -33,6 +34,13 @@ def search(mutant: str | None, schedules: int) -> list[str]:
 def test_every_interleaving_tells_the_client_what_the_outputs_say() -> None:
     """C03, C05, C07"""
     assert not search(None, 150)
+
+
+def test_every_mutant_fits() -> None:
+    """By day, before the night runs them all: also the batches that were measured once."""
+    for mutant in (*MUTANTS, *read_batches()):
+        with mutant.switched_on():
+            continue
 
 
 @pytest.mark.parametrize("mutant", thinned(MUTANTS, one_in=3), ids=lambda mutant: mutant.name)
