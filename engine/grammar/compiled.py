@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from engine.core.errors import EngineError
 from engine.core.messages import FinishReason, Grammar, GrammarKind
+from engine.grammar.distinct import Guard, Vocabulary, needs_guard
 from engine.grammar.patterns import QUIET
-from engine.grammar.source import definition_of, why_stuck
+from engine.grammar.source import definition_of, rewritten_schema, why_stuck
 
 
 class GrammarError(EngineError):
@@ -56,17 +57,25 @@ class Matcher:
     """A request's state in its grammar, a function of the grammar and the request's output.
 
     ``compiled`` is the library's matcher in its initial state; it is never changed. ``closing`` are tokens that move a
-    JSON output towards its end.
+    JSON output towards its end. ``guard`` keeps the items of lists distinct.
     """
 
-    def __init__(self, compiled: Any, vocab_size: int, closing: Closing = Closing()) -> None:  # noqa: B008 - immutable
+    def __init__(
+        self,
+        compiled: Any,
+        vocab_size: int,
+        closing: Closing = Closing(),  # noqa: B008 - immutable
+        guard: Guard | None = None,
+    ) -> None:
         self._compiled = compiled
+        self._guard = guard
         self._vocab_size = vocab_size
         self._closing = closing
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._matcher = self._compiled.deep_copy()
+        self._items = None if self._guard is None else self._guard.begin()
         # The output that the matcher has consumed so far.
         self._taken: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -93,8 +102,13 @@ class Matcher:
         common = _common(self._taken, said)
         if common < len(self._taken):  # The last call had wrong guesses.
             matcher.rollback(len(self._taken) - common)
+            if self._items is not None:
+                self._items.roll_back(len(self._taken) - common)
         new = said[common:].tolist()
-        taken = common + (matcher.try_consume_tokens(new) if new else 0)
+        distinct = new if self._items is None else new[: self._items.take(new)]
+        taken = common + (matcher.try_consume_tokens(distinct) if distinct else 0)
+        if self._items is not None:
+            self._items.roll_back(common + len(distinct) - taken)
         self._taken = said[:taken].copy()
         if not matcher.is_error() and taken < len(said):
             raise GrammarError(f"the grammar does not allow token {said[taken]} after {taken} tokens of output")
@@ -107,7 +121,8 @@ class Matcher:
                 f"the grammar cannot be followed after {len(said)} tokens of output: {why}; correct or simplify it"
             )
         bits = np.frombuffer(mask, np.uint8)
-        return np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
+        allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
+        return allowed if self._items is None else self._items.narrow(matcher, allowed)
 
     def ending(self, allowed: NDArray[np.bool_], best: Sequence[int]) -> NDArray[np.bool_]:
         """Narrow the mask to tokens that lead to an end, for a model that wants to end here.
@@ -171,9 +186,10 @@ class CompiledGrammars:
         self._tokenizer: Any = None
         self._lock = Lock()
         self._wanted: set[int] = set()
-        # The library's matcher, and the tokens that close an output in JSON.
-        self._compiled: dict[int, tuple[Any, Closing]] = {}
+        # The library's matcher, the tokens that close an output in JSON, and the guard of lists of distinct items.
+        self._compiled: dict[int, tuple[Any, Closing, Guard | None]] = {}
         self._closing: Closing | None = None
+        self._vocabulary: Vocabulary | None = None
 
     @property
     def ends(self) -> frozenset[int]:
@@ -187,10 +203,11 @@ class CompiledGrammars:
     def compile(self, grammar_id: int, grammar: Grammar) -> GrammarError | None:
         """Compile a grammar; return the error, None on success."""
         matcher, error = self._matcher_of(grammar)
+        guard = self._guard_of(grammar) if error is None else None
         with self._lock:
             if error is None and grammar_id in self._wanted:
                 is_json = grammar.kind is GrammarKind.JSON_SCHEMA
-                self._compiled[grammar_id] = matcher, self._closing_tokens() if is_json else Closing()
+                self._compiled[grammar_id] = matcher, self._closing_tokens() if is_json else Closing(), guard
             else:
                 self._wanted.discard(grammar_id)
         return error
@@ -212,6 +229,15 @@ class CompiledGrammars:
             return None, UnfollowableGrammar(f"the grammar cannot be compiled: {why}; correct it")
         return matcher, None
 
+    def _guard_of(self, grammar: Grammar) -> Guard | None:
+        schema = rewritten_schema(grammar)
+        if not needs_guard(schema):
+            return None
+        if self._vocabulary is None:
+            tokenizer = self._library_tokenizer()
+            self._vocabulary = Vocabulary([tokenizer.decode_bytes([token]) for token in range(self._vocab_size)])
+        return Guard(schema, self._vocabulary)
+
     def begin(self, grammar_id: int) -> Matcher:
         """Return the initial matcher of a request. Raises GrammarError if the grammar is not compiled."""
         compiled = self._compiled.get(grammar_id)
@@ -219,7 +245,7 @@ class CompiledGrammars:
             raise GrammarError(
                 f"grammar {grammar_id} must be compiled before it is used, but is not compiled or was forgotten"
             )
-        return Matcher(compiled[0], self._vocab_size, compiled[1])
+        return Matcher(compiled[0], self._vocab_size, compiled[1], compiled[2])
 
     def forget(self, grammar_id: int) -> None:
         """Drop a grammar; its running requests keep their matchers."""

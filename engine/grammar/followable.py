@@ -15,6 +15,7 @@ from engine.grammar.automata import plain, plain_parts
 from engine.grammar.complements import Negation, are_disjoint, kinds_of
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
+from engine.grammar.json_positions import DISTINCT
 from engine.grammar.patterns import is_found
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
@@ -36,11 +37,14 @@ _OF_A_PLAIN_OBJECT: Final = frozenset(("type", "properties", "required", "title"
 _MOST_OVERLAPS: Final = 24
 
 
-def followable(schema: Any) -> Any:
-    """Return the rewritten schema; false for a schema without a finite value."""
+def followable(schema: Any, *, marks_distinct: bool = False) -> Any:
+    """Return the rewritten schema; false for a schema without a finite value.
+
+    With ``marks_distinct`` lists of distinct items are marked for a guard; else the library refuses them.
+    """
     if not isinstance(schema, dict):
         return schema
-    return _Mending(schema).mended(schema)
+    return _Mending(schema, marks_distinct=marks_distinct).mended(schema)
 
 
 def misreads(schema: Any) -> bool:
@@ -52,7 +56,8 @@ def misreads(schema: Any) -> bool:
 
 
 class _Mending:
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], *, marks_distinct: bool = False) -> None:
+        self._marks_distinct = marks_distinct and named(root, "x-guidance").get("lenient") is not True
         self._ends = SchemaEnds(root)
         self._anchors = dict(_dynamic_anchors(root, ""))
         self.misreads = False
@@ -156,6 +161,9 @@ class _Mending:
         _name_properties(part, self._target)
         _merge_exhausted_patterns(part)
         _list_unique_values(part, self._target)
+        if part.get("uniqueItems") is True and self._marks_distinct:
+            del part["uniqueItems"]
+            part[DISTINCT] = True
         _close(part, self._target)
         tell_apart(part, self._target)
         _spread_conditions(part)
@@ -264,10 +272,13 @@ def _list_unique_values(part: dict[str, Any], target: Any) -> None:
         return
     if not isinstance(fewest, int) or not isinstance(most, int):
         return
-    chosen = [[value for at, value in enumerate(values) if subset >> at & 1] for subset in range(1 << len(values))]
+    subsets = [[value for at, value in enumerate(values) if subset >> at & 1] for subset in range(1 << len(values))]
+    chosen = [some for some in subsets if fewest <= len(some) <= most]
+    if not chosen:
+        return
     for name in ("uniqueItems", "items", "minItems", "maxItems"):
         part.pop(name, None)
-    part["enum"] = [some for some in chosen if fewest <= len(some) <= most]
+    part["enum"] = chosen
 
 
 def _identity(value: Any) -> str:

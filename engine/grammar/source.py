@@ -9,14 +9,18 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.automata import plain
+from engine.grammar.distinct import can_be_filled, crowded_list, has_distinct_containers
 from engine.grammar.followable import followable, misreads
 from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
 from engine.grammar.schema_ends import endless_place
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 MAX_GRAMMAR_CHARS: Final = 262_144
 # Precedes a schema in a Lark grammar.
@@ -25,6 +29,8 @@ _decoder = json.JSONDecoder()
 _BOOLEANS: Final = ("true", "false")
 # Whitespace between two JSON tokens. Without a bound a bad model fills its whole output with spaces.
 _WHITESPACE: Final = r"[ \t\n\r]{0,32}"
+# The JSON spacing of the models' training, without room for endless whitespace.
+SPACING: Final[JsonCompileOptions] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Keywords that hold schemas by name or by number, and keywords that hold one. Definitions come first.
 _SCHEMAS_BY_NAME: Final = ("$defs", "definitions", "properties", "patternProperties")
 _SCHEMAS_IN_LINE: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -108,9 +114,11 @@ def _forcing_definition_of(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         if grammar.text in _BOOLEANS:  # This schema has no place for options.
             return LLMatcher.grammar_from_json_schema(grammar.text)
-        return LLMatcher.grammar_from_json_schema(
-            _followable_text(grammar.text), overrides={"whitespace_pattern": _WHITESPACE}
-        )
+        schema = rewritten_schema(grammar)
+        text = grammar.text if schema is None else json.dumps(schema)
+        if has_distinct_containers(schema):
+            return LLMatcher.grammar_from_json_schema(text, overrides=SPACING)
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(plain(grammar.text, is_whole=True) or grammar.text)
     if grammar.kind is GrammarKind.CHOICE:
@@ -152,12 +160,14 @@ def _with_bounded_json(lark: str) -> str:
     return "".join([*written, lark[at:]])
 
 
-def _followable_text(text: str) -> str:
-    """Return the rewritten schema; leave text that is not JSON for the library to refuse."""
+def rewritten_schema(grammar: Grammar) -> Any:
+    """Return the schema as the library gets it, with marks at lists of distinct items; None if there is none."""
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return None
     try:
-        return json.dumps(followable(json.loads(text)))
+        return followable(json.loads(grammar.text), marks_distinct=True)
     except (ValueError, RecursionError):
-        return text
+        return None  # The library explains it.
 
 
 def fault_of(grammar: Grammar) -> Fault | None:
@@ -224,9 +234,25 @@ def _complaint(grammar: Grammar) -> str:
 
     try:
         # The library's own words for this kind of grammar.
-        return LLMatcher.validate_grammar(_forcing_definition_of(grammar)).strip() or _dead_end(definition_of(grammar))
+        return (
+            LLMatcher.validate_grammar(_forcing_definition_of(grammar)).strip()
+            or _dead_end(definition_of(grammar))
+            or _crowded(grammar)
+        )
     except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
         return str(exc) or type(exc).__name__
+
+
+def _crowded(grammar: Grammar) -> str:
+    """Return whether a list needs more distinct items than there are, as a sentence; empty if none does."""
+    schema = rewritten_schema(grammar)
+    part = crowded_list(schema)
+    if part is None:
+        return ""
+    alone = schema_grammar({name: schema[name] for name in _SHARED if name in schema} | part)
+    if can_be_filled(definition_of(alone), rewritten_schema(alone)):
+        return ""
+    return f"a list needs {part['minItems']} distinct items, but has fewer to choose from; lower minItems"
 
 
 def _dead_end(definition: str) -> str:

@@ -19,14 +19,12 @@ from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
 from engine.frontend.text.tools.argument_schemas import choices_of, is_text, properties_of
 from engine.grammar.automata import plain
 from engine.grammar.followable import followable
-from engine.grammar.source import MAX_GRAMMAR_CHARS
+from engine.grammar.source import MAX_GRAMMAR_CHARS, SPACING
 
 HEADER = "%llguidance {}"
 # An escaped character, or a slash, which ends a regex in Lark.
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 ANY_TEXT = r"TEXT: /(.|\n)*/"
-# The JSON spacing of the models' training, without room for endless whitespace.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class LarkRules:

@@ -1,0 +1,387 @@
+"""Keeps the items of lists distinct: forbids tokens that repeat an item, or after which every item would repeat one.
+
+The library cannot remember items. A guard follows the output beside the library's matcher, and narrows its masks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.grammar.complements import kinds_of
+from engine.grammar.json_positions import (
+    DISTINCT,
+    Frame,
+    Mode,
+    NotJsonError,
+    Position,
+    RepeatedError,
+    Target,
+    Walk,
+)
+from engine.grammar.patterns import QUIET
+from engine.grammar.schema_ends import listed, target_in
+
+# How often one mask may look beyond a token; then a token counts as one that leads on.
+_MOST_LOOKS: Final = 512
+_MOST_REMEMBERED: Final = 4096
+_IN_STRINGS: Final = (Mode.STRING, Mode.ESCAPE)
+_INSIDE: Final = (*_IN_STRINGS, Mode.SCALAR, Mode.KEY_STRING, Mode.KEY_ESCAPE)
+_MAY_END_ITEM: Final = frozenset(b'",]} \t\n\r')
+# Keywords that may leave few strings or numbers.
+_NARROWS: Final = {
+    "string": ("enum", "const", "pattern", "format", "maxLength"),
+    "number": ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+# What a string and a number begin with.
+_FIRST: Final = {"string": b'"', "number": b"-0123456789"}
+_WHOLE: Final = re.compile(rb'\s*(?:"(?:[^"\\]|\\.)*"|[^"\s].*[\s,\]}]|[\[\]{}])', re.DOTALL)
+_LOOSE: Final = re.compile(rb'\s*[^"\sa-z]|\s+[a-z]|\s+\Z')
+_INDENTED: Final = re.compile(rb'\s+"')
+# The begin of an item after another one.
+_CROSSING: Final = re.compile(rb'.,[ \t\n\r"\[{]*[^ \t\n\r"\[{]', re.DOTALL)
+_MOST_DEPTH: Final = 8
+_ZEROS: Final = (b"0", b"-0")
+# The longest text to try whether a list can be filled.
+_MOST_BYTES: Final = 4000
+_CLOSERS: Final = b']}",'
+
+
+class Vocabulary:
+    """The bytes of each token, and which tokens can complete an item."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.texts = texts
+        self._sorted = sorted(range(len(texts)), key=texts.__getitem__)
+        self._in_order = [texts[token] for token in self._sorted]
+        # The length of the longest token by its first byte.
+        self._longest = [0] * 256
+        for text in texts:
+            if text:
+                self._longest[text[0]] = max(self._longest[text[0]], len(text))
+        self.ids: dict[bytes, list[int]] = defaultdict(list)
+        for number, text in enumerate(texts):
+            self.ids[text].append(number)
+        # May complete an item outside a string, or a string.
+        self.ends = np.array([not _MAY_END_ITEM.isdisjoint(text) for text in texts], np.bool_)
+        self.spaces = np.array([bool(text) and not text.strip(b" \t\n\r") for text in texts], np.bool_)
+        self.quotes = np.array([b'"' in text for text in texts], np.bool_)
+        # May be a whole item, or begin one whose text is written in several ways.
+        self.wholes = np.array([bool(_WHOLE.match(text)) for text in texts], np.bool_)
+        self.indented = np.array([bool(_INDENTED.match(text)) for text in texts], np.bool_)
+        self.loose = np.array([bool(_LOOSE.match(text)) for text in texts], np.bool_)
+        # May complete an item, and then demand another one, or even have its begin.
+        self.demands = np.array([text.find(b",") > 0 for text in texts], np.bool_)
+        self.crosses = np.array([bool(_CROSSING.search(text)) for text in texts], np.bool_)
+
+    def begins_of(self, text: bytes) -> Iterator[int]:
+        """Yield the tokens with which this text begins."""
+        for end in range(1, min(len(text), self._longest[text[0]]) + 1 if text else 1):
+            yield from self.ids.get(text[:end], ())
+
+    def beginning_with(self, prefix: bytes) -> list[int]:
+        """Return the tokens that begin with these bytes, which do not end with 255."""
+        first = bisect.bisect_left(self._in_order, prefix)
+        return self._sorted[first : bisect.bisect_left(self._in_order, prefix[:-1] + bytes([prefix[-1] + 1]), first)]
+
+
+class Guard:
+    """The distinct lists of one compiled grammar."""
+
+    def __init__(self, schema: Any, vocabulary: Vocabulary) -> None:
+        self._schema = schema
+        self.vocabulary = vocabulary
+        self.walk = Walk(schema, self.target)
+        # Tokens that may be anywhere between two JSON tokens, and change nothing.
+        self.idle = vocabulary.spaces & (not has_distinct_containers(schema))
+
+    def target(self, schema: Any) -> Any:
+        found = target_in(self._schema, schema) if isinstance(schema, dict) else None
+        return schema if found is None else found[1]
+
+    def begin(self) -> Distinctness:
+        return Distinctness(self)
+
+
+class Distinctness:
+    """The items of one request's output, a function of that output."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._vocabulary = guard.vocabulary
+        self._walk = guard.walk
+        self._text = bytearray()
+        self._positions = [Position()]
+        self._looks = 0
+        # By list and text of an open item, how many tokens may follow that neither complete an item nor follow one.
+        self._ways: dict[tuple[int, bytes], int] = {}
+        # By list, its items and the text of the open one.
+        self._followers: dict[tuple[int, tuple[bytes, ...], bytes], frozenset[int]] = {}
+
+    def roll_back(self, tokens: int) -> None:
+        if tokens:
+            self._ways.clear()
+            self._followers.clear()
+        del self._positions[len(self._positions) - tokens :]
+        del self._text[self._positions[-1].at :]
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Take tokens of the output; return how many come before one that repeats an item."""
+        for taken, token in enumerate(tokens):
+            more = self._vocabulary.texts[token]
+            try:
+                position = self._walk.moved(self._positions[-1], self._text, more)
+            except RepeatedError:
+                return taken
+            except NotJsonError:  # An end token, or what the library will refuse.
+                position = self._positions[-1]
+                more = b""
+            self._text += more
+            self._positions.append(position)
+        return len(tokens)
+
+    def narrow(self, matcher: Any, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the mask without the tokens that repeat an item or lead to nothing else.
+
+        ``matcher`` is the library's, after the same output.
+        """
+        self._looks = _MOST_LOOKS
+        forbidden = self._forbidden(matcher, allowed, self._positions[-1], bytes(self._text), is_look=False)
+        if not forbidden:
+            return allowed
+        narrowed = allowed.copy()
+        narrowed[forbidden] = False
+        return narrowed
+
+    def _forbidden(
+        self, matcher: Any, allowed: NDArray[np.bool_], position: Position, text: bytes, *, is_look: bool
+    ) -> list[int]:
+        """Return the tokens to forbid; with ``is_look`` only until one leads on."""
+        forbidden = []
+        for token in self._to_try(allowed, position, text):
+            try:
+                then = self._walk.moved(position, text, self._vocabulary.texts[token])
+            except RepeatedError:
+                forbidden.append(token)
+            except NotJsonError:
+                pass
+            else:
+                if self._may_die(then, text, token) and not self._leads_on(matcher, token, then, text):
+                    forbidden.append(token)
+                elif is_look:
+                    break
+        return forbidden
+
+    def _leads_on(self, matcher: Any, token: int, then: Position, text: bytes) -> bool:
+        """Return whether some text that repeats no item follows a token; True in doubt."""
+        longer = text + self._vocabulary.texts[token]
+        outer = next(frame for frame in then.frames if frame.is_distinct)
+        key = outer.opened, _begun(outer, longer)
+        if self._ways.get(key, 0) > len(self._all_following(then, longer)):
+            return True
+        self._looks -= 1
+        if self._looks < 0:
+            return True
+        after = matcher.deep_copy()
+        if not after.consume_token(token):
+            return False
+        bits = np.frombuffer(after.compute_bitmask(), np.uint8)
+        if after.is_error():
+            return False
+        allowed = np.unpackbits(bits, bitorder="little", count=len(self._vocabulary.texts)).view(np.bool_)
+        idle = 0 if then.mode in _INSIDE else int((allowed & self._guard.idle).sum())
+        others = int(allowed.sum()) - idle - len(tried := self._to_try(allowed, then, longer))
+        if outer.start is not None:
+            self._ways[key] = others + sum(1 for one in self._all_following(then, longer) if allowed[one])
+        if others > 0:
+            return True
+        return len(tried) > len(self._forbidden(after, allowed, then, longer, is_look=True))
+
+    def _all_following(self, position: Position, text: bytes) -> set[int]:
+        return {one for frame in position.frames if frame.is_distinct for one in self._following(frame, text)}
+
+    def _to_try(self, allowed: NDArray[np.bool_], position: Position, text: bytes) -> list[int]:
+        """Return the allowed tokens that may complete an item or follow the text of one."""
+        vocabulary, mode = self._vocabulary, position.mode
+        lists = [frame for frame in position.frames if frame.is_distinct]
+        if not lists:
+            return self._ids(allowed, vocabulary.crosses)
+        last = position.frames[-1]
+        is_free = all(self._is_free(frame, b"") for frame in lists)
+        found = vocabulary.crosses if is_free else vocabulary.demands
+        if mode in _IN_STRINGS:
+            found = found & vocabulary.quotes
+        resembling = [frame for frame in lists if _resembles(frame, text)]
+        more: set[int] = set()
+        if mode is Mode.SCALAR and last.is_distinct:
+            return self._ids(allowed, allowed)
+        if mode is Mode.VALUE and last.is_distinct:
+            found = vocabulary.wholes | vocabulary.loose
+            if not self._is_free(last, b'"'):
+                found = found | vocabulary.indented
+        elif mode in _IN_STRINGS and lists == [last] and b"\\u" not in text[last.start :]:
+            more = {one for rest in _rests(last, text) for one in vocabulary.beginning_with(rest)}
+        elif resembling:
+            found = vocabulary.quotes if mode in _IN_STRINGS else vocabulary.ends
+        more.update(one for frame in resembling for one in self._following(frame, text))
+        tokens = self._ids(allowed, found if mode in _INSIDE else found & ~self._guard.idle)
+        return [*tokens, *(one for one in more.difference(tokens) if allowed[one])]
+
+    @staticmethod
+    def _ids(allowed: NDArray[np.bool_], found: NDArray[np.bool_]) -> list[int]:
+        ids: list[int] = np.flatnonzero(allowed & found).tolist()
+        return ids
+
+    def _following(self, frame: Frame, text: bytes) -> frozenset[int]:
+        """Return the tokens after which the open item is still the begin of another one."""
+        begun = _begun(frame, text)
+        key = frame.opened, frame.texts, begun
+        found = self._followers.get(key)
+        if found is None:
+            has_any_string = self._is_free(frame, b'"')
+            rests = [rest for rest in _rests(frame, text) if not (has_any_string and rest[-1:] == b'"')]
+            found = frozenset([one for rest in rests for one in self._vocabulary.begins_of(rest)])
+            if len(self._followers) > _MOST_REMEMBERED:
+                self._followers.clear()
+            self._followers[key] = found
+        return found
+
+    def _may_die(self, position: Position, text: bytes, token: int) -> bool:
+        """Return whether every continuation may repeat an item."""
+        whole = text + self._vocabulary.texts[token]
+        return any(
+            frame.is_distinct
+            and frame.values
+            and (frame.start is not None or (frame is position.frames[-1] and position.mode is Mode.VALUE))
+            and _resembles(frame, whole)
+            and not self._is_free(frame, _begun(frame, whole))
+            for frame in position.frames
+        )
+
+    def _is_free(self, frame: Frame, begun: bytes) -> bool:
+        """Return whether an item that begins so can become one of infinitely many."""
+        if begun in _ZEROS or (begun[:1] != b'"' and b"e" in begun.lower()):
+            return False
+        kinds = [kind for kind, signs in _FIRST.items() if begun[:1] in signs]
+        items = [one["items"] for one in frame.schemas if "items" in one]
+        if any("prefixItems" in one for one in frame.schemas):
+            return False
+        return any(all(is_free(one, kind, self._guard.target) for one in items) for kind in kinds)
+
+
+def _begun(frame: Frame, text: bytes) -> bytes:
+    """Return the text of a list's open item."""
+    return b"" if frame.start is None else text[frame.start :]
+
+
+def _rests(frame: Frame, text: bytes) -> list[bytes]:
+    """Return what makes the open item the same as each other one that begins so."""
+    begun = _begun(frame, text)
+    return [one[len(begun) :] for one in frame.texts if one.startswith(begun)]
+
+
+def _resembles(frame: Frame, text: bytes) -> bool:
+    """Return whether the open item of a list may become one of the others."""
+    if frame.start is None:
+        return bool(frame.texts)
+    begun = text[frame.start :]
+    # Numbers and characters by number have several spellings.
+    if begun[:1] != b'"' and begun[:1] not in b"[{":
+        return bool(frame.texts)
+    return (b"\\u" in begun and bool(frame.texts)) or any(one.startswith(begun) for one in frame.texts)
+
+
+def is_free(schema: Any, kind: str, target: Target, depth: int = 0) -> bool:
+    """Return whether a schema allows infinitely many strings or numbers, whatever they begin with; False in doubt."""
+    if schema is True or depth > _MOST_DEPTH:
+        return schema is True
+    if not isinstance(schema, dict):
+        return False
+    named = target(schema)
+    if named is not schema and not is_free(named, kind, target, depth + 1):
+        return False
+    types = schema.get("type", [kind])
+    kinds = {"number" if one == "integer" else one for one in (types if isinstance(types, list) else [types])}
+    if kind not in kinds or any(name in schema for name in _NARROWS[kind]):
+        return False
+    for name in ("anyOf", "oneOf"):
+        if listed(schema, name) and not any(is_free(one, kind, target, depth + 1) for one in listed(schema, name)):
+            return False
+    return all(is_free(one, kind, target, depth + 1) for one in listed(schema, "allOf"))
+
+
+def needs_guard(schema: Any) -> bool:
+    return any(True for _ in _distinct_lists(schema))
+
+
+def crowded_list(schema: Any) -> dict[str, Any] | None:
+    """Return a list that needs several distinct items of which there may be too few; None without one."""
+
+    def target(part: Any) -> Any:
+        found = target_in(schema, part) if isinstance(part, dict) else None
+        return part if found is None else found[1]
+
+    for part in _distinct_lists(schema):
+        is_sure = any(is_free(part.get("items", True), kind, target) for kind in _NARROWS)
+        if isinstance(part.get("minItems"), int) and part["minItems"] > 1 and not is_sure:
+            return part
+    return None
+
+
+def can_be_filled(definition: str, schema: Any) -> bool:
+    """Return whether a text of this grammar, each item of its lists another one, comes to an end; True in doubt."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, definition, log_level=QUIET)
+    items = Guard(schema, Vocabulary([bytes([byte]) for byte in range(256)])).begin()
+    for _ in range(_MOST_BYTES):
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if matcher.is_error() or matcher.is_accepting():
+            break
+        allowed = np.flatnonzero(items.narrow(matcher, bits[:256].view(np.bool_))).tolist()
+        if not allowed:
+            return False
+        token = next((one for one in _CLOSERS if one in allowed), allowed[-1])
+        matcher.consume_token(token)
+        items.take([token])
+    return True
+
+
+def has_distinct_containers(schema: Any) -> bool:
+    """Return whether the items of a distinct list may be lists or objects, which one spacing makes comparable."""
+    return any(
+        not kinds_of(found).isdisjoint(("array", "object"))
+        for part in _distinct_lists(schema)
+        for found in _alternatives(part.get("items"), schema)
+    )
+
+
+def _alternatives(schema: Any, root: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the schemas of which a value has at least one, references resolved."""
+    found = target_in(root, schema) if isinstance(schema, dict) else None
+    part = schema if found is None else found[1]
+    choices = listed(part, "anyOf") or listed(part, "oneOf") if isinstance(part, dict) else []
+    if choices and depth < _MOST_DEPTH:
+        for one in choices:
+            yield from _alternatives(one, root, depth + 1)
+    else:
+        yield part if isinstance(part, dict) else {}
+
+
+def _distinct_lists(schema: Any) -> Iterator[dict[str, Any]]:
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if part.get(DISTINCT) is True:
+                yield part
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
