@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
 from typing import Final
 
 # The maximum number of wrong, missing or extra characters in a tag.
@@ -11,7 +11,8 @@ MOST_DAMAGE: Final = 2
 SHORTEST_CUT_TAG: Final = 5
 
 
-def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
+@functools.lru_cache(maxsize=1024)
+def is_closer(tag: str, closer: str, markers: tuple[str, ...] = ()) -> bool:
     """Return whether a tag is this closing tag, intact or damaged. ``markers`` are other tags, which look similar."""
     if tag == closer:
         return True
@@ -21,11 +22,11 @@ def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
     # Truncated, or followed by the slash of an empty element, a digit or another tag's name.
     if closer.startswith(seen) or seen.startswith(closer[:-1]):
         return True
-    return abs(len(seen) - len(closer)) <= MOST_DAMAGE and _distance(seen, closer) <= MOST_DAMAGE
+    return abs(len(seen) - len(closer)) <= MOST_DAMAGE and _is_near(seen, closer)
 
 
-def _distance(one: str, other: str) -> int:
-    """Return the Levenshtein distance."""
+def _is_near(one: str, other: str) -> bool:
+    """Return whether the Levenshtein distance is at most ``MOST_DAMAGE``."""
     row = list(range(len(other) + 1))
     for at, character in enumerate(one, 1):
         last, row[0] = row[0], at
@@ -33,4 +34,6 @@ def _distance(one: str, other: str) -> int:
             changed = last + (character != wanted)
             last = row[place]
             row[place] = min(changed, last + 1, row[place - 1] + 1)
-    return row[-1]
+        if min(row) > MOST_DAMAGE:
+            return False
+    return row[-1] <= MOST_DAMAGE

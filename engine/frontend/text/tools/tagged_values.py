@@ -7,7 +7,6 @@ otherwise where the next argument or the end of the call is certain. Knows no fa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,12 +15,14 @@ from engine.frontend.text.tools.argument_schemas import Properties, choices_of, 
 from engine.frontend.text.tools.call_objects import CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, refuse_constant
+from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
 _ANY: Final = frozenset[str]()
 # Alternatives within alternatives; a client decides the depth.
 _MOST_NESTED: Final = 8
-BEFORE_TAG = re.compile(r"[^<]*")
+# Anything shorter, such as a sign of comparison, is a part of the value.
+_SHORTEST_TAG: Final = len("</k>")
 
 
 class WrittenArguments:
@@ -100,8 +101,8 @@ class TaggedValues:
     """Reads the values of one call.
 
     ``close`` closes a value if one of ``followers``, a closing tag of ``closers``, or the end comes next. ``forgotten``
-    reads on from a tag and returns whether it ends a value without a closing tag. With ``lines`` a value is on its own
-    lines: one line feed before it and one after it are not part of it.
+    reads on from a tag and returns whether it ends a value without a closing tag, unless calls are ``nested`` in the
+    value. With ``lines`` a value is on its own lines: one line feed before it and one after it are not part of it.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class TaggedValues:
         followers: Sequence[str],
         closers: Sequence[str],
         forgotten: Callable[[str, bool], Reading[bool]],
+        nested: NestedCalls,
         lines: bool,
     ) -> None:
         self._text = text
@@ -119,6 +121,7 @@ class TaggedValues:
         self._followers = tuple(followers)
         self._closers = closers
         self._forgotten = forgotten
+        self._nested = nested
         self._lines = lines
 
     def read(self, schema: Mapping[str, Any], arguments: WrittenArguments, key: str) -> Reading[bool]:
@@ -142,16 +145,23 @@ class TaggedValues:
 
     def _until_closed(self, emit: Emit, key: str) -> Reading[bool]:
         text, value = self._text, _Value(emit, lines=self._lines)
+        start = text.place
         while True:
             yield from text.run(BEFORE_TAG, value.add)
             if not (yield from text.peek()):
                 value.end(1 + self._lines if text.has_stopped else int(self._lines))
                 return text.has_stopped
+            tag = yield from text.tag()
+            if len(tag) < _SHORTEST_TAG:
+                value.add(text.take(len(tag)))
+                continue
             if (yield from self._is_closed(key)):
                 value.end(int(self._lines))
                 return True
+            if (end := (yield from self._nested.end_of(start, tag))) is not None:
+                value.add(text.take(end - text.place))
+                continue
             text.mark()
-            tag = yield from text.tag()
             ends = yield from self._forgotten(tag, value.at_line_start)
             text.rewind()
             if ends:

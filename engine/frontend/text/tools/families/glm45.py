@@ -10,7 +10,8 @@ from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.json_values import SPACE
-from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
+from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls, TagPair
+from engine.frontend.text.tools.tagged_values import TaggedValues, WrittenArguments, may_follow
 
 KEY: Final = "<arg_key>"
 END_KEY: Final = "</arg_key>"
@@ -19,6 +20,7 @@ END_VALUE: Final = "</arg_value>"
 # Neither pattern crosses a tag, because a stray tag would be read as a part of a key.
 _BARE_NAME = re.compile(r"[^<>\s{}]*")
 _KEY = re.compile(r"[^<]*")
+_PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((VALUE,), END_VALUE))
 
 
 class Glm45Parser(CallParser):
@@ -42,6 +44,7 @@ class Glm45Parser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
+        nested = NestedCalls(text, _PAIRS, (KEY,))
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from self._skip_openers(OPEN)
@@ -57,7 +60,7 @@ class Glm45Parser(CallParser):
                 continue
             text.unmark()
             self._parts.begin(name)
-            yield from self._read_arguments(name)
+            yield from self._read_arguments(name, nested)
 
     def _is_call(self, name: str) -> Reading[bool]:
         """Return whether a call follows a name; a call of a known tool may end here without its closing tag."""
@@ -66,7 +69,7 @@ class Glm45Parser(CallParser):
             return True
         return name in self._tools and self._text.has_stopped and not (yield from self._text.peek())
 
-    def _read_arguments(self, name: str) -> Reading[None]:
+    def _read_arguments(self, name: str, nested: NestedCalls) -> Reading[None]:
         """Read up to the end of the call; a truncated call gets no end."""
         text, arguments, properties = self._text, WrittenArguments(self._parts), self._properties.get(name, {})
 
@@ -85,7 +88,13 @@ class Glm45Parser(CallParser):
             return follows and is_closer(tag, CLOSE, self.markers)
 
         values = TaggedValues(
-            text, close=END_VALUE, followers=(KEY, OPEN), closers=(CLOSE,), forgotten=forgotten, lines=False
+            text,
+            close=END_VALUE,
+            followers=(KEY, OPEN),
+            closers=(CLOSE,),
+            forgotten=forgotten,
+            nested=nested,
+            lines=False,
         )
         while (yield from self._next_argument()):
             key = yield from self._read_key()

@@ -11,7 +11,8 @@ from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.json_values import SPACE
-from engine.frontend.text.tools.tagged_values import BEFORE_TAG, TaggedValues, WrittenArguments, may_follow
+from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls, TagPair
+from engine.frontend.text.tools.tagged_values import TaggedValues, WrittenArguments, may_follow
 
 FUNCTION: Final = "<function="
 END_FUNCTION: Final = "</function>"
@@ -19,6 +20,7 @@ PARAMETER: Final = "<parameter="
 END_PARAMETER: Final = "</parameter>"
 # The opening of a parameter, and as an element with an attribute.
 _PARAMETERS: Final = (PARAMETER, "<parameter name=")
+_PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((FUNCTION,), END_FUNCTION), TagPair(_PARAMETERS, END_PARAMETER))
 _TAG_NAME = re.compile(r"[^<>\n]*")
 
 
@@ -56,6 +58,7 @@ class Qwen3CoderParser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
+        nested = NestedCalls(text, _PAIRS)
         while (found := (yield from text.until((OPEN, FUNCTION), self._parts.say))) is not None:
             text.mark(back=len(found))
             if found == OPEN:
@@ -68,9 +71,9 @@ class Qwen3CoderParser(CallParser):
             if found == OPEN and (yield from text.marker((FUNCTION,))) is None:
                 self._give_back()
                 continue
-            yield from self._read_function(bare=found == FUNCTION)
+            yield from self._read_function(nested, bare=found == FUNCTION)
 
-    def _read_function(self, *, bare: bool) -> Reading[None]:
+    def _read_function(self, nested: NestedCalls, *, bare: bool) -> Reading[None]:
         text = self._text
         name = yield from self._read_name()
         # Even without its bracket the tag belongs to a call if it names a tool.
@@ -82,7 +85,7 @@ class Qwen3CoderParser(CallParser):
         text.unmark()
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
-        values = self._values_of(arguments, properties)
+        values = self._values_of(arguments, properties, nested)
         while (yield from self._next_parameter()):
             key = yield from self._read_name()
             closed = (yield from text.peek()) == ">"
@@ -100,7 +103,7 @@ class Qwen3CoderParser(CallParser):
         if closed or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
-    def _values_of(self, arguments: WrittenArguments, properties: Properties) -> TaggedValues:
+    def _values_of(self, arguments: WrittenArguments, properties: Properties, nested: NestedCalls) -> TaggedValues:
         """Return the reader of the call's values."""
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
@@ -115,6 +118,7 @@ class Qwen3CoderParser(CallParser):
             followers=(*_PARAMETERS, OPEN, FUNCTION),
             closers=(END_FUNCTION, CLOSE),
             forgotten=forgotten,
+            nested=nested,
             lines=True,
         )
 

@@ -1,0 +1,95 @@
+"""Values that hold calls themselves, as documentation and code about tool calls do: no call comes out of a value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from parsed_answers import shown
+
+from engine.frontend.text.reasoning import Part, appended
+from engine.frontend.text.tools.families import FAMILIES
+
+TOOLS = ("write", "read")
+PROPERTIES = {"text": {"type": "string"}, "n": {"type": "integer"}, "extra": {"type": "object"}}
+
+
+def qwen(given: dict[str, str], name: str = "write") -> str:
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+def glm(given: dict[str, str], name: str = "write") -> str:
+    values = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in given.items())
+    return f"<tool_call>{name}\n{values}</tool_call>"
+
+
+WRITERS = {"qwen3_coder": qwen, "glm45": glm}
+# What a value may hold, in either family's words.
+VALUES = {
+    "a call": lambda write: write({"n": "1"}, "read"),
+    "a call of the same tool": lambda write: write({"text": "x", "n": "1"}),
+    "a call in prose": lambda write: f"Write\n{write({'n': '1'}, 'read')}\nand wait.",
+    "two calls": lambda write: f"{write({'n': '1'}, 'read')}\n{write({'n': '2'}, 'read')}",
+    "a call in a call": lambda write: write({"text": write({"n": "1"}, "read")}),
+    "an argument": lambda write: "".join(write({"n": "1"}).splitlines(keepends=True)[2:-2]).strip() or "x",
+    "a call of an unknown tool": lambda write: write({"n": "1"}, "other"),
+    "a call in JSON": lambda _: '<tool_call>{"name": "read", "arguments": {}}</tool_call>\n<tool_call>{}</tool_call>',
+    "an opening tag": lambda _: 'tag = "<tool_call>"',
+}
+
+
+def parts_of(family: str, pieces: list[str] | str, *, stopped: bool = True) -> list[Part]:
+    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    found: list[Part] = []
+    for piece in pieces:
+        for part in parser.push(piece):
+            appended(found, part)
+    for part in parser.flush(stopped=stopped):
+        appended(found, part)
+    return found
+
+
+def calls_of(family: str, text: str) -> list[tuple[str, Any]]:
+    whole = parts_of(family, [text])
+    assert parts_of(family, text) == whole
+    return [(part[1], json.loads(part[2])) for part in shown(whole) if part[0] == "call"]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_value_holds_calls(family: str, kind: str) -> None:
+    """ollama pull request 17021: the inner call's tags ended the outer one, or the inner became a call."""
+    write = WRITERS[family]
+    value = VALUES[kind](write)
+    for given in ({"text": value}, {"text": value, "n": "2"}, {"n": "2", "text": value}):
+        expected = [("write", {"text": value} | {"n": 2} if "n" in given else {"text": value}), ("read", {"n": 3})]
+        text = f"{write(given)}\n{write({'n': '3'}, 'read')}\ndone"
+        assert calls_of(family, text) == expected, text
+
+
+def test_a_value_holds_the_closing_tags_of_its_call() -> None:
+    value = "</function>\n</tool_call>\nends it"
+    for given in ({"text": value}, {"text": value, "n": "2"}):
+        ((name, found),) = calls_of("qwen3_coder", qwen(given))
+        assert (name, found["text"]) == ("write", value)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_value_that_was_cut_inside_a_call_becomes_no_call(family: str) -> None:
+    """Whether the inner call is another one is unknown then, and a call that nobody made would be run."""
+    write = WRITERS[family]
+    text = write({"text": f"Write {write({'n': '1'}, 'read')}"})
+    for end in range(text.index("Write") + 5, text.index("Write") + 20):
+        assert [part[1] for part in shown(parts_of(family, [text[:end]], stopped=False))] == ["write"]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_call_after_one_without_closing_tags_is_a_call(family: str) -> None:
+    """The same tags pair up in another way: no closing tag is left for the first value."""
+    write = WRITERS[family]
+    lost = write({"text": "Oslo"})
+    lost = lost[: lost.index("Oslo") + 4]
+    text = f"{lost}\n{write({'text': write({'n': '1'}, 'read')})}"
+    assert calls_of(family, text) == [("write", {"text": "Oslo"}), ("write", {"text": write({"n": "1"}, "read")})]
