@@ -105,6 +105,9 @@ class Negation:
             yield _FORBIDDEN if False in negated else {"allOf": negated}
         if "not" in schema:
             yield schema["not"]
+        if "contains" in schema and schema.get("minContains", 1) == 1:
+            negated = self.of(schema["contains"], depth + 1)
+            yield {"type": "array", "items": negated}
         if isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
             negated = self.of(schema["items"], depth + 1)
             # The first item is enough to break it.

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from engine.grammar.automata import plain, plain_parts
 from engine.grammar.complements import Negation, are_disjoint, kinds_of
+from engine.grammar.contained import count_contained
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.json_positions import DISTINCT
@@ -87,6 +88,9 @@ class _Mending:
         if not (drop_unwritable(mended) and round_bounds(mended)):
             return _FORBIDDEN
         mended = self._in_known_keywords(mended)
+        if "contains" in mended:
+            wanted = part["contains"]
+            count_contained(mended, self.mended(wanted), lambda: self.mended(Negation(self._target).of(wanted)))
         if "oneOf" in mended:
             self._exclude_each_other(mended, listed(part, "oneOf"))
         for one, given in zip(listed(mended, "allOf"), listed(part, "allOf"), strict=False):

@@ -60,7 +60,7 @@ def test_few_schemas_are_refused_each_with_a_remedy() -> None:
 
 
 def test_the_remedy_of_an_unknown_keyword_helps() -> None:
-    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}}
+    schema = {"type": "integer", "not": {"multipleOf": 3}}
     fault = fault_of(schema_grammar(schema))
     assert fault is not None
     assert '"x-guidance": {"lenient": true}' in fault.message
@@ -161,6 +161,32 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
         "if": {"properties": {"a": {"minLength": 2}}},
         "then": {"required": ["b"]},
         "else": {"not": {"required": ["b"]}},
+    },
+    "one of a kind": {"type": "array", "items": {"enum": [0, 1, 2]}, "contains": {"const": 2}, "maxItems": 4},
+    "two or three": {"type": "array", "contains": {"type": "null"}, "minContains": 2, "maxContains": 3},
+    "one admin": {
+        "type": "array",
+        "items": _object({"role": {"enum": ["admin", "user"]}}, "role", additionalProperties=False),
+        "contains": {"properties": {"role": {"const": "admin"}}},
+        "maxContains": 1,
+    },
+    "at most one": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "contains": {"minimum": 5},
+        "minContains": 0,
+        "maxContains": 1,
+    },
+    "each of two": {
+        "items": {"type": "string"},
+        "allOf": [{"contains": {"const": "a"}}, {"contains": {"const": "b"}}],
+        "type": "array",
+    },
+    "none of a kind": {
+        "type": "array",
+        "items": {"enum": ["a", "b", "c"]},
+        "not": {"contains": {"const": "a"}},
+        "minItems": 1,
     },
     "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{8,}$", "maxLength": 9},
     "a name that is not reserved": {"type": "string", "pattern": "^(?!(?:ad|ro)$)[adro]{1,3}$"},
