@@ -9,10 +9,10 @@ without.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,8 +26,6 @@ _SECTIONS: Final = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transfo
 # A schedule begins with its settings, or at once with its first step.
 _SCHEDULE: Final = re.compile(r"[^`']*\b\d+ start \w+ prompt=[^`']*")
 _LIMIT_S: Final = 300
-_SHRINK_S: Final = 10.0
-_NO_FILE: Final = "no file"
 
 
 def schedules_on(page: str, adapter: str) -> list[str]:
@@ -56,7 +54,7 @@ def count_mended(adapter: Any, python: str, other: Path) -> int:
             continue
         for text in (one for one in defect.schedules if is_of(one, adapter.name)):
             said = _red_then_green(adapter.standalone, text, python, other)
-            wrong += said is not None and not said.startswith(_NO_FILE)
+            wrong += said is not None and not said.startswith("no file")
             sys.stdout.write(f"| {defect.id} | {said or f'red, green with {other.name}'} |\n")
             sys.stdout.flush()
     return int(wrong > 0)
@@ -64,66 +62,35 @@ def count_mended(adapter: Any, python: str, other: Path) -> int:
 
 def _red_then_green(standalone: Standalone, schedule: str, python: str, other: Path) -> str | None:
     """Return why a schedule's file is not red with the installed release and green with the other; None if it is."""
+    from benchmarks.mutant_exports import NO_FILE, is_told_apart
     from scripted.core.schedule import Schedule
-    from scripted.sdk.standalone import text_of
+    from scripted.sdk.standalone import run_alone, text_of
 
     file, why = text_of(standalone, Schedule.parse(schedule), "export")
     first = f"import sys; sys.path.insert(0, {str(other.resolve())!r})"
-    red, green = standalone.prepare, f"{first}\n{standalone.prepare}"
-    return f"{_NO_FILE}: {why}" if file is None else _is_told_apart(file, why, python, red=red, green=green)
+    red, green = (
+        functools.partial(run_alone, python=python, prepare=f"{one}\n{standalone.prepare}") for one in ("", first)
+    )
+    return f"{NO_FILE}: {why}" if file is None else is_told_apart(file, why, red, green)
 
 
-def count_mutants(adapter: Any, python: str, names: Collection[str]) -> int:
-    """Print how each mutant's file ends with and without it; 1 if one is wrong, but not if there is none."""
+def count_mutants(adapter: Any, names: Collection[str], page: Path | None = None) -> int:
+    """Print how each mutant's file ends with and without it; 1 if one is wrong, but not if there is none.
+
+    Each row is also put into ``page``.
+    """
+    from benchmarks.mutant_exports import NO_FILE, rows_of, write_rows
+
     wrong = right = 0
-    for name in [one for one in adapter.mutant_names if one in names or not names]:
-        said = _red_with_the_mutant(adapter, name, python)
-        right, wrong = right + (said is None), wrong + (said is not None and not said.startswith(_NO_FILE))
-        sys.stdout.write(f"| {name} | {said or 'red, green without it'} |\n")
+    for name, said in rows_of(adapter, [one for one in adapter.mutant_names if one in names or not names]):
+        right, wrong = right + (said is None), wrong + (said is not None and not said.startswith(NO_FILE))
+        row = " ".join((said or "red, green without it").split()).replace("|", "\\|")
+        sys.stdout.write(f"| {name} | {row} |\n")
         sys.stdout.flush()
+        if page is not None:
+            write_rows(page, _SECTIONS[adapter.name], {name: row})
     sys.stdout.write(f"| {right} of {right + wrong} are red with the mutant and green without |\n")
     return int(wrong > 0)
-
-
-def _red_with_the_mutant(adapter: Any, name: str, python: str) -> str | None:
-    """Return why a mutant's file is not red with the mutant and green without it; None if it is."""
-    from scripted.core.mutant import switched_on
-    from scripted.sdk.standalone import text_of
-    from scripted.search.execution import execute
-    from scripted.search.mutant_search import find_mutant
-    from scripted.search.shrinking import shrink
-
-    found = find_mutant(name, adapter.name)
-    if found.finding is None or found.finding.schedule is None:
-        return f"{_NO_FILE}: {found.result}"
-    if execute(found.finding.schedule).failure is not None:
-        return f"{_NO_FILE}: the first failure of the sweep is the release's own"
-    with switched_on(adapter, name):
-        schedule = shrink(found.finding.schedule, found.finding.failure.signature, budget_s=_SHRINK_S).schedule
-        file, why = text_of(adapter.standalone, schedule, "export")
-    if file is None:
-        return f"{_NO_FILE}: {why}"
-    # Imported before the names of this project are blocked.
-    switch = [
-        "from scripted.core.adapters import adapter_named",
-        f"kept = adapter_named({adapter.name!r}).switched_on({name!r})",
-        "kept.__enter__()",
-    ]
-    prepare = adapter.standalone.prepare
-    return _is_told_apart(file, why, python, red="\n".join([prepare, *switch]), green=prepare)
-
-
-def _is_told_apart(file: str, why: str | None, python: str, *, red: str, green: str) -> str | None:
-    """Return why a file does not fail after the statements ``red`` and pass after ``green``; None if it does."""
-    from scripted.sdk.standalone import run_alone, what_is_wrong
-
-    if (said := what_is_wrong(file, why, python, prepare=red)) is not None:
-        return f"NOT RED: {said}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "test_standalone.py"
-        path.write_text(file, encoding="utf-8")
-        status, said = run_alone(path, python, prepare=green)
-    return None if status == 0 and "1 passed" in said else f"NOT GREEN: {said.strip()[-400:]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--mutants", nargs="*", metavar="NAME", help="these mutants of the adapter; all if none is named"
     )
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="the page whose table gets each mutant's row")
     asked = parser.parse_args(arguments)
     from scripted.core.adapters import adapter_named
     from scripted.core.schedule import Schedule
@@ -146,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.mended is not None:
         return count_mended(adapter_named(asked.adapter), asked.python, asked.mended)
     if asked.mutants is not None:
-        return count_mutants(adapter_named(asked.adapter), asked.python, asked.mutants)
+        return count_mutants(adapter_named(asked.adapter), asked.mutants, asked.markdown)
     standalone = getattr(adapter_named(asked.adapter), "standalone", None)
     failing = ran = 0
     texts = schedules_on(_PAGE.read_text(encoding="utf-8"), asked.adapter)

@@ -106,8 +106,11 @@ class Turns:
 
     def __init__(self) -> None:
         self.messages: list[list[Any]] = [[]]
-        # Each request's tokens in each batch, each request's end, and the answer to each flush.
+        # Each request's tokens in each batch, the batches before each turn, the slots that batches write, each
+        # request's end, and the answer to each flush.
         self.batches: list[dict[str, int]] = []
+        self.before: list[int] = []
+        self.written: set[int] = set()
         self.ends: dict[str, str] = {}
         self.flushes: list[bool] = []
 
@@ -120,11 +123,26 @@ class Turns:
     def come(self) -> list[Any]:
         return self.messages.pop(0)
 
+    def since(self, turn: int) -> list[dict[str, int]]:
+        """Return the batches since the messages of a turn."""
+        return self.batches[self.before[turn] :]
+
+    def computed(self, rid: str) -> int:
+        """Return how many tokens of a request were computed, repeated ones too."""
+        return sum(batch.get(rid, 0) for batch in self.batches)
+
+    @staticmethod
+    def load(scheduler: Any) -> dict[str, Any]:
+        """Return what a router hears of the load, without its time."""
+        report: dict[str, Any] = scheduler.load_inquirer.get_loads().to_dict()
+        return {**report, "timestamp": 0}
+
     def run(self, scheduler: Any) -> None:
         """Run all turns on the scheduler's own loop."""
 
         def receive(local_reqs: Any = ()) -> list[Any]:
             scheduler.gracefully_exit = len(self.messages) == 1
+            self.before.append(len(self.batches))
             return [*local_reqs, *self.come()]
 
         scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
@@ -136,7 +154,8 @@ class Turns:
             scheduler.run_event_loop()
 
     def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        lengths = batch.extend_lens or [1] * len(batch.reqs)
+        lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
+        self.written.update(batch.out_cache_loc.tolist())
         self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
         # No token ends a request, so all of them may be the same.
         tokens = torch.full((len(batch.reqs),), 7)

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from sglang.srt.managers.io_struct import ContinueGenerationReqInput, GenerateReqInput, PauseGenerationReqInput
+from sglang.srt.managers.io_struct import (
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    GenerateReqInput,
+    PauseGenerationReqInput,
+)
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.aio_rwlock import RWLock
 
@@ -53,6 +58,9 @@ class FrontEnd(TokenizerManager):
 
     def resume(self) -> None:
         self.turns.say(lambda: self._begin("continue", self.continue_generation(ContinueGenerationReqInput())))
+
+    def flush(self) -> None:
+        self.turns.say(lambda: self.sent.append(FlushCacheReqInput()))
 
     def _begin(self, name: str, call: Coroutine[Any, Any, Any]) -> None:
         self.open[name] = self.loop.create_task(call)

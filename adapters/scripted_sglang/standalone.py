@@ -15,10 +15,12 @@ from sglang.srt.managers.io_struct import (
     ContinueGenerationReqInput,
     FlushCacheReqInput,
     PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqInput,
     TokenizedGenerateReqInput,
 )
 
-from scripted.sdk import Abort, Add, FlushCache, Pause, Resume
+from scripted.sdk import Abort, Add, FlushCache, Pause, Resume, Sleep, Wake
 from scripted.sdk.standalone import Calls, Standalone
 from scripted_sglang import event_loop as turns
 from scripted_sglang import front, stubs
@@ -33,14 +35,34 @@ _NO_STOPS: Final = "a request has stop tokens, which turns without a model canno
 # Every request that can end does so within this many more turns.
 _MORE_TURNS: Final = 20
 _ALL_ENDED: Final = "not front.open"
+_NO_LAUNCH: Final = "not turns.since({pause})"
 # A failure's text, and an assertion on the turns that fails with it.
 _PROMISES: Final = {
     r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
-    r"(\w+) is launched, but it was aborted": "all({0!r} not in batch for batch in turns.batches[-1:])",
+    r"(\w+) is launched, but it was aborted": "sum({0!r} in batch for batch in turns.since({abort})) <= {late}",
     r"call-\d+ is refused, although no request owns memory": "turns.flushes[-1]",
+    r"call-\d+ empties the cache although \d+ tokens are locked": "not turns.flushes[-1]",
     r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches)",
+    r"the scheduler has dropped (\w+),": "{0!r} in turns.ends",
+    r"is launched while (?:generation is paused|the device sleeps)": _NO_LAUNCH,
+    r"(\w+) reads block \d+, which was written before": "turns.computed({0!r}) >= {prompt}",
+    r"(\w+) computes position \d+ again": "turns.computed({0!r}) < {prompt} + {new}",
+    r"the block does not hold their KV|whose slots do not follow one another": (
+        "turns.written.issuperset(scheduler.tree_cache.all_values_flatten().tolist())"
+    ),
+    r"the query load changed something": "turns.load(scheduler) == turns.load(scheduler)",
 }
+_PAUSES: Final = ("pause(", "PauseGenerationReqInput(", "ReleaseMemoryOccupationReqInput(")
+_WITH_ALL_TURNS: Final = ("the scheduler has dropped", "computes position")
 _OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but something waits forever": _ALL_ENDED}
+# They change nothing in a run without a GPU.
+_WITHOUT_EFFECT: Final = ("client_rids", "enable_memory_saver")
+
+
+def _turn_of(calls: Calls, *messages: str) -> int:
+    """Return the turn in which the last of these messages was said."""
+    said = [at for at, line in enumerate(calls.lines) if any(one in line for one in messages)]
+    return sum(line.startswith("turns.take(") for line in calls.lines[: said[-1]]) if said else 0
 
 
 class _Turns(Standalone):
@@ -66,19 +88,33 @@ class _Turns(Standalone):
         changed = [
             field.name
             for field, name in zip(msgspec.structs.fields(settings), known, strict=True)
-            if name not in text and field.name != "client_rids" and getattr(settings, field.name) != field.default
+            if name not in text and field.name not in _WITHOUT_EFFECT and getattr(settings, field.name) != field.default
         ]
         if changed:
             raise NotImplementedError(f"the turns do not support {' and '.join(changed)}")
 
     def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
-        del machine
-        for pattern, rule in self.promises.items():
-            if found := re.search(pattern, said):
-                calls.lines += [f"turns.take({_MORE_TURNS})"] if rule is _ALL_ENDED else []
-                calls.lines.append(f"{self.runs}.run(new_scheduler(settings))")
-                return rule.format(*(calls.names[rid] for rid in found.groups()))
-        raise NotImplementedError(f"no turn shows the failure: {said}")
+        found = next(((one, rule) for text, rule in self.promises.items() if (one := re.search(text, said))), None)
+        if found is None:
+            raise NotImplementedError(f"no turn shows the failure: {said}")
+        match, rule = found
+        words: dict[str, Any] = {"late": machine.depth, "pause": _turn_of(calls, *_PAUSES)}
+        names = [calls.names[rid] for rid in match.groups()]
+        for name in names:
+            words["prompt"], words["new"] = calls.sizes[match[1]]
+            words["abort"] = _turn_of(calls, f"abort({name!r})", f"AbortReq(rid={name!r})", "AbortReq(abort_all")
+        if rule is _ALL_ENDED or any(one in said for one in _WITH_ALL_TURNS):
+            calls.lines.append(f"turns.take({_MORE_TURNS})")
+        made = "new_scheduler(settings)"
+        if "scheduler" in rule:
+            calls.lines.append(f"scheduler = {made}")
+            made = "scheduler"
+        calls.lines.append(f"{self.runs}.run({made})")
+        return rule.format(*names, **words)
+
+    def ending(self, calls: Calls) -> Sequence[str]:
+        del calls
+        return (f"turns.take({_MORE_TURNS})", f"{self.runs}.run(new_scheduler(settings))")
 
     def remark(self, plan: Any) -> str:
         batch = plan.batch_to_run
@@ -116,6 +152,7 @@ class FrontStandalone(_Turns):
                 if value.stop_token_ids:
                     raise NotImplementedError(_NO_STOPS)
                 calls.names[value.rid] = value.rid
+                calls.sizes[value.rid] = len(value.prompt_ids), value.max_new_tokens
                 return f"start({value.rid!r}, {list(value.prompt_ids)}, {value.max_new_tokens})"
             case Abort():
                 return f"abort({value.rid!r})"
@@ -123,8 +160,10 @@ class FrontStandalone(_Turns):
                 return f"pause({value.mode!r})"
             case Resume():
                 return "resume()"
-        if isinstance(value, FlushCache):
-            raise NotImplementedError("the front end of the file has no flush")
+            case FlushCache():
+                return "flush()"
+            case Sleep() | Wake():
+                raise NotImplementedError("the front end of the file has no calls for memory")
         # The batches that a turn begins with.
         return ""
 
@@ -162,6 +201,7 @@ class SglangStandalone(_Turns):
                     raise NotImplementedError(_NO_STOPS)
                 more = "" if value.priority is None else f", priority={value.priority}"
                 new = value.sampling_params.max_new_tokens
+                calls.sizes[rid_of(value.rid)] = len(value.input_ids), new
                 return f"request({value.rid!r}, {list(value.input_ids)}, {new}{more})"
             case AbortReq(abort_all=True):
                 return "AbortReq(abort_all=True)"
@@ -173,5 +213,7 @@ class SglangStandalone(_Turns):
                 return f"PauseGenerationReqInput(mode={value.mode!r})"
             case ContinueGenerationReqInput() | FlushCacheReqInput():
                 return f"{type(value).__name__}()"
+            case ReleaseMemoryOccupationReqInput() | ResumeMemoryOccupationReqInput():
+                return f"{type(value).__name__}(tags={value.tags!r})"
         # The batches that a turn begins with.
         return ""

@@ -13,19 +13,22 @@ class Loaded(ECConnectorMetadata):
 
 
 class OutsideImages(ECConnectorBase):
-    """Plays the scheduler's role. ``now`` is the step; a requested image arrives when due."""
+    """Plays the scheduler's role; a requested image arrives when due."""
 
     def __init__(self, vllm_config: Any, role: Any) -> None:
         super().__init__(vllm_config, role)
-        self.now = 0
+        self._now = 0
         self.due: dict[str, int] = {}
         self._steps: int = vllm_config.ec_transfer_config.ec_connector_extra_config["steps"]
         self._asked: list[tuple[str, int]] = []
 
+    def begin(self, step: int) -> None:
+        self._now = step
+
     @property
     def is_waited_for(self) -> bool:
         """Whether an image is in transit."""
-        return any(due >= self.now for due in self.due.values())
+        return any(due >= self._now for due in self.due.values())
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         needed = [
@@ -33,11 +36,11 @@ class OutsideImages(ECConnectorBase):
             for one in request.mm_features
             if one.mm_position.offset + one.mm_position.length > num_computed_tokens and is_outside(one.identifier)
         ]
-        self.due |= {name: self.now + self._steps for name in needed if name not in self.due}
-        return all(self.due[name] <= self.now for name in needed)
+        self.due |= {name: self._now + self._steps for name in needed if name not in self.due}
+        return all(self.due[name] <= self._now for name in needed)
 
     def has_cache_item(self, identifier: str) -> bool:
-        return self.due.get(identifier, self.now + 1) <= self.now
+        return self.due.get(identifier, self._now + 1) <= self._now
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
         if self.has_cache_item(request.mm_features[index].identifier):

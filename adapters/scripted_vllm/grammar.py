@@ -14,6 +14,11 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 
 from scripted.core.masks import STATES, is_allowed, state_after
 
+# For each masked request of a plan: the guesses that may hold, and the states of its tokens' masks. The state of an
+# unmasked token is None.
+Masks = Mapping[str, tuple[int, Sequence[int | None]]]
+# The token of a worker with a wrong mask: no grammar and no model has it.
+MASKED = 0
 _BITS = 32
 # Greater than all output tokens.
 _VOCABULARY = 160
@@ -102,18 +107,47 @@ class Compiler(StructuredOutputBackend):
         pass
 
 
-def masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> dict[str, tuple[int, list[int | None]]]:
-    """Return, for each masked request of a plan, the guesses that may hold, and the states of its tokens' masks.
+class Sampler:
+    """Samples with a scheduler's masks, as the workers do."""
 
-    The state of an unmasked token is None.
-    """
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def masks_of(self, plan: SchedulerOutput) -> Masks:
+        """Return the scheduler's current masks for a plan."""
+        return _masks_of(plan, self._scheduler.get_grammar_bitmask(plan))
+
+    def masked(
+        self, plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], masks: Masks
+    ) -> dict[str, Sequence[int]]:
+        """Cut each request's tokens before the first that its mask forbids or does not cover.
+
+        The masks of a plan that depend on tokens in flight are made again, now that these are there.
+        """
+        if plan.pending_structured_output_tokens:
+            masks = self.masks_of(plan)
+        return {name: _masked(said, masks.get(name)) for name, said in tokens.items()}
+
+
+def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
+    if mask is None:
+        return said
+    holding, states = mask
+    for place, (token, state) in enumerate(zip(said, states, strict=False)):
+        if state is None or not is_allowed(token, state):
+            return (*said[:place], MASKED)
+    return said[: holding + 1]
+
+
+def _masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> Masks:
     if given is None:
         return {}
     rows = given.grammar_bitmask.tolist()
     sizes = [1 + len(plan.scheduled_spec_decode_tokens.get(one, ())) for one in given.structured_output_request_ids]
     # Since 0.33 all requests have the same number of rows; before, each had one more than its guesses.
     every = None if sum(sizes) == len(rows) else len(rows) // len(sizes)
-    masks, first = {}, 0
+    masks: dict[str, tuple[int, Sequence[int | None]]] = {}
+    first = 0
     for at, request_id in enumerate(given.structured_output_request_ids):
         guesses: Sequence[int] = plan.scheduled_spec_decode_tokens.get(request_id, ())
         # Since 0.32; before, the workers counted the guesses in the plan.

@@ -45,6 +45,7 @@ from scripted_vllm.compiling import Grammars
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.engine_core import EngineCalls, SleepingDevice
 from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
+from scripted_vllm.grammar import Sampler
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, check_whole, encoder_inputs, placed_in
@@ -129,6 +130,7 @@ class VllmMachine:
         # The internal name of each request.
         self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
+        self.sampler = Sampler(self.scheduler)
         self._images = Images()
         self._transfers = self._host or self.new_transfers(settings)
         self._launched = 0
@@ -154,7 +156,7 @@ class VllmMachine:
         self._steps += 1
         self._transfers.begin(self._steps)
         if self.scheduler.ec_connector is not None:
-            self.scheduler.ec_connector.now = self._steps
+            self.scheduler.ec_connector.begin(self._steps)
         self._grammars.begin(self._steps)
         self._verified = []
         self._sessions = {rid: name for rid, name in self._sessions.items() if name in self.scheduler.requests}
@@ -410,7 +412,8 @@ class VllmMachine:
         ids = {rid_of(name): name for name in flight.plan.num_scheduled_tokens}
         names = [ids[share.rid] for share in batch.shares]
         tokens = dict(zip(names, result.token_ids, strict=True))
-        self._update(flight.plan, result_of(flight.plan, flight.masked(tokens), flight.transferred))
+        said = self.sampler.masked(flight.plan, tokens, flight.masks) if flight.masks else tokens
+        self._update(flight.plan, result_of(flight.plan, said, flight.transferred))
         drafts = DraftTokenIds(names, [list(guessed) for guessed in result.draft_ids])
         if result.draft_ids and not self._settings.async_scheduling:
             self.scheduler.update_draft_token_ids(drafts)
@@ -426,7 +429,7 @@ class VllmMachine:
         last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
         if drafts.draft_token_ids:
             self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
-        last = last.with_masks(self.scheduler)
+        last = last.with_masks(self.sampler)
         self._in_flight.append(last)
         self._verified += [(rid_of(name), holding) for name, (holding, _) in last.masks.items() if name in last.guesses]
         late, self._late = self._late, []
@@ -479,7 +482,7 @@ class VllmMachine:
         if self._waits_for_masks and not self._in_flight:
             raise Violation("a plan waits for the result before it, but none is in flight: vLLM's engine ends")
         if not self._waits_for_masks:
-            planned = planned.with_masks(self.scheduler)
+            planned = planned.with_masks(self.sampler)
         batch = None
         if planned.shares:
             self._launched += 1

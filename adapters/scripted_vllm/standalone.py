@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import HiSparseConnectorWorkerMetadata
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
@@ -15,13 +16,28 @@ from scripted.sdk.standalone import Calls, Standalone
 from scripted_vllm import connector, encoder_cache, grammar
 from scripted_vllm import encoder_check as encoded
 from scripted_vllm import engine_objects as parts
+from scripted_vllm import kv_check as held
 from scripted_vllm import kv_event_check as announced
+from scripted_vllm import plan_check as told
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 from scripted_vllm.readers import launches, moves, positions_of, said_of
 
 if TYPE_CHECKING:
     from scripted_vllm.machine import VllmMachine
+
+
+# Texts of faults: plans without what the runner needs, and what is left when all requests have ended.
+_TOLD_TOO_LITTLE: Final = r"^the plan (?:computes|has guesses|continues|resumes)|tokens, those in flight included"
+_OTHERS_KV: Final = r"reads the wrong KV|continues from the wrong state"
+_LEFT: Final = r"everything has ended, but (blocks_free|requests|waiting|running) is \d+ instead of (\d+)"
+_GROWN: Final = r"something has grown: machine\.scheduler\.([\w.\[\]]+) has \d+ entries, in a new one (\d+)"
+_COUNTS: Final = {
+    "blocks_free": "scheduler.kv_cache_manager.block_pool.get_num_free_blocks()",
+    "requests": "len(scheduler.requests)",
+    "waiting": "len(scheduler.waiting)",
+    "running": "len(scheduler.running)",
+}
 
 
 class VllmStandalone(Standalone):
@@ -41,11 +57,12 @@ class VllmStandalone(Standalone):
         grammars = (masks, grammar) if config.structured_output else ()
         images = (encoded,) if config.encoder_cache_size else ()
         connectors += [encoder_cache] if config.ec_connector else []
-        return (*connectors, *grammars, parts, *images, *((announced,) if config.enable_kv_cache_events else ()))
+        events = (announced,) if config.enable_kv_cache_events else ()
+        return (*connectors, *grammars, parts, told, held, *images, *events)
 
     def opening(self, config: VllmSettings) -> Sequence[str]:
-        del config
-        return ("scheduler = new_scheduler(settings)",)
+        sampler = ("sampler = Sampler(scheduler)",) if config.structured_output else ()
+        return ("scheduler = new_scheduler(settings)", *sampler)
 
     def watched(self, machine: VllmMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
         scheduler = machine.scheduler
@@ -53,13 +70,16 @@ class VllmStandalone(Standalone):
             raise NotImplementedError("with connector_cls the adapter is the worker, which no standalone file contains")
         methods = (
             *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
-            *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),
-            "reset_encoder_cache",
+            *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "reset_encoder_cache"),
         )
         found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
         compiler = scheduler.structured_output_manager.backend
         if compiler is not None:
             found["scheduler.structured_output_manager.backend"] = (compiler, ("finish",))
+        if machine.settings.structured_output:
+            found["sampler"] = (machine.sampler, ("masks_of", "masked"))
+        if scheduler.ec_connector is not None:
+            found["scheduler.ec_connector"] = (scheduler.ec_connector, ("begin",))
         if scheduler.connector is not None:
             found["scheduler.connector"] = (scheduler.connector, ("offer",))
         return found
@@ -81,7 +101,10 @@ class VllmStandalone(Standalone):
                 return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
             case ModelRunnerOutput():
                 tokens = {name: ids for name, ids in zip(value.req_ids, value.sampled_token_ids, strict=True) if ids}
-                given = [calls.spell(arguments[0]), repr(tokens)]
+                masked = calls.named("masked")[-1:]
+                # The sampler's last call makes this result, unless the plan has no masks.
+                is_masked = bool(masked) and calls.results[masked[0]][2] == len(calls.lines)
+                given = [calls.spell(arguments[0]), masked[0] if is_masked else repr(tokens)]
                 if value.kv_connector_output is not None and not value.kv_connector_output.is_empty():
                     given.append(calls.spell(value.kv_connector_output))
                 return f"result_of({', '.join(given)})"
@@ -100,15 +123,24 @@ class VllmStandalone(Standalone):
 
     def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
         plans = calls.named(self.launch)
-        if encoded.missing_in([calls.results[name][0] for name in plans]):
+        made = [calls.results[name][0] for name in plans]
+        if encoded.missing_in(made):
             return f"not missing_in([{', '.join(plans)}])"
-        if machine.settings.keeps_images_whole and encoded.cut_in([calls.results[name][0] for name in plans]):
+        if machine.settings.keeps_images_whole and encoded.cut_in(made):
             return f"not cut_in([{', '.join(plans)}])"
-        last: Any = calls.results[plans[-1]][0] if plans else None
+        if re.search(_TOLD_TOO_LITTLE, said) and told.gaps_in(made, machine.settings.model_runner):
+            return f"not gaps_in([{', '.join(plans)}], {machine.settings.model_runner})"
+        if re.search(_OTHERS_KV, said) and _are_followed(machine.settings):
+            outputs = {calls.names[rid]: list(ids) for rid, ids in calls.outputs.items() if rid in calls.names}
+            if held.wrong_reads_in(made, outputs, machine.settings):
+                return f"not wrong_reads_in([{', '.join(plans)}], {outputs}, settings)"
+        last: Any = made[-1] if made else None
         left_out = [one.request_id for one in machine.scheduler.running if f"{rid_of(one.request_id)} runs and" in said]
         if last is not None and left_out:
             return f"{left_out[0]!r} in {plans[-1]}.num_scheduled_tokens"
         coordinator = machine.scheduler.kv_cache_manager.coordinator
+        if left := _left_behind(said):
+            return left
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(coordinator)
         return "not not_cached(scheduler.kv_cache_manager.coordinator)" if is_wrong else ""
 
@@ -118,3 +150,24 @@ class VllmStandalone(Standalone):
             for name in plan.num_scheduled_tokens
         ]
         return "; ".join(shown) or "nothing"
+
+
+def _are_followed(settings: VllmSettings) -> bool:
+    """Whether the file can follow what the blocks hold."""
+    more = (settings.has_connector, settings.encoder_cache_size, settings.num_speculative_tokens, settings.rings)
+    kept = (settings.hisparse_host_blocks, settings.rswa_window, settings.mamba_checkpoint_alignment)
+    return not any((*more, *kept)) and settings.decode_context_parallel_size == 1
+
+
+def _left_behind(said: str) -> str:
+    """Return an assertion about what ended requests leave; empty if this fault is another one."""
+    if found := re.search(_LEFT, said):
+        return f"{_COUNTS[found[1]]} == {found[2]}"
+    if found := re.search(_GROWN, said):
+        *owners, grown = f"scheduler.{found[1]}".split("[].")
+        if len(owners) > 1:
+            return ""
+        return (
+            f"all(len(one.{grown}) <= {found[2]} for one in {owners[0]})" if owners else f"len({grown}) <= {found[2]}"
+        )
+    return ""

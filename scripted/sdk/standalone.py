@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 import msgspec
 from typing_extensions import TypeVar
@@ -40,6 +40,8 @@ from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
 
 _INDENT: Final = "    "
 _WIDTH: Final = 110
+# The texts of faults in which a request never begins or never ends.
+_WAITS: Final = r"\bwaits?\b|has dropped"
 _PASSED: Final = "passed over"
 _LIMIT_S: Final = 300
 # More empty launches than this change nothing.
@@ -103,6 +105,11 @@ class Standalone(ABC, Generic[_SettingsT, _MachineT]):
         del machine, calls, said
         return ""
 
+    def ending(self, calls: Calls) -> Sequence[str]:
+        """Return the statements after the last call, which raises an error; they may run the calls before them."""
+        del calls
+        return ()
+
     def written(self, called: str, given: Sequence[str]) -> str:
         """Return a call in the form it takes in the file."""
         return _call(called, given)
@@ -121,6 +128,10 @@ class Calls:
     def __init__(self, standalone: Standalone) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
+        # The tokens of each request's prompt, and the most of its output, by rid.
+        self.sizes: dict[str, tuple[int, int]] = {}
+        # The output of each request when it runs alone, by rid.
+        self.outputs: dict[str, Sequence[int]] = {}
         # Results by name, in order, with their line numbers. Keeping them alive keeps their ids unique.
         self.results: dict[str, tuple[object, str, int]] = {}
         self._standalone = standalone
@@ -263,21 +274,23 @@ def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str
 def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) -> list[str]:
     """Return the statements that fail. Raises NotImplementedError for a fault that no call or plan shows."""
     if not isinstance(exc, Violation):
-        return [f"# The last call raises {type(exc).__name__}."]
+        return [*standalone.ending(calls), f"# The last call raises {type(exc).__name__}."]
     said, plans = words_of(exc), calls.named(standalone.launch)
     helpers = {one.__name__: one for one in standalone.helpers}
-    if "positions_of" in helpers and (exc.bounds is not None or exc.left_out):
-        return _positions(standalone, exc, calls)
+    messages = [life.message for life in run.oracle.account.lives]
+    calls.outputs = {one.rid: one.alone(one.max_new_tokens) for one in messages}
     rule = standalone.must_hold(run.machine, calls, said)
     if rule:
         return _assert(rule, said)
+    if "positions_of" in helpers and (exc.bounds is not None or exc.left_out):
+        return _positions(standalone, exc, calls)
     for life in run.oracle.account.lives:
         message = life.message
         alone = list(message.alone(message.max_new_tokens))
         if life.said != alone[: len(life.said)] and "said_of" in helpers:
             heard = f"said = said_of([{', '.join(calls.named(standalone.update))}], {calls.names[message.rid]!r})"
             return [heard, *_assert(f"said == {alone}[: len(said)]", said)]
-    waiting = ", ".join(calls.names[rid] for rid in run.oracle.account.live)
+    waiting = ", ".join(calls.names[rid] for rid in run.oracle.account.live) if re.search(_WAITS, said) else ""
     if waiting:
         calls.launch_again(run.machine)
         plans = calls.named(standalone.launch)
@@ -335,15 +348,16 @@ def _file(
     why: str,
 ) -> str:
     config = schedule.config
-    imports, bodies = _sources(standalone.modules(config), config)
+    imports, parts = _sources(standalone.modules(config), config)
     # A call in the file has the names that the machine or the adapter gives it.
     imports += _sources([sys.modules[type(one).__module__] for one in (machine, standalone)], config)[0]
     imports += calls.imports
-    bodies += [part for helper in standalone.helpers for part in ("", *inspect.getsource(helper).split("\n"))]
+    parts += [_Part({one.__name__}, ["", *inspect.getsource(one).split("\n")]) for one in standalone.helpers]
     statements = "\n".join([*standalone.opening(config), *calls.lines, *asserted])
     for result in calls.results:
         if not re.search(rf"\b{result}\b(?! =)", statements):
             statements = statements.replace(f"{result} = ", "")
+    bodies = _needed(parts, statements)
     written = "\n".join([*bodies, statements])
     fields = [one for one in dir(config) if re.search(rf"settings\.{one}\b", written)]
     settings = ", ".join(f"{one}={getattr(config, one)!r}" for one in fields)
@@ -363,10 +377,27 @@ def _file(
     return "\n".join(text)
 
 
-def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
-    """Return these modules' imports and their code, without the parts that this configuration doesn't use."""
+class _Part(NamedTuple):
+    """A definition of a module: the names that it binds, and its lines."""
+
+    names: set[str]
+    lines: list[str]
+
+
+def _needed(parts: Sequence[_Part], statements: str) -> list[str]:
+    """Return the lines of the parts that these statements use, directly or through one another."""
+    text, left, used = statements, list(parts), set[int]()
+    while found := [one for one in left if any(re.search(rf"\b{name}\b", text) for name in one.names)]:
+        used |= set(map(id, found))
+        left = [one for one in left if id(one) not in used]
+        text = "\n".join(line for one in found for line in one.lines)
+    return [line for one in parts if id(one) in used for line in one.lines]
+
+
+def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Import | ast.ImportFrom], list[_Part]]:
+    """Return these modules' imports and their parts, without the lines that this configuration doesn't use."""
     imports: list[ast.Import | ast.ImportFrom] = []
-    bodies: list[str] = []
+    parts: list[_Part] = []
     for module in modules:
         source = inspect.getsource(module)
         lines, tree = source.split("\n"), ast.parse(source)
@@ -383,8 +414,17 @@ def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Im
                 while lines[first - 2].startswith("#"):
                     first -= 1
                 # One or two blank lines between them, as in the source.
-                bodies += ["", *(line for line in lines[first - 1 : node.end_lineno] if line is not _PASSED), ""]
-    return imports, bodies
+                kept = [line for line in lines[first - 1 : node.end_lineno] if line is not _PASSED]
+                parts.append(_Part(_names_of(node), ["", *kept, ""]))
+    return imports, parts
+
+
+def _names_of(node: ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the names that a statement of a module binds."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
 
 
 def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str]:
@@ -418,6 +458,11 @@ def what_is_wrong(text: str, expected: str | None, python: str = sys.executable,
         path = Path(folder) / "test_standalone.py"
         path.write_text(text, encoding="utf-8")
         status, said = run_alone(path, python, prepare=prepare)
+    return why_not_red(status, said, expected)
+
+
+def why_not_red(status: int, said: str, expected: str | None) -> str | None:
+    """Return why pytest's status and output are not of one test that fails as expected; None if they are."""
     errors = [line for line in said.splitlines() if line.startswith("E ")]
     if status == 1 and "1 failed" in said and errors and str(expected) in errors[0]:
         return None

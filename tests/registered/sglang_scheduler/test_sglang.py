@@ -38,7 +38,7 @@ from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.messages import Record
-from scripted.sdk.standalone import text_of
+from scripted.sdk.standalone import text_of, write_standalone
 from scripted.search.decisions import Decisions
 from scripted.search.execution import execute, record
 from scripted.search.generated import space_of
@@ -163,15 +163,20 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     ("line", "setting"),
     [
         *((line, "enable_hierarchical_cache") for line in LINES[TIERED]),
-        *((line, "enable_memory_saver") for line in LINES[RELEASED]),
         *((line, "min_new_tokens") for line in LINES[LEAST]),
     ],
 )
 def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None:
-    """Also where the scheduler raises: its turns have no host tier, release no memory and know no least output."""
+    """Also where the scheduler raises: its turns have no host tier and know no least output."""
     text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
     assert text is None
     assert f"the turns do not support {setting}" in str(why)
+
+
+@pytest.mark.parametrize("line", LINES[RELEASED])
+def test_a_defect_of_released_memory_is_a_file_that_fails_alone(line: str) -> None:
+    """One of them is an error of the scheduler: the file must run its turns to get it."""
+    assert write_standalone(SglangStandalone(), [Schedule.parse(line, of="sglang")], name="it").text is not None
 
 
 @pytest.mark.parametrize("part", ["weights", "kv_cache", "cuda_graph"])

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import standalone_exports
+from benchmarks import mutant_exports, standalone_exports
+from benchmarks.mutant_exports import is_told_apart
 from benchmarks.standalone_exports import count_mended, count_mutants, schedules_on
-from scripted.sdk import standalone
 
 PAGE = """
 ## vLLM
@@ -79,23 +79,29 @@ def test_what_another_release_has_mended_is_told(
     ],
 )
 def test_a_file_is_red_with_the_bug_and_green_without(
-    with_it: tuple[int, str], without: tuple[int, str], said: str | None, monkeypatch: pytest.MonkeyPatch
+    with_it: tuple[int, str], without: tuple[int, str], said: str | None
 ) -> None:
-    """The same file runs after the statements that switch the bug on, and after those that do not."""
-    ends = {"on": with_it, "off": without}
-    monkeypatch.setattr(standalone, "run_alone", lambda _path, _python, *, prepare: ends[prepare])
-    found = standalone_exports._is_told_apart("", "AssertionError: ", "python", red="on", green="off")
+    found = is_told_apart("", "AssertionError: ", lambda _: with_it, lambda _: without)
     assert found is None if said is None else str(found).startswith(said)
 
 
 def test_a_mutant_without_a_file_is_not_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """And each row takes the place of the mutant's row on the page, whose other rows stay."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## vLLM\n\n| `shown` | NOT RED |\n| `other` | x |\n\n## SGLang\n\n| `shown` | y |\n", encoding="utf-8"
+    )
     ends = {"shown": None, "hidden": "no file: nothing is seen in a call"}
-    monkeypatch.setattr(standalone_exports, "_red_with_the_mutant", lambda _adapter, name, _python: ends[name])
-    adapter = SimpleNamespace(mutant_names=tuple(ends))
-    assert count_mutants(adapter, "python", ()) == 0
+    monkeypatch.setattr(mutant_exports, "rows_of", lambda _adapter, names: [(one, ends[one]) for one in names])
+    adapter = SimpleNamespace(name="vllm", mutant_names=tuple(ends))
+    assert count_mutants(adapter, (), page) == 0
     assert "| 1 of 1 are red with the mutant and green without |" in capsys.readouterr().out
+    assert page.read_text(encoding="utf-8") == (
+        "## vLLM\n\n| `shown` | red, green without it |\n| `other` | x |\n"
+        "| `hidden` | no file: nothing is seen in a call |\n\n## SGLang\n\n| `shown` | y |\n"
+    )
     ends["hidden"] = "NOT GREEN: KeyError"
-    assert count_mutants(adapter, "python", ["hidden"]) == 1
+    assert count_mutants(adapter, ["hidden"]) == 1
     assert "shown" not in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 
 from scripted import api
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.standalone import Calls, Standalone, what_is_wrong
+from scripted.sdk.standalone import Calls, Standalone, _needed, _Part, what_is_wrong
 
 EXAMPLE = "adapter=examples/your_scheduler/adapter.py"
 
@@ -60,3 +60,13 @@ def test_the_class_of_an_argument_is_imported_though_the_adapter_never_names_it(
     calls = Calls(_Engine())
     assert calls.spell([HTTPStatus.GONE]) == "[HTTPStatus.GONE]"
     assert [ast.unparse(node) for node in calls.imports] == ["from http import HTTPStatus"]
+
+
+def test_a_file_has_only_the_definitions_that_it_uses() -> None:
+    """Also those that a used one needs."""
+    parts = [
+        _Part({"outer"}, ["def outer(): return inner()"]),
+        _Part({"unused"}, ["def unused(): return outer()"]),
+        _Part({"inner"}, ["def inner(): return 1"]),
+    ]
+    assert _needed(parts, "assert outer()") == ["def outer(): return inner()", "def inner(): return 1"]
