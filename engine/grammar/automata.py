@@ -45,6 +45,12 @@ _LAST_LOOK_BEHIND: Final = re.compile(
 )
 _QUANTIFIERS: Final = ("*", "+", "?", "{")
 _EMPTY: Final = "(?:)"
+# The pattern of no text.
+NOTHING: Final = r"^[^\s\S]$"
+
+
+class MatchesNothingError(UnreadableError):
+    """Raised for an expression that matches no text."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,19 @@ def negated_pattern(pattern: str) -> str | None:
     """Return a pattern of the texts that a pattern does not match; None if it cannot be written, or matches all."""
     try:
         return _anchored(_expression(Negated(_search(read(pattern, forbids=True)))))
+    except (UnreadableError, RecursionError):
+        return None
+
+
+@functools.lru_cache(_REMEMBERED)
+def pattern_of_both(patterns: tuple[str, ...], excluded: tuple[str, ...] = ()) -> str | None:
+    """Return a pattern of what all of some patterns match and none of the others; None if it cannot be written."""
+    try:
+        wanted: list[Formula] = [_search(read(pattern, forbids=False)) for pattern in patterns]
+        unwanted: list[Formula] = [_not(_search(read(pattern, forbids=True))) for pattern in excluded]
+        return _anchored(_expression(_all([*wanted, *unwanted])))
+    except MatchesNothingError:
+        return NOTHING
     except (UnreadableError, RecursionError):
         return None
 
@@ -292,7 +311,7 @@ class _Automaton:
                 raise UnreadableError("too long")
             _remove(ways, state)
         if end not in ways[start]:
-            raise UnreadableError("it matches nothing")
+            raise MatchesNothingError
         return ways[start][end]
 
 

@@ -14,10 +14,12 @@ from typing import Any, Final
 from engine.grammar.automata import plain, plain_parts
 from engine.grammar.complements import Negation, are_disjoint, kinds_of
 from engine.grammar.contained import count_contained
+from engine.grammar.evaluated import closed_alternatives
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.json_positions import DISTINCT
-from engine.grammar.patterns import is_found
+from engine.grammar.names import name_properties, part_patterns
+from engine.grammar.presences import count_properties
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
 # Formats that the library supports.
@@ -33,7 +35,6 @@ _LISTED_NAMES: Final = re.compile(
     rf"\^(?:\((?:\?:)?(?P<alternatives>{_NAME}+(?:\|{_NAME}+)*)\)|\[(?P<characters>\w+)\]|(?P<one>{_NAME}+))\$"
 )
 _PARTS_OF_VALUES: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties")
-_OF_A_PLAIN_OBJECT: Final = frozenset(("type", "properties", "required", "title", "description"))
 # With more, combining the alternatives of oneOf would take long.
 _MOST_OVERLAPS: Final = 24
 
@@ -68,10 +69,14 @@ class _Mending:
             return _FORBIDDEN
         if not isinstance(part, dict):
             return part
+        if "unevaluatedProperties" in part and (closed := closed_alternatives(part, self._target)) is not None:
+            return self.mended(closed)
         mended = dict(part)
-        for name in PARTS_BY_NAME:
+        for name in (*PARTS_BY_NAME, "dependencies"):
             if isinstance(mended.get(name), dict):
-                mended[name] = {key: self.mended(one) for key, one in mended[name].items()}
+                mended[name] = {
+                    key: one if isinstance(one, list) else self.mended(one) for key, one in mended[name].items()
+                }
         for name in LISTED_PARTS:
             if isinstance(mended.get(name), list):
                 parts = [self.mended(one, is_in_all_of=name == "allOf") for one in mended[name]]
@@ -162,13 +167,15 @@ class _Mending:
         _exclude_bounds(part)
         if isinstance(part.get("$dynamicRef"), str) and part["$dynamicRef"] in self._anchors:
             part["$ref"] = self._anchors[part.pop("$dynamicRef")]
-        _name_properties(part, self._target)
+        name_properties(part, self._target)
         _merge_exhausted_patterns(part)
+        part_patterns(part)
         _list_unique_values(part, self._target)
         if part.get("uniqueItems") is True and self._marks_distinct:
             del part["uniqueItems"]
             part[DISTINCT] = True
-        _close(part, self._target)
+        _close_list(part)
+        count_properties(part)
         tell_apart(part, self._target)
         _spread_conditions(part)
         conditions = [*_dependent(part), *_conditional(part)]
@@ -198,38 +205,6 @@ def _read_pattern(part: dict[str, Any]) -> None:
     part["pattern"] = first
     if more:
         part["allOf"] = [*listed(part, "allOf"), *({"pattern": pattern} for pattern in more)]
-
-
-def _name_properties(part: dict[str, Any], target: Any) -> None:
-    """Rewrite ``propertyNames`` with a pattern or an enumeration as ``patternProperties``."""
-    names = part.get("propertyNames")
-    if names is True:
-        del part["propertyNames"]
-    if not isinstance(names, dict):
-        return
-    names = target(names)
-    rules = names.keys() - {"type", "title", "description"}
-    more = part.get("additionalProperties", True)
-    if not rules and names.get("type", "string") == "string":
-        del part["propertyNames"]
-    elif "patternProperties" in part or (named(part, "properties") and more is not True):
-        return
-    elif rules <= {"minLength", "maxLength"}:
-        del part["propertyNames"]
-        _only_names(part, f"^(.|\n){{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$", more)
-    elif rules == {"pattern"} and isinstance(names["pattern"], str):
-        del part["propertyNames"]
-        _only_names(part, names["pattern"], more)
-    elif rules <= {"enum", "const"} and all(isinstance(name, str) for name in values_of(names)):
-        del part["propertyNames"]
-        _only_names(part, f"^(?:{'|'.join(map(re.escape, values_of(names)))})$", more)
-
-
-def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
-    part["properties"] = {
-        key: schema if is_found(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
-    }
-    part |= {"patternProperties": {pattern: more}, "additionalProperties": False}
 
 
 def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
@@ -301,31 +276,10 @@ def _exclude_bounds(part: dict[str, Any]) -> None:
                 part[exclusive] = part.pop(bound)
 
 
-def _close(part: dict[str, Any], target: Any) -> None:
-    """Rewrite ``unevaluatedProperties`` and ``unevaluatedItems`` where what is evaluated is certain."""
+def _close_list(part: dict[str, Any]) -> None:
+    """Rewrite ``unevaluatedItems`` where what is evaluated is certain."""
     if part.get("unevaluatedItems") is False and part.keys().isdisjoint((*_PARTS_OF_VALUES, "items", "contains")):
         part["items"] = part.pop("unevaluatedItems")
-    _gather_properties(part, target)
-    if part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties")):
-        more = part.pop("unevaluatedProperties", None)
-        if more is not None:
-            part["additionalProperties"] = more
-
-
-def _gather_properties(part: dict[str, Any], target: Any) -> None:
-    """Merge the properties of all parts of an object into it, if it has no others."""
-    parts = [target(one) for one in listed(part, "allOf")]
-    if part.get("unevaluatedProperties") is not False or not parts or not part.keys().isdisjoint(_PARTS_OF_VALUES[1:]):
-        return
-    if not all(isinstance(one, dict) and one.keys() <= _OF_A_PLAIN_OBJECT for one in parts):
-        return
-    properties, required = dict(named(part, "properties")), dict.fromkeys(listed(part, "required"))
-    for one in parts:
-        required |= dict.fromkeys(listed(one, "required"))
-        for name, schema in named(one, "properties").items():
-            properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
-    del part["allOf"]
-    part |= {"type": "object", "properties": properties, "required": list(required)}
 
 
 def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:

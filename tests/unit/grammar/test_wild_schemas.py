@@ -188,6 +188,42 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
         "not": {"contains": {"const": "a"}},
         "minItems": 1,
     },
+    "closed, of which one may be": _object({"a": {"type": "null"}})
+    | {"anyOf": [_object({"b": {"type": "null"}}, "b"), _object({"c": {"type": "null"}}, "c")]}
+    | CLOSED,
+    "closed, by reference": {"$defs": {"B": B}, "$ref": "#/$defs/B", "properties": {"y": {"type": "null"}}} | CLOSED,
+    "closed, on a condition": _object({"k": {"enum": ["a", "b"]}}, "k")
+    | {"if": {"properties": {"k": {"const": "a"}}}, "then": A, "else": B}
+    | CLOSED,
+    "closed, one alternative": {"oneOf": [A, B]} | CLOSED,
+    "closed, beside a presence": _object({"a": {"type": "null"}}) | {"dependentSchemas": {"a": B}} | CLOSED,
+    "two of three": _object({key: {"type": "null"} for key in "abc"}, additionalProperties=False, minProperties=2),
+    "two of three at most": _object({key: {"type": "null"} for key in "abc"}, additionalProperties=False)
+    | {"maxProperties": 2},
+    "exactly two": _object({key: {"type": "null"} for key in "abc"}, "a", additionalProperties=False)
+    | {"minProperties": 2, "maxProperties": 2},
+    "one at least, of any name": _object({key: {"type": "null"} for key in "ab"}, minProperties=1),
+    "names that look ahead": {"type": "object", "propertyNames": {"pattern": "^(?!_)[a-z_]{1,8}$"}, "minProperties": 1},
+    "names of two kinds": {
+        "type": "object",
+        "propertyNames": {"anyOf": [{"const": "id"}, {"pattern": "^x-"}]},
+        "minProperties": 1,
+    },
+    "names that are not": {"type": "object", "propertyNames": {"not": {"enum": ["a", "b"]}}, "minProperties": 1},
+    "names of a format": {"type": "object", "propertyNames": {"format": "uuid"}, "minProperties": 1},
+    "short names": {"type": "object", "propertyNames": {"pattern": "^[ab]+$", "maxLength": 3}, "minProperties": 1},
+    "patterns of the same names": {
+        "type": "object",
+        "patternProperties": {"^[ab]+$": {"type": "integer"}, "^[bc]+$": {"minimum": 3}},
+        "additionalProperties": False,
+        "minProperties": 1,
+    },
+    "a dependency of alternatives": _object({"a": {"type": "null"}, "c": {"type": "integer"}})
+    | {
+        "dependencies": {
+            "a": {"required": ["c"], "oneOf": [{"properties": {"c": {"minimum": 5}}}, {"maxProperties": 0}]}
+        }
+    },
     "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{8,}$", "maxLength": 9},
     "a name that is not reserved": {"type": "string", "pattern": "^(?!(?:ad|ro)$)[adro]{1,3}$"},
     "names without a prefix": {
