@@ -147,6 +147,19 @@ class IncomingText:
                 return found.group()
             yield
 
+    def judged(self, judge: Callable[[str, bool], Result | None], most: int) -> Reading[Result | None]:
+        """Show ``judge`` the text at this position until it decides, and return what it says.
+
+        It gets up to ``most`` characters, and whether more may come; without more it must decide.
+        """
+        while True:
+            ahead = self._text[self._at : self._at + most]
+            is_all = self._ended or len(ahead) == most
+            verdict = judge(ahead, not is_all)
+            if verdict is not None or is_all:
+                return verdict
+            yield
+
     def until(self, markers: Sequence[str], emit: Emit) -> Reading[str | None]:
         """Read through the next marker and return it; None if the text ends first."""
         while True:

@@ -14,6 +14,7 @@ from engine.frontend.text.incoming_text import IncomingText, Reading
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
 from engine.frontend.text.tools.json_values import (
     LITERAL,
+    QUOTES,
     SPACE,
     JsonValue,
     decoded,
@@ -70,12 +71,13 @@ class CallParts:
             appended(self._parts, Content(self._space))
 
 
-def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[bool]:
+def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str], *, enclosing: int = 0) -> Reading[bool]:
     """Read the object of a call that has begun, and end the call; False if the object was cut.
 
-    Closing brackets that the model forgot are added, unless the text was cut.
+    ``enclosing`` is the number of objects around it. Closing brackets that the model forgot are added, unless the text
+    was cut.
     """
-    missing = yield from JsonValue(text, parts.argue, stops).read()
+    missing = yield from JsonValue(text, parts.argue, stops, enclosing=enclosing).read()
     if not missing or text.has_stopped or (yield from text.peek()):
         parts.end(missing)
     return not missing
@@ -83,7 +85,7 @@ def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -
 
 def read_other_arguments(text: IncomingText) -> Reading[str]:
     """Read arguments that do not begin as an object: an object in a string, or null. Empty for anything else."""
-    if (yield from text.peek()) == '"':
+    if (yield from text.peek()) in QUOTES:
         written: list[str] = []
         whole = yield from read_string(text, written.append)
         said = decoded("".join(written)) if whole else None
@@ -116,6 +118,7 @@ class CallObject:
         self._text = text
         self._parts = parts
         self._is_inner = is_inner
+        self._enclosing = 1 + is_inner
         self._stops = stops
         self._tools = tools
         self._name: str | None = None
@@ -135,7 +138,7 @@ class CallObject:
             if character == "}":
                 text.take(1)
                 return self._close()
-            if character != '"' or not (yield from self._read_entry()):
+            if character not in QUOTES or not (yield from self._read_entry()):
                 return self._begun
 
     def _close(self) -> bool:
@@ -167,7 +170,7 @@ class CallObject:
 
     def _read_text(self) -> Reading[str | None]:
         """Read and decode a string; None if there is none."""
-        if (yield from self._text.peek()) != '"':
+        if (yield from self._text.peek()) not in QUOTES:
             return None
         written: list[str] = []
         whole = yield from read_string(self._text, written.append)
@@ -187,7 +190,7 @@ class CallObject:
         character = yield from self._text.peek()
         if character == "{":
             return (yield from self._read_object())
-        if character == '"':
+        if character in QUOTES:
             said = yield from self._read_text()
         else:
             said = "" if (yield from self._text.word(LITERAL)) == "null" else None
@@ -200,12 +203,12 @@ class CallObject:
         """Emit an object as it arrives, or keep it until the name is known."""
         if self._name is None:
             kept: list[str] = []
-            if (yield from JsonValue(self._text, kept.append, self._stops).read()):
+            if (yield from JsonValue(self._text, kept.append, self._stops, enclosing=self._enclosing).read()):
                 return False
             self._arguments = "".join(kept)
             return True
         self._begin(self._name)
-        return (yield from read_arguments(self._text, self._parts, self._stops))
+        return (yield from read_arguments(self._text, self._parts, self._stops, enclosing=self._enclosing))
 
     def _give(self, arguments: str) -> None:
         """Emit all arguments, or keep them until the name is known."""

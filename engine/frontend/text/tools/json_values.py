@@ -5,12 +5,14 @@ Values are passed on as they arrive. Knows nothing of calls, except for the text
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading, dropped
+from engine.frontend.text.tools.closing_quotes import MOST_AHEAD, ClosingQuote
 from engine.frontend.text.tools.closing_tags import is_closer
 
 
@@ -34,31 +36,35 @@ def escaped(text: str) -> str:
 SPACE = re.compile(r"\s*")
 # Text in quotes up to the next escape, by the kind of quote.
 PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
-# Models write raw line feeds into strings, which JSON requires to be escaped.
-_CONTROLS = re.compile(r"[\x00-\x1f]")
+QUOTES = frozenset(PLAIN)
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 # A number or a word.
 LITERAL = re.compile(r"[\w.+-]*")
 
 
-def read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """Read a string at this position, with its quotes. False if the text ended inside.
+def read_string(text: IncomingText, emit: Emit, closing: ClosingQuote | None = None) -> Reading[bool]:
+    """Read a string at this position, in quotes of either kind. False if the text ended inside.
 
-    Control characters and backslashes that JSON does not allow in a string are escaped.
+    Control characters, backslashes and quotes that JSON does not allow in a string are escaped. Any quote of its kind
+    closes the string, unless ``closing`` judges it.
     """
-    emit(text.take(1))
+    quote = text.take(1)
+    emit('"')
     while True:
-        yield from text.run(PLAIN['"'], lambda piece: emit(_CONTROLS.sub(lambda found: escaped(found[0]), piece)))
+        yield from text.run(PLAIN[quote], lambda piece: emit(escaped(piece)))
         character = yield from text.peek()
         if not character:
             return False
         text.take(1)
-        if character == '"':
-            emit(character)
+        if character != quote:
+            if not (yield from _read_json_escape(text, emit)):
+                return False
+        elif closing is None or (yield from text.judged(closing.closes, MOST_AHEAD)):
+            emit('"')
             return True
-        if not (yield from _read_json_escape(text, emit)):
-            return False
+        else:
+            emit(escaped(character))
 
 
 def _read_json_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
@@ -68,6 +74,9 @@ def _read_json_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
         return False
     if character in _SIMPLE_ESCAPES:
         emit("\\" + text.take(1))
+        return True
+    if character == "'":
+        emit(text.take(1))
         return True
     if character != "u":
         emit("\\\\")
@@ -94,7 +103,8 @@ def decoded(written: str) -> str | None:
     return value
 
 
-_BETWEEN_BRACKETS = re.compile(r'[^"{}\[\],<;`]*')
+_BETWEEN_BRACKETS = re.compile(r"""[^"'{}\[\],<;`]*""")
+_BARE_KEY = re.compile(r"^(\s*)([A-Za-z_][\w-]*)(?=\s*:)")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 # Models write them where JSON has true, false and null.
 _PYTHON_WORD = re.compile(r"\b(?:True|False|None)\b")
@@ -102,17 +112,33 @@ _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
 _CLOSER = {"{": "}", "[": "]"}
 
 
+class _Next(enum.Enum):
+    """What may come next in a value."""
+
+    KEY = enum.auto()
+    COLON = enum.auto()
+    VALUE = enum.auto()
+    COMMA = enum.auto()
+
+
+_SEMICOLON: Final = ";"
+_BEFORE_STRINGS: Final = (_Next.KEY, _Next.VALUE)
+
+
 class JsonValue:
     """Reads an object or a list at this position, and passes it on with all brackets closed in order.
 
-    ``stops`` end a call, and cut a value whose brackets do not close. Omits brackets that close nothing, commas before
-    a closing bracket, and words right after a string or a bracket. Writes Python's words as JSON's.
+    ``stops`` end a call, and cut a value whose brackets do not close. ``enclosing`` is the number of objects around the
+    value. Omits brackets that close nothing, commas before a closing bracket, and words right after a string or a
+    bracket. Adds missing commas, writes Python's words and quotes as JSON's, and quotes keys.
     """
 
-    def __init__(self, text: IncomingText, emit: Emit, stops: Sequence[str]) -> None:
+    def __init__(self, text: IncomingText, emit: Emit, stops: Sequence[str], *, enclosing: int = 0) -> None:
         self._text = text
         self._emit = emit
         self._stops = stops
+        self._markers = tuple(stop for stop in stops if stop != _SEMICOLON)
+        self._enclosing = enclosing
         # The expected closing brackets, and the number of each kind.
         self._due: list[str] = []
         self._count = {"}": 0, "]": 0}
@@ -121,6 +147,7 @@ class JsonValue:
         self._wants_key = False
         # True right after a string or a bracket was closed, when no word can follow.
         self._closed = False
+        self._next = _Next.VALUE
 
     def read(self) -> Reading[str]:
         """Read the value and return the closers that it lacks, none for a complete one."""
@@ -128,18 +155,15 @@ class JsonValue:
         while True:
             between = yield from text.word(_BETWEEN_BRACKETS)
             if between:
-                self._pass(_PYTHON_WORD.sub(lambda found: PYTHON_WORDS[found[0]], between))
+                self._pass_words(between)
             character = yield from text.peek()
             if not character and not text.has_stopped:
                 self._pass("")
             if not character or (yield from self._is_cut(character)):
                 return self._missing
-            if character == '"':
-                self._pass("")
-                self._wants_key = False
-                if not (yield from read_string(text, self._emit)):
+            if character == '"' or (character == "'" and self._next in _BEFORE_STRINGS):
+                if not (yield from self._read_string(character)):
                     return '"' + self._missing
-                self._closed = True
                 continue
             text.take(1)
             if character in "}]":
@@ -147,12 +171,44 @@ class JsonValue:
                     return ""
             elif character in "{[":
                 self._open(character)
-            elif character == ",":
-                self._pass("")
-                self._held, self._closed = character, False
-                self._wants_key = self._due[-1] == "}"
+            elif character in ",;":
+                self._separate()
             else:
                 self._pass(character)
+
+    def _pass_words(self, between: str) -> None:
+        """Pass on what is not in quotes: numbers, words, a colon, a key without quotes."""
+        if self._next is _Next.KEY:
+            between = _BARE_KEY.sub(r'\1"\2"', between)
+        self._pass(_PYTHON_WORD.sub(lambda found: PYTHON_WORDS[found[0]], between))
+        _, colon, after = between.rpartition(":")
+        self._wants_key = self._wants_key and not colon
+        if after.strip():
+            self._next = _Next.COMMA
+        elif colon:
+            self._next = _Next.VALUE
+
+    def _read_string(self, quote: str) -> Reading[bool]:
+        """Read a key or a string. One that follows another value lacks its comma."""
+        in_object = self._due[-1] == "}"
+        is_key = in_object and self._next in (_Next.KEY, _Next.COMMA)
+        if self._next is _Next.COMMA:
+            self._held = self._held or ","
+        self._pass("")
+        self._wants_key = False
+        depth = len(self._due) + self._enclosing
+        closing = None if is_key else ClosingQuote(quote, in_object=in_object, depth=depth, stops=self._markers)
+        whole = yield from read_string(self._text, self._emit, closing)
+        self._closed = whole
+        self._next = _Next.COLON if is_key else _Next.COMMA
+        return whole
+
+    def _separate(self) -> None:
+        """Hold a comma back until something follows it. A semicolon is one that was written wrong."""
+        self._pass("")
+        self._held, self._closed = ",", False
+        self._wants_key = self._due[-1] == "}"
+        self._next = _Next.KEY if self._wants_key else _Next.VALUE
 
     @property
     def _missing(self) -> str:
@@ -162,8 +218,9 @@ class JsonValue:
         """Return whether the call ends here: at a marker, even a damaged one, or at an object where only a key is
         possible.
         """
-        if (yield from self._text.sees(self._stops)) is not None:
-            return True
+        stop = yield from self._text.sees(self._stops)
+        if stop is not None:
+            return stop != _SEMICOLON or bool((yield from self._text.judged(_separates_calls, MOST_AHEAD)))
         if character == "<":
             tag = yield from self._text.tag()
             return any(is_closer(tag, stop) for stop in self._stops)
@@ -187,12 +244,14 @@ class JsonValue:
         self._due.append(_CLOSER[bracket])
         self._count[_CLOSER[bracket]] += 1
         self._wants_key = self._closed = False
+        self._next = _Next.KEY if bracket == "{" else _Next.VALUE
 
     def _close(self, bracket: str) -> bool:
         """Close brackets up to the partner of this one; True if that closes the value."""
         if not self._count[bracket]:
             return False
         self._held, self._wants_key = "", False
+        self._next = _Next.COMMA
         while True:
             due = self._due.pop()
             self._count[due] -= 1
@@ -202,10 +261,18 @@ class JsonValue:
                 return not self._due
 
 
+def _separates_calls(ahead: str, more: bool) -> bool | None:
+    """Return whether a semicolon is between calls, rather than in place of a comma."""
+    after = ahead[1:].lstrip()
+    if not after:
+        return None if more else True
+    return after[0] not in "\"'}]-0123456789"
+
+
 def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
     """Skip any value. False if it is truncated or missing."""
     character = yield from text.peek()
-    if character == '"':
+    if character and character in PLAIN:
         return (yield from read_string(text, dropped))
     if character and character in "{[":
         return not (yield from JsonValue(text, dropped, stops).read())

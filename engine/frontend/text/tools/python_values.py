@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
-from engine.frontend.text.tools.json_values import LITERAL, PLAIN, PYTHON_WORDS, SPACE, escaped
+from engine.frontend.text.tools.json_values import LITERAL, PLAIN, PYTHON_WORDS, QUOTES, SPACE, escaped
 
 DEPTH_LIMIT: Final = 64
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -15,7 +15,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 # The number of hexadecimal digits that follow.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
-_QUOTES = frozenset(PLAIN)
+
 # The prefixes of strings that have a value as they are written.
 _PREFIXES = frozenset("rRuUbB")
 _CLOSERS = frozenset(_CLOSING.values())
@@ -31,7 +31,7 @@ def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading
     if character in _CLOSING:
         return depth < DEPTH_LIMIT and (yield from _read_items(text, emit, depth + 1))
     word = yield from text.word(LITERAL)
-    if word in _PREFIXES and (yield from text.peek()) in _QUOTES:
+    if word in _PREFIXES and (yield from text.peek()) in QUOTES:
         return (yield from _read_string(text, emit, raw=word in "rR"))
     found = _literal(word)
     emit(found or "")
@@ -101,7 +101,7 @@ def _read_string(text: IncomingText, emit: Emit, *, raw: bool = False) -> Readin
         whole = yield from _read_quoted(text, emit, raw=raw)
         text.mark()
         yield from text.run(SPACE)
-        if not whole or (yield from text.peek()) not in _QUOTES:
+        if not whole or (yield from text.peek()) not in QUOTES:
             break
     text.rewind()
     if whole or text.has_stopped:

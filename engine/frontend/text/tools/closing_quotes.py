@@ -1,0 +1,110 @@
+"""Decides which quote ends a string in JSON whose inner quotes a model has not escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+# What follows a quote is looked at for so many characters.
+MOST_AHEAD: Final = 128
+_SPACE = re.compile(r"\s*")
+_STRING = re.compile(r"""(["'])(?:[^"'\\]|\\.)*\1\s*(.?)""", re.DOTALL)
+_BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
+_ITEM = re.compile(r"(?:true|false|null|True|False|None|-?[0-9][0-9.eE+-]*)\s*(.?)", re.DOTALL)
+_BEGUN_ITEM = re.compile(r"[\w.+-]*")
+_CLOSERS = re.compile(r"[\s}\]]*")
+_QUOTES: Final = "\"'"
+_BRACKETS: Final = "{[}]"
+# What may come before the key of the next value, even if the brackets between are missing.
+_BEFORE_KEY: Final = (",", ";", "{")
+
+
+class ClosingQuote:
+    """Judges a quote inside a string by what follows it.
+
+    The string is in an object or in a list, inside ``depth`` brackets in all. ``stops`` end a call.
+    """
+
+    def __init__(self, quote: str, *, in_object: bool, depth: int, stops: Sequence[str]) -> None:
+        self._quote = quote
+        self._in_object = in_object
+        self._depth = depth
+        self._stops = stops
+
+    def closes(self, ahead: str, more: bool) -> bool | None:
+        """Return whether the quote closes its string. None if that depends on ``more`` text, which will come."""
+        found = self._judged(ahead)
+        return found if found is not None or more else self._guessed(ahead)
+
+    def _guessed(self, ahead: str) -> bool:
+        """Judge at the end, or when too little is certain: without another quote this is the last one."""
+        if len(ahead) < MOST_AHEAD:
+            return True
+        after = ahead.lstrip()
+        return not after or after[0] in ",}]"
+
+    def _judged(self, ahead: str) -> bool | None:
+        after = ahead.lstrip()
+        if after[:1] == ",":
+            return self._is_next(after[1:].lstrip(), in_object=self._in_object)
+        if after[:1] and after[0] in "}]":
+            return self._ends_values(after)
+        if after[:1] == ":":
+            return False
+        return self._before_key(ahead) if after else None
+
+    def _is_next(self, text: str, *, in_object: bool | None) -> bool | None:
+        """Return whether a key or an item follows a comma; in what is not known after closing brackets."""
+        if not text:
+            return None
+        if text[0] in _BRACKETS:
+            return True
+        if text[0] in _QUOTES:
+            return _is_string_before(":", text) if in_object else True
+        if in_object is not False and (key := _BARE_KEY.match(text)) and key[1] in ("", ":"):
+            return True if key[1] else None
+        if in_object:
+            return False
+        item = _ITEM.match(text)
+        if item is None:
+            # The beginning of a word may become one.
+            begun = _BEGUN_ITEM.match(text)
+            return None if begun and begun.end() == len(text) else False
+        return item[1] in ",]}" if item[1] else None
+
+    def _ends_values(self, after: str) -> bool | None:
+        """Judge a quote before closing brackets, which may be a part of the string, too."""
+        run = _CLOSERS.match(after)
+        end = run.end() if run else 0
+        rest = after[end:]
+        if not rest:
+            return None
+        if rest[0] == self._quote and not after[end - 1].isspace():
+            return False
+        if sum(character in "}]" for character in after[:end]) >= self._depth:
+            return True
+        if rest[0] == ",":
+            return self._is_next(rest[1:].lstrip(), in_object=None)
+        return True if rest[0] in "{[<`" else self._before_key(after)
+
+    def _before_key(self, text: str) -> bool | None:
+        """Judge a quote before other text. It closes the string if the call ends or a key comes before a quote."""
+        at = text.find(self._quote)
+        stop = min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)
+        if stop >= 0 and (at < 0 or stop < at):
+            return True
+        if at < 0:
+            return None
+        before = text[:at]
+        if before.rstrip().endswith(_BEFORE_KEY) or (before and before.isspace()):
+            return _is_string_before(":" if self._in_object else ":,]", text[at:])
+        return False
+
+
+def _is_string_before(what: str, text: str) -> bool | None:
+    """Return whether a string is here that one of these characters follows."""
+    found = _STRING.match(text)
+    if found is None:
+        return None
+    return found[2] in what if found[2] else None

@@ -1,0 +1,105 @@
+"""Arguments that are almost JSON, as models write them: what is certain is mended, in every family of JSON calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
+
+from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+
+TOOLS = ("add", "look_up")
+
+
+def wrapped(family: str, written: str, name: str = "add") -> str:
+    """A call with these arguments, as a model of the family writes it."""
+    key = "parameters" if family == "llama3" else "arguments"
+    body = f'{{"name": "{name}", "{key}": {written}}}'
+    match family:
+        case "hermes":
+            return f"<tool_call>\n{body}\n</tool_call>\n"
+        case "llama3":
+            return f"{body}; "
+        case "mistral":
+            return f"[TOOL_CALLS]{name}[ARGS]{written}"
+        case "mistral list":
+            return f"[TOOL_CALLS][{body}]\n"
+        case _:
+            return f"{CALLS}{CALL}function{SEPARATOR}{name}\n```json\n{written}\n```{END_CALL}{END_CALLS}"
+
+
+FAMILIES_OF_JSON = ("hermes", "llama3", "mistral", "mistral list", "deepseek")
+MENDED: list[tuple[str, dict[str, Any]]] = [
+    # Python's quotes and words.
+    ("{'s': 'Oslo', 'n': None, 'l': [True, 'x']}", {"s": "Oslo", "n": None, "l": [True, "x"]}),
+    ("{'s': \"it's\", 't': 'say \"hi\"', 'o': {'k': False}}", {"s": "it's", "t": 'say "hi"', "o": {"k": False}}),
+    (r"{'s': 'it\'s', 't': 'a\nb\\c'}", {"s": "it's", "t": "a\nb\\c"}),
+    (r"""{"s": "it\'s"}""", {"s": "it's"}),
+    ("{'s': 'it's late', 'n': 2}", {"s": "it's late", "n": 2}),
+    # Quotes that are not escaped.
+    ('{"s": "he said "hi" to", "n": 2}', {"s": 'he said "hi" to', "n": 2}),
+    ('{"s": "he said "hi", then left", "n": 2}', {"s": 'he said "hi", then left', "n": 2}),
+    ('{"s": "print("{}")", "n": 2}', {"s": 'print("{}")', "n": 2}),
+    ('{"s": "x = {"a": 1, "b": [2]}; y", "n": 2}', {"s": 'x = {"a": 1, "b": [2]}; y', "n": 2}),
+    ('{"s": "<a href="x">y</a>", "n": 2}', {"s": '<a href="x">y</a>', "n": 2}),
+    ('{"s": "he said "hi"", "n": 2}', {"s": 'he said "hi"', "n": 2}),
+    ('{"s": ""hi" he said"}', {"s": '"hi" he said'}),
+    ('{"l": ["a "b" c", "d"], "s": "x"}', {"l": ['a "b" c', "d"], "s": "x"}),
+    ('{"s": "if a == "b":\n\tpass", "n": 2}', {"s": 'if a == "b":\n\tpass', "n": 2}),
+    # What only looks like such quotes.
+    ('{"s": "a", "n": "}", "l": ["", "]"], "t": ""}', {"s": "a", "n": "}", "l": ["", "]"], "t": ""}),
+    ('{"it\'s": "a", "s": "it\'s", "t": "b:"}', {"it's": "a", "s": "it's", "t": "b:"}),
+    (r'{"s": "{\"a\": \"b\"}", "n": "\", \"n\": 2"}', {"s": '{"a": "b"}', "n": '", "n": 2'}),
+    # Lines and tabs in strings, keys without quotes, separators.
+    ('{"s": "a\nb\tc\r\nd"}', {"s": "a\nb\tc\r\nd"}),
+    ('{s: "a", n: 2, o: {k_1: true}}', {"s": "a", "n": 2, "o": {"k_1": True}}),
+    ('{"n": 1; "s": "a; b"; "l": [1; 2]}', {"n": 1, "s": "a; b", "l": [1, 2]}),
+    ('{"s": "a" "n": 2 "l": ["x" "y"]}', {"s": "a", "n": 2, "l": ["x", "y"]}),
+]
+
+
+def calls_of(family: str, text: str) -> list[tuple[str, str, Any]]:
+    found = in_one_and_by_character(lambda: FAMILIES[family.split(" ", maxsplit=1)[0]](TOOLS), text)
+    return [(kind, *rest, json.loads(last)) for kind, *rest, last in found if kind != "content" or last.strip()]
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+@pytest.mark.parametrize(("written", "expected"), MENDED)
+def test_arguments_that_are_almost_json(family: str, written: str, expected: dict[str, Any]) -> None:
+    """vLLM and SGLang give such a call up as text; json-repair reads it."""
+    both = wrapped(family, written) + wrapped(family, '{"n": 3}', "look_up")
+    assert calls_of(family, both) == [("call", "add", expected), ("call", "look_up", {"n": 3})]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral list"])
+def test_a_whole_call_is_a_dict_of_python(family: str) -> None:
+    text = wrapped(family, "{'s': None}").replace('"', "'")
+    assert calls_of(family, text) == [("call", "add", {"s": None})]
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+@given(arguments, places, st.sampled_from((None, 1)))
+def test_json_is_what_it_says(family: str, written: dict[str, Any], where: list[int], indent: int | None) -> None:
+    """C03: no mending changes arguments that are JSON, wherever their text is cut."""
+    text = wrapped(family, json.dumps(written, ensure_ascii=False, indent=indent))
+    parser = FAMILIES[family.split(" ", maxsplit=1)[0]](TOOLS)
+    (found, *_) = [part for part in shown(parsed(parser, cut(text, where))) if part[0] != "content"]
+    assert (found[0], json.loads(found[2])) == ("call", written)
+
+
+PIECES = ('"', "'", ",", ":", ";", "{", "}", "[", "]", " ", "\n", "a", "1", "\\", '"k": ', "</tool_call>", "None")
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), places)
+def test_damaged_json_comes_to_the_same_wherever_it_is_cut(family: str, written: str, where: list[int]) -> None:
+    """C03: and a call has an end only if its arguments are an object."""
+    text = wrapped(family, f'{{"s": "x{written}')
+    make = FAMILIES[family.split(" ", maxsplit=1)[0]]
+    whole = parsed(make(TOOLS), [text])
+    assert parsed(make(TOOLS), cut(text, where)) == whole
+    assert all(isinstance(json.loads(part[2]), dict) for part in shown(whole) if part[0] == "call")
