@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engine.grammar.complements import kinds_of
 from engine.grammar.json_positions import (
     DISTINCT,
+    DISTINCT_NAMES,
     Frame,
     Mode,
     NotJsonError,
@@ -32,7 +33,9 @@ from engine.grammar.schema_ends import listed, target_in
 _MOST_LOOKS: Final = 512
 _MOST_REMEMBERED: Final = 4096
 _IN_STRINGS: Final = (Mode.STRING, Mode.ESCAPE)
-_INSIDE: Final = (*_IN_STRINGS, Mode.SCALAR, Mode.KEY_STRING, Mode.KEY_ESCAPE)
+_IN_NAMES: Final = (Mode.KEY_STRING, Mode.KEY_ESCAPE)
+_INSIDE: Final = (*_IN_STRINGS, *_IN_NAMES, Mode.SCALAR)
+_BEFORE: Final = (Mode.VALUE, Mode.KEY)
 _MAY_END_ITEM: Final = frozenset(b'",]} \t\n\r')
 # Keywords that may leave few strings or numbers.
 _NARROWS: Final = {
@@ -50,7 +53,7 @@ _MOST_DEPTH: Final = 8
 _ZEROS: Final = (b"0", b"-0")
 # The longest text to try whether a list can be filled.
 _MOST_BYTES: Final = 4000
-_CLOSERS: Final = b']}",'
+_CLOSERS: Final = b'"]},'
 
 
 class Vocabulary:
@@ -86,7 +89,9 @@ class Vocabulary:
             yield from self.ids.get(text[:end], ())
 
     def beginning_with(self, prefix: bytes) -> list[int]:
-        """Return the tokens that begin with these bytes, which do not end with 255."""
+        """Return the tokens that begin with these bytes, which do not end with 255; none for no bytes."""
+        if not prefix:
+            return []
         first = bisect.bisect_left(self._in_order, prefix)
         return self._sorted[first : bisect.bisect_left(self._in_order, prefix[:-1] + bytes([prefix[-1] + 1]), first)]
 
@@ -183,7 +188,7 @@ class Distinctness:
         longer = text + self._vocabulary.texts[token]
         outer = next(frame for frame in then.frames if frame.is_distinct)
         key = outer.opened, _begun(outer, longer)
-        if self._ways.get(key, 0) > len(self._all_following(then, longer)):
+        if self._ways.get(key, 0) > len(self._spent(then, longer)):
             return True
         self._looks -= 1
         if self._looks < 0:
@@ -198,13 +203,19 @@ class Distinctness:
         idle = 0 if then.mode in _INSIDE else int((allowed & self._guard.idle).sum())
         others = int(allowed.sum()) - idle - len(tried := self._to_try(allowed, then, longer))
         if outer.start is not None:
-            self._ways[key] = others + sum(1 for one in self._all_following(then, longer) if allowed[one])
+            self._ways[key] = others + sum(1 for one in self._spent(then, longer) if allowed[one])
         if others > 0:
             return True
         return len(tried) > len(self._forbidden(after, allowed, then, longer, is_look=True))
 
-    def _all_following(self, position: Position, text: bytes) -> set[int]:
-        return {one for frame in position.frames if frame.is_distinct for one in self._following(frame, text)}
+    def _spent(self, position: Position, text: bytes) -> set[int]:
+        """Return the tokens that follow another item or complete it once more."""
+        spent: set[int] = set()
+        for frame in position.frames:
+            if frame.is_distinct:
+                spent |= self._following(frame, text)
+                spent.update(one for rest in _rests(frame, text) for one in self._vocabulary.beginning_with(rest))
+        return spent
 
     def _to_try(self, allowed: NDArray[np.bool_], position: Position, text: bytes) -> list[int]:
         """Return the allowed tokens that may complete an item or follow the text of one."""
@@ -215,20 +226,26 @@ class Distinctness:
         last = position.frames[-1]
         is_free = all(self._is_free(frame, b"") for frame in lists)
         found = vocabulary.crosses if is_free else vocabulary.demands
-        if mode in _IN_STRINGS:
+        if mode in (*_IN_STRINGS, *_IN_NAMES):
             found = found & vocabulary.quotes
-        resembling = [frame for frame in lists if _resembles(frame, text)]
+        resembling = [
+            frame
+            for frame in lists
+            if _resembles(frame, text) and (frame.is_list or frame.start is not None or mode in (Mode.KEY, Mode.AFTER))
+        ]
         more: set[int] = set()
-        if mode is Mode.SCALAR and last.is_distinct:
+        if last.is_distinct and last.is_list and mode is Mode.SCALAR:
             return self._ids(allowed, allowed)
-        if mode is Mode.VALUE and last.is_distinct:
+        if last.is_distinct and mode is (Mode.VALUE if last.is_list else Mode.KEY):
             found = vocabulary.wholes | vocabulary.loose
             if not self._is_free(last, b'"'):
                 found = found | vocabulary.indented
-        elif mode in _IN_STRINGS and lists == [last] and b"\\u" not in text[last.start :]:
+        elif lists == [last] and mode in (_IN_STRINGS if last.is_list else _IN_NAMES):
+            if b"\\u" in text[last.start :]:
+                found = vocabulary.quotes
             more = {one for rest in _rests(last, text) for one in vocabulary.beginning_with(rest)}
         elif resembling:
-            found = vocabulary.quotes if mode in _IN_STRINGS else vocabulary.ends
+            found = vocabulary.quotes if mode in (*_IN_STRINGS, *_IN_NAMES) else vocabulary.ends
         more.update(one for frame in resembling for one in self._following(frame, text))
         tokens = self._ids(allowed, found if mode in _INSIDE else found & ~self._guard.idle)
         return [*tokens, *(one for one in more.difference(tokens) if allowed[one])]
@@ -258,7 +275,7 @@ class Distinctness:
         return any(
             frame.is_distinct
             and frame.values
-            and (frame.start is not None or (frame is position.frames[-1] and position.mode is Mode.VALUE))
+            and (frame.start is not None or (frame is position.frames[-1] and position.mode in _BEFORE))
             and _resembles(frame, whole)
             and not self._is_free(frame, _begun(frame, whole))
             for frame in position.frames
@@ -268,6 +285,8 @@ class Distinctness:
         """Return whether an item that begins so can become one of infinitely many."""
         if begun in _ZEROS or (begun[:1] != b'"' and b"e" in begun.lower()):
             return False
+        if not frame.is_list:
+            return all(one.get("additionalProperties") is not False for one in frame.schemas)
         kinds = [kind for kind, signs in _FIRST.items() if begun[:1] in signs]
         items = [one["items"] for one in frame.schemas if "items" in one]
         if any("prefixItems" in one for one in frame.schemas):
@@ -317,21 +336,21 @@ def is_free(schema: Any, kind: str, target: Target, depth: int = 0) -> bool:
 
 
 def needs_guard(schema: Any) -> bool:
-    return any(True for _ in _distinct_lists(schema))
+    return any(True for word in (DISTINCT, DISTINCT_NAMES) for _ in _marked(schema, word))
 
 
-def crowded_list(schema: Any) -> dict[str, Any] | None:
-    """Return a list that needs several distinct items of which there may be too few; None without one."""
+def crowded_part(schema: Any) -> dict[str, Any] | None:
+    """Return a part that needs several distinct items or names of which there may be too few; None without one."""
 
     def target(part: Any) -> Any:
         found = target_in(schema, part) if isinstance(part, dict) else None
         return part if found is None else found[1]
 
-    for part in _distinct_lists(schema):
+    for part in _marked(schema, DISTINCT):
         is_sure = any(is_free(part.get("items", True), kind, target) for kind in _NARROWS)
         if isinstance(part.get("minItems"), int) and part["minItems"] > 1 and not is_sure:
             return part
-    return None
+    return next((part for part in _marked(schema, DISTINCT_NAMES) if part.get("additionalProperties") is False), None)
 
 
 def can_be_filled(definition: str, schema: Any) -> bool:
@@ -358,7 +377,7 @@ def has_distinct_containers(schema: Any) -> bool:
     """Return whether the items of a distinct list may be lists or objects, which one spacing makes comparable."""
     return any(
         not kinds_of(found).isdisjoint(("array", "object"))
-        for part in _distinct_lists(schema)
+        for part in _marked(schema, DISTINCT)
         for found in _alternatives(part.get("items"), schema)
     )
 
@@ -375,12 +394,13 @@ def _alternatives(schema: Any, root: Any, depth: int = 0) -> Iterator[dict[str, 
         yield part if isinstance(part, dict) else {}
 
 
-def _distinct_lists(schema: Any) -> Iterator[dict[str, Any]]:
+def _marked(schema: Any, word: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a schema with a mark."""
     todo = [schema]
     while todo:
         part = todo.pop()
         if isinstance(part, dict):
-            if part.get(DISTINCT) is True:
+            if part.get(word) is True:
                 yield part
             todo += part.values()
         elif isinstance(part, list):

@@ -17,7 +17,7 @@ from engine.grammar.contained import count_contained
 from engine.grammar.evaluated import closed_alternatives
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
-from engine.grammar.json_positions import DISTINCT
+from engine.grammar.json_positions import DISTINCT, DISTINCT_NAMES
 from engine.grammar.names import name_properties, part_patterns
 from engine.grammar.presences import count_properties
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
@@ -175,6 +175,8 @@ class _Mending:
             del part["uniqueItems"]
             part[DISTINCT] = True
         _close_list(part)
+        if self._marks_distinct:
+            _mark_names(part)
         count_properties(part)
         tell_apart(part, self._target)
         _spread_conditions(part)
@@ -274,6 +276,13 @@ def _exclude_bounds(part: dict[str, Any]) -> None:
             excludes = part.pop(exclusive)
             if excludes and bound in part:
                 part[exclusive] = part.pop(bound)
+
+
+def _mark_names(part: dict[str, Any]) -> None:
+    """Mark an object whose names count, if they are not only declared ones: the library counts a repeated one twice."""
+    fewest, is_closed = part.get("minProperties"), part.get("additionalProperties") is False
+    if isinstance(fewest, int) and fewest > 1 and not (is_closed and not part.get("patternProperties")):
+        part[DISTINCT_NAMES] = True
 
 
 def _close_list(part: dict[str, Any]) -> None:

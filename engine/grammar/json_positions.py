@@ -16,6 +16,8 @@ from engine.grammar.schema_ends import listed, named
 
 # In a rewritten schema: the items of this list are distinct. The library ignores the word.
 DISTINCT: Final = "x-distinct"
+# The names of this object are distinct, because their number counts.
+DISTINCT_NAMES: Final = "x-distinct-names"
 _SPACE: Final = frozenset(b" \t\n\r")
 _QUOTE, _ESCAPE, _COMMA, _COLON = b'"\\,:'
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
@@ -44,8 +46,8 @@ class Mode(Enum):
 class Frame(NamedTuple):
     """An open list or object.
 
-    ``schemas`` are all that may describe it, ``texts`` and ``values`` its complete items, if they must be distinct.
-    ``opened`` is after its bracket, ``start`` where the open item of a list begins, ``key`` the last name of an object.
+    ``schemas`` are all that may describe it, ``texts`` and ``values`` its complete items or names, if they must be
+    distinct. ``opened`` is after its bracket, ``start`` where its open item or name begins, ``key`` its last name.
     """
 
     schemas: Schemas
@@ -153,8 +155,7 @@ class Walk:
             case Mode.KEY_STRING if byte == _ESCAPE:
                 return after._replace(mode=Mode.KEY_ESCAPE)
             case Mode.KEY_STRING:
-                name = json.loads(source.read(position.start, at + 1))
-                return after._replace(mode=Mode.COLON, frames=_with_last(after.frames, key=name))
+                return _named(after, source)
         if byte in _SPACE:
             return after
         return self._begun(after, byte, source) if mode is Mode.VALUE else self._between(after, byte, source)
@@ -165,7 +166,9 @@ class Walk:
         if mode is Mode.COLON and byte == _COLON:
             return after._replace(mode=Mode.VALUE)
         if mode is Mode.KEY and byte == _QUOTE:
-            return after._replace(mode=Mode.KEY_STRING, start=after.at - 1)
+            return after._replace(
+                mode=Mode.KEY_STRING, start=after.at - 1, frames=_with_last(frames, start=after.at - 1)
+            )
         if frames and mode is Mode.AFTER and byte == _COMMA:
             return after._replace(mode=Mode.VALUE if frames[-1].is_list else Mode.KEY)
         if frames and mode in (Mode.AFTER, Mode.KEY) and byte == (_CLOSE_LIST if frames[-1].is_list else _CLOSE_OBJECT):
@@ -186,7 +189,8 @@ class Walk:
         if frames:
             schemas = self.item_schemas(frames[-1]) if frames[-1].is_list else self._member_schemas(frames[-1])
         is_list = byte == _OPEN_LIST
-        is_distinct = is_list and any(one.get(DISTINCT) is True for one in schemas)
+        word = DISTINCT if is_list else DISTINCT_NAMES
+        is_distinct = any(one.get(word) is True for one in schemas)
         frames = (*frames, Frame(schemas, is_list, is_distinct, after.at))
         return after._replace(mode=Mode.VALUE if is_list else Mode.KEY, frames=frames)
 
@@ -199,10 +203,7 @@ class Walk:
         changed = frame._replace(start=None, size=frame.size + 1)
         if frame.is_distinct and frame.start is not None:
             text = source.read(frame.start, after.at)
-            value = _identity(json.loads(text, parse_int=Decimal, parse_float=Decimal))
-            if value in frame.values:
-                raise RepeatedError
-            changed = changed._replace(texts=(*frame.texts, text), values=frame.values | {value})
+            changed = _with(changed, _identity(json.loads(text, parse_int=Decimal, parse_float=Decimal)), text)
         return after._replace(mode=Mode.AFTER, frames=(*frames[:-1], changed))
 
 
@@ -220,6 +221,23 @@ class _Source(NamedTuple):
         )
 
 
+def _named(after: Position, source: _Source) -> Position:
+    """Complete the name of a property."""
+    text = source.read(after.start, after.at)
+    name = json.loads(text)
+    frame = after.frames[-1]._replace(key=name, start=None)
+    if frame.is_distinct:
+        frame = _with(frame, name, text)
+    return after._replace(mode=Mode.COLON, frames=(*after.frames[:-1], frame))
+
+
+def _with(frame: Frame, value: Hashable, text: bytes) -> Frame:
+    """Add an item or a name that must be another one. Raises RepeatedError."""
+    if value in frame.values:
+        raise RepeatedError
+    return frame._replace(texts=(*frame.texts, text), values=frame.values | {value})
+
+
 def _with_last(frames: tuple[Frame, ...], **changes: Any) -> tuple[Frame, ...]:
     return (*frames[:-1], frames[-1]._replace(**changes))
 
@@ -227,7 +245,12 @@ def _with_last(frames: tuple[Frame, ...], **changes: Any) -> tuple[Frame, ...]:
 def _require_plain_exponent(after: Position, source: _Source) -> None:
     """Raise RepeatedError for a number that is zero or infinity for readers, as others are, however it goes on."""
     frame = after.frames[-1] if after.frames else None
-    if frame is not None and frame.is_distinct and _ODD_EXPONENT.search(source.read(after.start, after.at)):
+    if (
+        frame is not None
+        and frame.is_list
+        and frame.is_distinct
+        and _ODD_EXPONENT.search(source.read(after.start, after.at))
+    ):
         raise RepeatedError
 
 

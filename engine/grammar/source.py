@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.automata import plain
-from engine.grammar.distinct import can_be_filled, crowded_list, has_distinct_containers
+from engine.grammar.distinct import can_be_filled, crowded_part, has_distinct_containers
 from engine.grammar.followable import followable, misreads
 from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
@@ -244,14 +244,18 @@ def _complaint(grammar: Grammar) -> str:
 
 
 def _crowded(grammar: Grammar) -> str:
-    """Return whether a list needs more distinct items than there are, as a sentence; empty if none does."""
+    """Return what needs more distinct items or names than there are, as a sentence; empty if nothing does."""
     schema = rewritten_schema(grammar)
-    part = crowded_list(schema)
+    part = crowded_part(schema)
     if part is None:
         return ""
     alone = schema_grammar({name: schema[name] for name in _SHARED if name in schema} | part)
     if can_be_filled(definition_of(alone), rewritten_schema(alone)):
         return ""
+    if "minItems" not in part:
+        return (
+            f"an object needs {part['minProperties']} distinct names, but has fewer to choose from; lower minProperties"
+        )
     return f"a list needs {part['minItems']} distinct items, but has fewer to choose from; lower minItems"
 
 

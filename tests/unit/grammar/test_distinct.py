@@ -111,6 +111,14 @@ LISTS: dict[str, dict[str, Any]] = {
     "after another item": listed({"enum": [1, 2]}, prefixItems=[{"type": "string"}], minItems=3),
     "anything": {"type": "array", "uniqueItems": True, "minItems": 2},
     "in a map": {"type": "object", "additionalProperties": listed({"type": "string", "maxLength": 1})},
+    "names of any kind": {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 3},
+    "each of the names": {
+        "type": "object",
+        "patternProperties": {"^[abc]$": {"enum": ["a", "b"]}},
+        "additionalProperties": False,
+        "minProperties": 3,
+    },
+    "names beside one": {"type": "object", "properties": {"a": {"type": "null"}}, "minProperties": 3},
     "an alternative": {"anyOf": [listed({"enum": list("abcdefg")}, minItems=3), {"type": "null"}]},
 }
 
@@ -140,6 +148,7 @@ def test_no_output_repeats_an_item(name: str, of_bytes: bool) -> None:
         (listed(PAIR), '[{"a": true}, {"a": true', "}", ","),
         (listed(PAIR), '[{"a": true, "b": "x"}, {"a": true, "b": "', "x", "y"),
         (listed({"type": "string", "pattern": "^[ab]$"}), '["b","a"', ",", "]"),
+        ({"type": "object", "minProperties": 2}, '{"a":1,"a', '"', "b"),
         (listed(listed({"type": "null"}, maxItems=1)), "[[], [", "]", "n"),
     ],
 )
@@ -173,6 +182,13 @@ def test_too_few_values_for_a_list_are_refused(most: Any) -> None:
     assert fault is not None
     assert "a list needs 3 distinct items, but has fewer to choose from" in fault.message
     assert fault.place == "/properties/a"
+
+
+def test_too_few_names_for_an_object_are_refused() -> None:
+    names = {"patternProperties": {"^[ab]$": {}}, "additionalProperties": False, "minProperties": 3}
+    fault = fault_of(schema_grammar({"type": "object"} | names))
+    assert fault is not None
+    assert "an object needs 3 distinct names" in fault.message
 
 
 def test_a_lenient_schema_leaves_its_items_to_the_model() -> None:
