@@ -1,7 +1,6 @@
 """Reads calls that are JSON objects, for the parsers of all families.
 
-Owns the parts of an output, the point at which an object becomes a call (its name is known and its arguments begin),
-and what ends one: a call ends only with arguments that are a JSON object.
+Owns the point at which an object becomes a call: its name is known, and its arguments begin.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from engine.frontend.text.incoming_text import IncomingText, Reading
-from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
+from engine.frontend.text.tools.call_parts import CallParts
 from engine.frontend.text.tools.json_values import (
     LITERAL,
     QUOTES,
@@ -22,53 +21,6 @@ from engine.frontend.text.tools.json_values import (
     read_string,
     skip_value,
 )
-
-
-class CallParts:
-    """Collects the parts of an output."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
-        self._arguments: list[str] = []
-        self._space = ""
-        self._said = False
-        self._called = False
-
-    def say(self, text: str) -> None:
-        """Add content. Trailing whitespace is held back until more follows."""
-        text = self._space + text
-        if self._called and not self._said:
-            text = text.lstrip()
-        shown = text.rstrip()
-        self._space = text[len(shown) :]
-        if shown:
-            self._said = True
-            appended(self._parts, Content(shown))
-
-    def begin(self, name: str, call_id: str | None = None) -> None:
-        self._called = True
-        self._arguments.clear()
-        self._parts.append(CallBegun(name, call_id))
-
-    def argue(self, text: str) -> None:
-        self._arguments.append(text)
-        appended(self._parts, CallArguments(text))
-
-    def give(self, arguments: str) -> None:
-        """Add the whole arguments and the end of the call."""
-        self.argue(arguments)
-        self.end()
-
-    def end(self, missing: str = "") -> None:
-        """Add the ``missing`` closers, and the end of the call if the arguments are then a JSON object."""
-        if is_object("".join(self._arguments) + missing):
-            self.argue(missing)
-            self._parts.append(CallEnded())
-
-    def close(self) -> None:
-        """End the text; trailing whitespace is content if there was no call."""
-        if not self._called:
-            appended(self._parts, Content(self._space))
 
 
 def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str], *, enclosing: int = 0) -> Reading[bool]:

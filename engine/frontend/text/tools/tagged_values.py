@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.argument_schemas import Properties, choices_of, is_text
-from engine.frontend.text.tools.call_objects import CallParts
+from engine.frontend.text.tools.call_parts import CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, refuse_constant
 from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.text.incoming_text import Reading
-from engine.frontend.text.tools.call_objects import CallObject, CallParts
+from engine.frontend.text.tools.call_objects import CallObject
+from engine.frontend.text.tools.call_parts import CallParts
 from engine.frontend.text.tools.families import FAMILIES, HermesParser, Llama3Parser, MistralParser
 
 TOOLS = ("add", "look_up")
@@ -228,6 +229,7 @@ def test_calls_are_found_wherever_their_text_is_cut(
 
 
 FRAGMENTS = (
+    "```", "\n```json\n",
     "<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL", "<|python_tag|>", "{", "}",
     "[", "]", '"', "\\", ":", ",", ";", " ", "\n", '"name"', '"arguments"', '"parameters"', '"add"', "null", "7", "a",
     "\u20ac", '{"name": "add", "arguments": {', '{"name": "add", "parameters": {"x": "', "}}",

@@ -15,7 +15,8 @@ from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.reasoning import Part, PartReader
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import CallObject, CallParts
+from engine.frontend.text.tools.call_objects import CallObject
+from engine.frontend.text.tools.call_parts import FENCE, CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import SPACE
 
@@ -24,6 +25,7 @@ OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 # The separators between calls, and a surplus brace, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")
+_LANGUAGE = re.compile(r"[\w+-]*")
 
 
 class CallParser(PartReader):
@@ -43,6 +45,9 @@ class CallParser(PartReader):
     """Whether a marker closes each call."""
     typed: ClassVar[bool] = False
     """Whether the reader needs the argument schemas."""
+
+    _is_fenced = False
+    """Whether a Markdown fence was read after a marker."""
 
     def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
         super().__init__()
@@ -67,10 +72,10 @@ class CallParser(PartReader):
         self._parts.close()
         return self._advance()
 
-    def _read_objects(self, *, bare: bool = False) -> Reading[None]:
+    def _read_objects(self, *, bare: bool = False) -> Reading[bool]:
         """Read calls that are objects: one, several, or a list. Emit the marked text as content if there is none.
 
-        ``bare``: no marker precedes them.
+        ``bare``: no marker precedes them. False if there is none.
         """
         text = self._text
         yield from text.run(SPACE)
@@ -91,6 +96,8 @@ class CallParser(PartReader):
             text.unmark()
             yield from self._read_between()
         self._give_back()
+        self._is_fenced = self._is_fenced and found
+        return found
 
     def _read_between(self) -> Reading[None]:
         """Read the separator between calls. Its whitespace may be content if no marker closes a call."""
@@ -99,14 +106,31 @@ class CallParser(PartReader):
             self._parts.say("".join(character for character in between if character.isspace()))
 
     def _skip_openers(self, opener: str) -> Reading[None]:
-        """Read whitespace after an opening tag, and the same tag again, which models sometimes double."""
+        """Read whitespace after an opening tag, the same tag again, which models sometimes double, and a fence."""
         yield from self._text.run(SPACE)
         while (yield from self._text.marker((opener,))) is not None:
+            yield from self._text.run(SPACE)
+        yield from self._skip_fence()
+
+    def _skip_fence(self) -> Reading[bool]:
+        """Read the opening of a Markdown block around the calls, if there is one."""
+        self._is_fenced = (yield from self._text.marker((FENCE,))) is not None
+        if self._is_fenced:
+            yield from self._text.run(_LANGUAGE)
+            yield from self._text.run(SPACE)
+        return self._is_fenced
+
+    def _skip_fence_end(self) -> Reading[None]:
+        """Read the end of a Markdown block whose opening was read."""
+        if self._is_fenced:
+            yield from self._text.run(SPACE)
+            self._is_fenced = (yield from self._text.marker((FENCE,))) is None
             yield from self._text.run(SPACE)
 
     def _skip_closers(self, closer: str) -> Reading[bool]:
         """Read a closing tag at this position, intact or damaged, if there is one, and the same tag again."""
         text = self._text
+        yield from self._skip_fence_end()
         found = yield from self._skip_closer(closer)
         while found:
             text.mark()

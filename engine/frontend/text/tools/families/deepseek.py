@@ -37,7 +37,6 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
 _BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 NULL: Final = "null"
-_LANGUAGE = re.compile(r"[a-z]*")
 _REST = re.compile(r"[\s`}]*")
 
 
@@ -82,7 +81,7 @@ class DeepSeekParser(CallParser):
         fenced = False
         if separated and (yield from text.peek()) not in _BEGINNINGS:
             kind, name = name, (yield from self._read_name())
-            fenced = yield from self._read_fence()
+            fenced = yield from self._skip_fence()
             if name in ("", NULL):
                 name = kind
         first = yield from text.peek()
@@ -102,15 +101,6 @@ class DeepSeekParser(CallParser):
         yield from self._skip_closers(END_CALL)
         yield from text.run(SPACE)
         return (yield from text.marker((CALL,))) is not None
-
-    def _read_fence(self) -> Reading[bool]:
-        """Read the opening of a fenced block, if there is one."""
-        text = self._text
-        fenced = (yield from text.marker((FENCE_END,))) is not None
-        if fenced:
-            yield from text.run(_LANGUAGE)
-        yield from text.run(SPACE)
-        return fenced
 
     def _read_others(self, *, fenced: bool) -> Reading[str]:
         """Read arguments that do not begin as an object; a call that is closed before them has none."""

@@ -50,8 +50,8 @@ class Glm45Parser(CallParser):
             yield from self._skip_openers(OPEN)
             if (yield from text.peek()) == "{":
                 # As other models write calls between these tags.
-                yield from self._read_objects()
-                yield from self._skip_closers(CLOSE)
+                if (yield from self._read_objects()):
+                    yield from self._skip_closers(CLOSE)
                 continue
             name = yield from text.word(_BARE_NAME)
             yield from text.run(SPACE)

@@ -23,5 +23,5 @@ class HermesParser(CallParser):
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from self._skip_openers(OPEN)
-            yield from self._read_objects()
-            yield from self._skip_closers(CLOSE)
+            if (yield from self._read_objects()):
+                yield from self._skip_closers(CLOSE)

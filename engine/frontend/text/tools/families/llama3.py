@@ -24,9 +24,12 @@ class Llama3Parser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
-        while (found := (yield from text.until((PYTHON_TAG, "{"), self._parts.say))) is not None:
+        while (found := (yield from text.until((PYTHON_TAG, "{", "["), self._parts.say))) is not None:
             text.mark(back=len(found))
-            bare = found == "{"
+            bare = found != PYTHON_TAG
             if bare:
                 text.step_back(1)
-            yield from self._read_objects(bare=bare)
+            else:
+                yield from self._skip_openers(PYTHON_TAG)
+            if (yield from self._read_objects(bare=bare)):
+                yield from self._skip_fence_end()

@@ -53,7 +53,8 @@ class MistralParser(CallParser):
             yield from self._skip_openers(TOOL_CALLS)
             first = yield from text.peek()
             if first and first in "[{":
-                yield from self._read_objects()
+                if (yield from self._read_objects()):
+                    yield from self._skip_fence_end()
             else:
                 yield from self._read_named()
 
@@ -77,6 +78,7 @@ class MistralParser(CallParser):
             self._parts.give(given)
         else:
             yield from read_arguments(text, self._parts, self.markers)
+        yield from self._skip_fence_end()
         yield from self._read_between()
 
     def _read_others(self) -> Reading[str]:

@@ -65,8 +65,8 @@ class Qwen3CoderParser(CallParser):
                 yield from self._skip_openers(OPEN)
                 if (yield from text.peek()) == "{":
                     # As other models of the family write calls.
-                    yield from self._read_objects()
-                    yield from self._skip_closers(CLOSE)
+                    if (yield from self._read_objects()):
+                        yield from self._skip_closers(CLOSE)
                     continue
             if found == OPEN and (yield from text.marker((FUNCTION,))) is None:
                 self._give_back()
