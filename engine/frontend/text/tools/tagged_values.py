@@ -102,7 +102,8 @@ class TaggedValues:
 
     ``close`` closes a value if one of ``followers``, a closing tag of ``closers``, or the end comes next. ``forgotten``
     reads on from a tag and returns whether it ends a value without a closing tag, unless calls are ``nested`` in the
-    value. With ``lines`` a value is on its own lines: one line feed before it and one after it are not part of it.
+    value. A tag that ``opens`` a value may follow one whose own tags are not the usual ones. With ``lines`` a value is
+    on its own lines: one line feed before it and one after it are not part of it.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class TaggedValues:
         closers: Sequence[str],
         forgotten: Callable[[str, bool], Reading[bool]],
         nested: NestedCalls,
+        opens: Callable[[str], bool] = lambda _: False,
         lines: bool,
     ) -> None:
         self._text = text
@@ -122,28 +124,36 @@ class TaggedValues:
         self._closers = closers
         self._forgotten = forgotten
         self._nested = nested
+        self._opens = opens
         self._lines = lines
 
-    def read(self, schema: Mapping[str, Any], arguments: WrittenArguments, key: str) -> Reading[bool]:
-        """Read the value of ``key``, and add both to the arguments. False if it was cut."""
+    def read(
+        self, schema: Mapping[str, Any], arguments: WrittenArguments, key: str, element: str = ""
+    ) -> Reading[bool]:
+        """Read the value of ``key``, and add both to the arguments. False if it was cut.
+
+        ``element`` is the name of the tag that opened the value, if it is another one than usual.
+        """
         arguments.key(key)
+        # Models sometimes close a value with its name.
+        names = (key, element) if element else (key,)
         if is_text(schema):
             arguments.add('"')
-            whole = yield from self._until_closed(lambda text: arguments.add(escaped(text)), key)
+            whole = yield from self._until_closed(lambda text: arguments.add(escaped(text)), names)
             if whole:
                 arguments.add('"')
             return whole
         kept: list[str] = []
-        whole = yield from self._until_closed(kept.append, key)
+        whole = yield from self._until_closed(kept.append, names)
         if whole:
             arguments.add(json_of("".join(kept), schema))
         return whole
 
     def skip(self) -> Reading[bool]:
         """Read a value without a name, and drop it."""
-        return (yield from self._until_closed(lambda _: None, ""))
+        return (yield from self._until_closed(lambda _: None, ()))
 
-    def _until_closed(self, emit: Emit, key: str) -> Reading[bool]:
+    def _until_closed(self, emit: Emit, names: tuple[str, ...]) -> Reading[bool]:
         text, value = self._text, _Value(emit, lines=self._lines)
         start = text.place
         while True:
@@ -155,7 +165,7 @@ class TaggedValues:
             if len(tag) < _SHORTEST_TAG:
                 value.add(text.take(len(tag)))
                 continue
-            if (yield from self._is_closed(key)):
+            if (yield from self._is_closed(names)):
                 value.end(int(self._lines))
                 return True
             if (end := (yield from self._nested.end_of(start, tag))) is not None:
@@ -170,20 +180,21 @@ class TaggedValues:
                 return True
             value.add(text.take(1))
 
-    def _is_closed(self, key: str) -> Reading[bool]:
+    def _is_closed(self, names: tuple[str, ...]) -> Reading[bool]:
         """Read the closing tag at this position if it closes the value; any other tag is a part of the value."""
         text = self._text
         text.mark()
         tag = yield from text.tag()
-        # Models sometimes close a value with its name.
-        if is_closer(tag, self._close, (*self._followers, *self._closers)) or (key and tag == f"</{key}>"):
+        is_named = tag.startswith("</") and tag[2:-1] in names and tag.endswith(">")
+        if is_named or is_closer(tag, self._close, (*self._followers, *self._closers)):
             text.take(len(tag))
             yield from text.run(SPACE)
             after = yield from text.tag()
             follows = after.startswith(self._followers) or any(
                 is_closer(after, closer, self._followers) for closer in self._closers
             )
-            if follows or not (yield from text.peek()):
+            is_unusual = is_named or len(names) > 1
+            if follows or (is_unusual and self._opens(after)) or not (yield from text.peek()):
                 text.unmark()
                 return True
         text.rewind()

@@ -226,11 +226,50 @@ def test_an_opening_tag_of_qwen_is_damaged(damage: tuple[str, str], given: dict[
 
 
 @pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("<param={}>", "</param>"),
+        ("<param={}>", "</parameter>"),
+        ('<param name="{}">', "</param>"),
+        ("<parameter name='{}'>", "</parameter>"),
+        ("<parmeter={}>", "</parameter>"),
+        ("<argument={}>", "</argument>"),
+        ("<parameter: {}>", "</parameter>"),
+        ("<parameter {}>", "</parameter>"),
+        ("<{}>", "</{}>"),
+    ],
+)
+@pytest.mark.parametrize("function", ["<function={}>", '<function name="{}">', "<function name={}>", "<function='{}'>"])
+@pytest.mark.parametrize("outer", [True, False])
+def test_tags_of_qwen_are_misspelt(opening: str, closing: str, function: str, *, outer: bool) -> None:
+    """Such parameters were left out of a call that seemed whole."""
+    text = "".join(map(_text, _tags("add"))).replace("<function=add>", function.format("add"))
+    for key in GIVEN:
+        named = f"<parameter={key}>"
+        begin, end = text.index(named), text.index("</parameter>", text.index(named))
+        value = text[begin + len(named) : end]
+        written = f"{opening.format(key)}{value}{closing.format(key)}"
+        text = text[:begin] + written + text[end + len("</parameter>") :]
+    if not outer:
+        text = text.replace("<tool_call>\n", "").replace("</tool_call>\n", "")
+    assert calls_of("qwen3_coder", text + "ok") == [("call", "add", GIVEN)]
+
+
+@pytest.mark.parametrize("value", ['<param name="movie" value="x"></param>', "<n>1</n>", "<argument=n>1</argument>"])
+def test_a_value_has_tags_that_only_look_like_parameters(value: str) -> None:
+    text = "".join(map(_text, _tags("add"))).replace("Oslo", value)
+    assert calls_of("qwen3_coder", text) == [("call", "add", GIVEN | {"s": value})]
+
+
+@pytest.mark.parametrize(
     ("damage", "given"),
     [
         (("<arg_value>Oslo", "Oslo"), GIVEN),
         (("</arg_key>\n<arg_value>3", "<arg_value>3"), GIVEN),
         (("<arg_key>n</arg_key>", "<arg_key></arg_key>"), {"s": "Oslo", "l": [1, 2]}),
+        (("<arg_key>n</arg_key>\n<arg_value>3</arg_value>", "<arg_key>n</arg_key>"), {"s": "Oslo", "l": [1, 2]}),
+        (("<arg_value>[1, 2]</arg_value>\n", ""), {"s": "Oslo", "n": 3}),
+        (("<arg_key>n</arg_key>", "<arg_key>n</arg_value>"), GIVEN),
     ],
 )
 def test_an_opening_tag_of_glm_is_damaged(damage: tuple[str, str], given: dict[str, Any]) -> None:

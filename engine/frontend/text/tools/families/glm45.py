@@ -100,6 +100,8 @@ class Glm45Parser(CallParser):
             key = yield from self._read_key()
             if not (yield from text.peek()):
                 return
+            if (yield from self._lacks_value()):
+                continue
             if not key or key in arguments.keys:
                 whole = yield from values.skip()
             else:
@@ -131,8 +133,14 @@ class Glm45Parser(CallParser):
         key = yield from text.word(_KEY)
         while (yield from self._skip_closer(END_KEY)) or (yield from self._skip_damaged()):
             yield from text.run(SPACE)
-        yield from text.marker((VALUE,))
         return key.strip()
+
+    def _lacks_value(self) -> Reading[bool]:
+        """Read the opening tag of a value. True if the next argument or the end of the call comes instead."""
+        if (yield from self._text.marker((VALUE,))) is not None:
+            return False
+        tag = yield from self._text.tag()
+        return tag in (OPEN, KEY) or is_closer(tag, CLOSE, self.markers)
 
     def _skip_damaged(self) -> Reading[bool]:
         """Read any other tag between a key and the tag of its value."""
@@ -141,7 +149,9 @@ class Glm45Parser(CallParser):
         tag = yield from text.tag()
         text.take(len(tag))
         yield from text.run(SPACE)
-        is_before_value = bool(tag) and tag not in self.markers and (yield from text.sees((VALUE,))) is not None
+        is_before_value = (
+            bool(tag) and tag not in (OPEN, CLOSE, KEY, VALUE) and (yield from text.sees((VALUE,))) is not None
+        )
         if is_before_value:
             text.unmark()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
@@ -18,15 +19,31 @@ FUNCTION: Final = "<function="
 END_FUNCTION: Final = "</function>"
 PARAMETER: Final = "<parameter="
 END_PARAMETER: Final = "</parameter>"
-# The opening of a parameter, and as an element with an attribute.
-_PARAMETERS: Final = (PARAMETER, "<parameter name=")
-_PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((FUNCTION,), END_FUNCTION), TagPair(_PARAMETERS, END_PARAMETER))
+# The openings of a function and of a parameter, and as elements with an attribute, or abbreviated.
+_FUNCTIONS: Final = (FUNCTION, "<function name=")
+_PARAMETERS: Final = (PARAMETER, "<parameter name=", "<param=", "<param name=")
+_PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair(_FUNCTIONS, END_FUNCTION), TagPair(_PARAMETERS, END_PARAMETER))
+# The opening of any element up to a name, which is a parameter's where only one is possible.
+_ELEMENT = re.compile(r"<(?:(\w+)(?:\s+name)?\s*[=:\s]\s*)?")
 _TAG_NAME = re.compile(r"[^<>\n]*")
 
 
-def _opener_of(tag: str) -> str:
+def _opener_of(tag: str, openers: Sequence[str] = _PARAMETERS) -> str:
     """Return the beginning of a tag that opens a parameter, up to its name; empty for any other tag."""
-    return next((opener for opener in _PARAMETERS if tag.startswith(opener)), "")
+    return next((opener for opener in openers if tag.startswith(opener)), "")
+
+
+def _misspelt_opener_of(tag: str, properties: Properties) -> str:
+    """Return the same for a tag of any other element with the name of a parameter."""
+    found = _ELEMENT.match(tag)
+    opener = found.group() if found else ""
+    return opener if opener and _name_in(tag.removeprefix(opener).removesuffix(">")) in properties else ""
+
+
+def _element_of(opener: str) -> str:
+    """Return the name of the element that a tag opens, if it is not the usual one."""
+    element = _ELEMENT.match(opener)
+    return (element[1] or "") if element and opener != PARAMETER else ""
 
 
 def _name_in(written: str) -> str:
@@ -59,7 +76,7 @@ class Qwen3CoderParser(CallParser):
     def _read(self) -> Reading[None]:
         text = self._text
         nested = NestedCalls(text, _PAIRS)
-        while (found := (yield from text.until((OPEN, FUNCTION), self._parts.say))) is not None:
+        while (found := (yield from text.until((OPEN, *_FUNCTIONS), self._parts.say))) is not None:
             text.mark(back=len(found))
             if found == OPEN:
                 yield from self._skip_openers(OPEN)
@@ -68,10 +85,10 @@ class Qwen3CoderParser(CallParser):
                     if (yield from self._read_objects()):
                         yield from self._skip_closers(CLOSE)
                     continue
-            if found == OPEN and (yield from text.marker((FUNCTION,))) is None:
+            if found == OPEN and (yield from text.marker(_FUNCTIONS)) is None:
                 self._give_back()
                 continue
-            yield from self._read_function(nested, bare=found == FUNCTION)
+            yield from self._read_function(nested, bare=found != OPEN)
 
     def _read_function(self, nested: NestedCalls, *, bare: bool) -> Reading[None]:
         text = self._text
@@ -86,14 +103,14 @@ class Qwen3CoderParser(CallParser):
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
         values = self._values_of(arguments, properties, nested)
-        while (yield from self._next_parameter()):
+        while opener := (yield from self._next_parameter(properties)):
             key = yield from self._read_name()
             closed = (yield from text.peek()) == ">"
             text.take(int(closed))
             if not key or key in arguments.keys or not (closed or key in properties or not properties):
                 whole = yield from values.skip()
             else:
-                whole = yield from values.read(properties.get(key, {}), arguments, key)
+                whole = yield from values.read(properties.get(key, {}), arguments, key, _element_of(opener))
             if not whole:
                 return
         yield from text.run(SPACE)
@@ -115,29 +132,33 @@ class Qwen3CoderParser(CallParser):
         return TaggedValues(
             self._text,
             close=END_PARAMETER,
-            followers=(*_PARAMETERS, OPEN, FUNCTION),
+            followers=(*_PARAMETERS, OPEN, *_FUNCTIONS),
             closers=(END_FUNCTION, CLOSE),
             forgotten=forgotten,
             nested=nested,
+            opens=lambda tag: bool(_misspelt_opener_of(tag, properties)),
             lines=True,
         )
 
-    def _next_parameter(self) -> Reading[bool]:
-        """Read through the opening of the next parameter; False at the end of the call."""
+    def _next_parameter(self, properties: Properties) -> Reading[str]:
+        """Read the opening of the next parameter up to its name, and return it; empty at the end of the call."""
         text = self._text
         while True:
             yield from text.run(BEFORE_TAG)
             tag = yield from text.tag()
             if opener := _opener_of(tag):
                 text.take(len(opener))
-                return True
-            if not tag or tag.startswith((OPEN, FUNCTION)) or self._is_end(tag):
-                return False
+                return opener
+            if not tag or tag.startswith((OPEN, *_FUNCTIONS)) or self._is_end(tag):
+                return ""
+            if opener := _misspelt_opener_of(tag, properties):
+                text.take(len(opener))
+                return opener
             # Not part of a call.
             text.take(len(tag))
 
     def _is_end(self, tag: str) -> bool:
-        return any(is_closer(tag, closer, (*self.markers, FUNCTION)) for closer in (END_FUNCTION, CLOSE))
+        return any(is_closer(tag, closer, (*self.markers, *_FUNCTIONS)) for closer in (END_FUNCTION, CLOSE))
 
     def _ends_call(self, tag: str) -> Reading[bool]:
         """Return whether a tag ends a call whose last value has no closing tag."""
@@ -145,12 +166,12 @@ class Qwen3CoderParser(CallParser):
         text.take(len(tag))
         yield from text.run(SPACE)
         after = yield from text.tag()
-        follows = after.startswith((OPEN, FUNCTION)) or not (yield from text.peek())
+        follows = after.startswith((OPEN, *_FUNCTIONS)) or not (yield from text.peek())
         if tag == OPEN:
-            return after.startswith(FUNCTION)
-        if tag.startswith(FUNCTION):
-            return _name_in(tag.removeprefix(FUNCTION).removesuffix(">")) in self._tools
-        if is_closer(tag, CLOSE, (*self.markers, FUNCTION)):
+            return after.startswith(_FUNCTIONS)
+        if opener := _opener_of(tag, _FUNCTIONS):
+            return _name_in(tag.removeprefix(opener).removesuffix(">")) in self._tools
+        if is_closer(tag, CLOSE, (*self.markers, *_FUNCTIONS)):
             return follows
         return self._is_end(tag) and (follows or self._is_end(after))
 
