@@ -147,6 +147,22 @@ def test_numbers_are_arguments_of_mistral_too() -> None:
     assert parse("mistral", f"[TOOL_CALLS] [{entry('add', args)}]") == [("call", "add", args)]
 
 
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", "<tool_call>add\n{}</tool_call>"),
+        ("hermes", "<tool_call>\nadd {}\n</tool_call>\n"),
+        ("glm45", "<tool_call>add{}</tool_call>"),
+        ("glm45", "<tool_call>add\n{}\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n{}\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<function=add>{}</function>"),
+    ],
+)
+def test_an_object_of_arguments_may_follow_a_name(family: str, text: str) -> None:
+    assert parse(family, text.replace("{}", NESTED)) == [("call", "add", NESTED)]
+    assert parse(family, text.replace("{}", NESTED) * 2) == [("call", "add", NESTED)] * 2
+
+
 def test_mistral_may_leave_the_marker_of_arguments_out() -> None:
     """vLLM issue 30651: ``[TOOL_CALLS]name{...}`` was an error 500."""
     assert parse("mistral", f"[TOOL_CALLS]add{NESTED}") == [("call", "add", NESTED)]

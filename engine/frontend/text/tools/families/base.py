@@ -15,7 +15,7 @@ from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.reasoning import Part, PartReader
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import CallObject
+from engine.frontend.text.tools.call_objects import CallObject, read_arguments
 from engine.frontend.text.tools.call_parts import FENCE, CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import SPACE
@@ -98,6 +98,13 @@ class CallParser(PartReader):
         self._give_back()
         self._is_fenced = self._is_fenced and found
         return found
+
+    def _read_object_of(self, name: str) -> Reading[None]:
+        """Read the object at this position as the arguments of a call whose name precedes it."""
+        self._text.unmark()
+        self._parts.begin(name)
+        yield from read_arguments(self._text, self._parts, self.markers + self.separators)
+        yield from self._read_between()
 
     def _read_between(self) -> Reading[None]:
         """Read the separator between calls. Its whitespace may be content if no marker closes a call."""

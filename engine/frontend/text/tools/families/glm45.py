@@ -55,6 +55,10 @@ class Glm45Parser(CallParser):
                 continue
             name = yield from text.word(_BARE_NAME)
             yield from text.run(SPACE)
+            if name in self._tools and (yield from text.peek()) == "{":
+                yield from self._read_object_of(name)
+                yield from self._skip_closers(CLOSE)
+                continue
             if not name or not (yield from self._is_call(name)):
                 self._give_back()
                 continue

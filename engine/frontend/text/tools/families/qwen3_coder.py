@@ -99,6 +99,13 @@ class Qwen3CoderParser(CallParser):
             self._give_back()
             return
         text.take(int(closed))
+        yield from text.run(SPACE)
+        if (yield from text.peek()) == "{":
+            yield from self._read_object_of(name)
+            yield from self._skip_closer(END_FUNCTION)
+            yield from text.run(SPACE)
+            yield from self._skip_closers(CLOSE)
+            return
         text.unmark()
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
