@@ -79,8 +79,8 @@ class Vocabulary:
         self.wholes = np.array([bool(_WHOLE.match(text)) for text in texts], np.bool_)
         self.indented = np.array([bool(_INDENTED.match(text)) for text in texts], np.bool_)
         self.loose = np.array([bool(_LOOSE.match(text)) for text in texts], np.bool_)
-        # May complete an item, and then demand another one, or even have its begin.
-        self.demands = np.array([text.find(b",") > 0 for text in texts], np.bool_)
+        # May demand another item, or even have its begin.
+        self.demands = np.array([b"," in text for text in texts], np.bool_)
         self.crosses = np.array([bool(_CROSSING.search(text)) for text in texts], np.bool_)
 
     def begins_of(self, text: bytes) -> Iterator[int]:

@@ -30,7 +30,8 @@ def name_properties(part: dict[str, Any], target: Target) -> None:
     if names is None or (named(part, "properties") and more is not True):
         return
     pattern = _pattern_of_names(names, target)
-    if pattern is None or ("patternProperties" in part and pattern != _ANY_NAME):
+    allowed = None if pattern is None else _within(pattern, named(part, "patternProperties"), more)
+    if pattern is None or allowed is None:
         return
     del part["propertyNames"]
     if pattern == _ANY_NAME:
@@ -38,7 +39,18 @@ def name_properties(part: dict[str, Any], target: Target) -> None:
     part["properties"] = {
         key: schema if is_found(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
     }
-    part |= {"patternProperties": {pattern: more}, "additionalProperties": False}
+    part |= {"patternProperties": allowed, "additionalProperties": False}
+
+
+def _within(pattern: str, patterns: dict[str, Any], more: Any) -> dict[str, Any] | None:
+    """Return the patterns of an object's names among those that a pattern matches; None if they cannot be written."""
+    if not patterns:
+        return {pattern: more}
+    found = {pattern_of_both((one, pattern)): schema for one, schema in patterns.items()}
+    if more is not False:
+        found[pattern_of_both((pattern,), tuple(patterns))] = more
+    written = {one: schema for one, schema in found.items() if one is not None and one != NOTHING}
+    return None if None in found else written
 
 
 def _pattern_of_names(schema: Any, target: Target, depth: int = 0) -> str | None:

@@ -59,6 +59,7 @@ _MISREAD: Final = (
 )
 # The library's messages on unsupported keywords.
 _OVERLAPPING: Final = "oneOf constraints are not supported"
+_TOO_LARGE: Final = "schema too large"
 _UNSATISFIABLE: Final = "Unsatisfiable schema"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
@@ -184,7 +185,8 @@ def fault_of(grammar: Grammar) -> Fault | None:
     message = _complaint(grammar)
     if not message:
         return None
-    place = _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else ""
+    has_place = grammar.kind is GrammarKind.JSON_SCHEMA and message != _TOO_LARGE
+    place = _place_in(grammar.text, message) if has_place else ""
     return Fault(_remedied(message, grammar.text), place)
 
 

@@ -133,6 +133,14 @@ def test_no_output_repeats_an_item(name: str, of_bytes: bool) -> None:
         jsonschema.Draft202012Validator(schema).validate(json.loads(output))
 
 
+NAMES = {
+    "type": "object",
+    "patternProperties": {"^[ab]$": {"type": "integer"}},
+    "additionalProperties": False,
+    "minProperties": 2,
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "said", "forbidden", "free"),
     [
@@ -149,6 +157,7 @@ def test_no_output_repeats_an_item(name: str, of_bytes: bool) -> None:
         (listed(PAIR), '[{"a": true, "b": "x"}, {"a": true, "b": "', "x", "y"),
         (listed({"type": "string", "pattern": "^[ab]$"}), '["b","a"', ",", "]"),
         ({"type": "object", "minProperties": 2}, '{"a":1,"a', '"', "b"),
+        (NAMES, '{"a":1,"b":1', ",", "}"),
         (listed(listed({"type": "null"}, maxItems=1)), "[[], [", "]", "n"),
     ],
 )

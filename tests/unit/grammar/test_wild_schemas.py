@@ -210,6 +210,13 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
         "minProperties": 1,
     },
     "names that are not": {"type": "object", "propertyNames": {"not": {"enum": ["a", "b"]}}, "minProperties": 1},
+    "names within patterns": {
+        "type": "object",
+        "patternProperties": {"^[ab]+$": {"type": "integer"}},
+        "propertyNames": {"maxLength": 2},
+        "additionalProperties": {"type": "null"},
+        "minProperties": 1,
+    },
     "names of a format": {"type": "object", "propertyNames": {"format": "uuid"}, "minProperties": 1},
     "short names": {"type": "object", "propertyNames": {"pattern": "^[ab]+$", "maxLength": 3}, "minProperties": 1},
     "patterns of the same names": {
