@@ -49,7 +49,7 @@ NO_ARGUMENTS: Final = "{}"
 NAME: Final = "name"
 # The function's name, or the whole call in the form of requests.
 FUNCTION: Final = "function"
-ARGUMENTS: Final = ("arguments", "parameters")
+ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 # The keys of a call without a marker. An object with any other key is content in JSON.
 KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
 _COMMAS = re.compile(r"[\s,]*")

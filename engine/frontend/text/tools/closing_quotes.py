@@ -14,6 +14,8 @@ _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
 _ITEM = re.compile(r"(?:true|false|null|True|False|None|-?[0-9][0-9.eE+-]*)\s*(.?)", re.DOTALL)
 _BEGUN_ITEM = re.compile(r"[\w.+-]*")
 _CLOSERS = re.compile(r"[\s}\]]*")
+_CALL = re.compile(r"""\{\s*(?:["'](\w*))?""")
+_KEYS_OF_CALLS: Final = ("name", "function", "arguments", "parameters", "type", "id")
 _QUOTES: Final = "\"'"
 _BRACKETS: Final = "{[}]"
 # What may come before the key of the next value, even if the brackets between are missing.
@@ -23,13 +25,15 @@ _BEFORE_KEY: Final = (",", ";", "{")
 class ClosingQuote:
     """Judges a quote inside a string by what follows it.
 
-    The string is in an object or in a list, inside ``depth`` brackets in all. ``stops`` end a call.
+    ``due`` are the closing brackets of the value, the innermost last; ``enclosing`` is the number of objects around it;
+    ``stops`` end a call.
     """
 
-    def __init__(self, quote: str, *, in_object: bool, depth: int, stops: Sequence[str]) -> None:
+    def __init__(self, quote: str, due: Sequence[str], *, enclosing: int, stops: Sequence[str]) -> None:
         self._quote = quote
-        self._in_object = in_object
-        self._depth = depth
+        self._due = due
+        self._in_object = due[-1] == "}"
+        self._depth = len(due) + enclosing
         self._stops = stops
 
     def closes(self, ahead: str, more: bool) -> bool | None:
@@ -54,15 +58,17 @@ class ClosingQuote:
             return False
         return self._before_key(ahead) if after else None
 
-    def _is_next(self, text: str, *, in_object: bool | None) -> bool | None:
-        """Return whether a key or an item follows a comma; in what is not known after closing brackets."""
+    def _is_next(self, text: str, *, in_object: bool) -> bool | None:
+        """Return whether a key or an item follows a comma, or the next call, if brackets are missing."""
         if not text:
             return None
+        if text[0] == "{" and in_object:
+            return _begins_call(text)
         if text[0] in _BRACKETS:
             return True
         if text[0] in _QUOTES:
             return _is_string_before(":", text) if in_object else True
-        if in_object is not False and (key := _BARE_KEY.match(text)) and key[1] in ("", ":"):
+        if in_object and (key := _BARE_KEY.match(text)) and key[1] in ("", ":"):
             return True if key[1] else None
         if in_object:
             return False
@@ -75,6 +81,8 @@ class ClosingQuote:
 
     def _ends_values(self, after: str) -> bool | None:
         """Judge a quote before closing brackets, which may be a part of the string, too."""
+        if after[0] not in self._due:
+            return self._before_key(after)
         run = _CLOSERS.match(after)
         end = run.end() if run else 0
         rest = after[end:]
@@ -82,10 +90,12 @@ class ClosingQuote:
             return None
         if rest[0] == self._quote and not after[end - 1].isspace():
             return False
-        if sum(character in "}]" for character in after[:end]) >= self._depth:
+        closed = sum(character in "}]" for character in after[:end])
+        if closed >= self._depth:
             return True
         if rest[0] == ",":
-            return self._is_next(rest[1:].lstrip(), in_object=None)
+            around = self._due[-1 - closed] if closed < len(self._due) else "}"
+            return self._is_next(rest[1:].lstrip(), in_object=around == "}")
         return True if rest[0] in "{[<`" else self._before_key(after)
 
     def _before_key(self, text: str) -> bool | None:
@@ -100,6 +110,14 @@ class ClosingQuote:
         if before.rstrip().endswith(_BEFORE_KEY) or (before and before.isspace()):
             return _is_string_before(":" if self._in_object else ":,]", text[at:])
         return False
+
+
+def _begins_call(text: str) -> bool | None:
+    """Return whether an object here has a key of a call."""
+    found = _CALL.match(text)
+    if found is None or found.end() == len(text):
+        return None
+    return found[1] in _KEYS_OF_CALLS
 
 
 def _is_string_before(what: str, text: str) -> bool | None:

@@ -137,7 +137,8 @@ class JsonValue:
         self._text = text
         self._emit = emit
         self._stops = stops
-        self._markers = tuple(stop for stop in stops if stop != _SEMICOLON)
+        # Fences and semicolons occur in texts.
+        self._markers = tuple(stop for stop in stops if stop[0] in "<[")
         self._enclosing = enclosing
         # The expected closing brackets, and the number of each kind.
         self._due: list[str] = []
@@ -190,14 +191,12 @@ class JsonValue:
 
     def _read_string(self, quote: str) -> Reading[bool]:
         """Read a key or a string. One that follows another value lacks its comma."""
-        in_object = self._due[-1] == "}"
-        is_key = in_object and self._next in (_Next.KEY, _Next.COMMA)
+        is_key = self._due[-1] == "}" and self._next in (_Next.KEY, _Next.COMMA)
         if self._next is _Next.COMMA:
             self._held = self._held or ","
         self._pass("")
         self._wants_key = False
-        depth = len(self._due) + self._enclosing
-        closing = None if is_key else ClosingQuote(quote, in_object=in_object, depth=depth, stops=self._markers)
+        closing = None if is_key else ClosingQuote(quote, self._due, enclosing=self._enclosing, stops=self._markers)
         whole = yield from read_string(self._text, self._emit, closing)
         self._closed = whole
         self._next = _Next.COLON if is_key else _Next.COMMA
@@ -259,6 +258,16 @@ class JsonValue:
             if due == bracket:
                 self._closed = True
                 return not self._due
+
+
+def mended(written: str) -> str:
+    """Return the JSON of a complete object or list, as far as it can be read."""
+    text, found = IncomingText(), list[str]()
+    text.feed(written)
+    text.end(stopped=True)
+    for _ in JsonValue(text, found.append, ()).read():
+        continue
+    return "".join(found)
 
 
 def _separates_calls(ahead: str, more: bool) -> bool | None:

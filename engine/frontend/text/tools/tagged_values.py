@@ -14,7 +14,7 @@ from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.argument_schemas import Properties, choices_of, is_text
 from engine.frontend.text.tools.call_parts import CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
-from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, refuse_constant
+from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, mended, refuse_constant
 from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
@@ -62,8 +62,22 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
     try:
         value = json.loads(stripped, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
-        return f'"{escaped(written)}"'
+        return _mended(stripped, schema) or f'"{escaped(written)}"'
     return stripped if _fits(value, written, schema) else f'"{escaped(written)}"'
+
+
+def _mended(written: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON of an object or a list that is almost JSON; empty if it is none, or could be meant as a text."""
+    wanted = {"{": "object", "[": "array"}.get(written[:1])
+    types = _types_of(schema)
+    if wanted not in types or "string" in types:
+        return ""
+    value = mended(written)
+    try:
+        json.loads(value, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return ""
+    return value
 
 
 def _fits(value: Any, written: str, schema: Mapping[str, Any]) -> bool:

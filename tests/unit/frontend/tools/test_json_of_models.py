@@ -50,6 +50,8 @@ MENDED: list[tuple[str, dict[str, Any]]] = [
     ('{"s": ""hi" he said"}', {"s": '"hi" he said'}),
     ('{"l": ["a "b" c", "d"], "s": "x"}', {"l": ['a "b" c', "d"], "s": "x"}),
     ('{"s": "if a == "b":\n\tpass", "n": 2}', {"s": 'if a == "b":\n\tpass', "n": 2}),
+    ('{"s": "if (a["b"]) { return "c"; }", "n": 2}', {"s": 'if (a["b"]) { return "c"; }', "n": 2}),
+    ('{"s": "```py\nprint("a")\n```", "n": 2}', {"s": '```py\nprint("a")\n```', "n": 2}),
     # What only looks like such quotes.
     ('{"s": "a", "n": "}", "l": ["", "]"], "t": ""}', {"s": "a", "n": "}", "l": ["", "]"], "t": ""}),
     ('{"it\'s": "a", "s": "it\'s", "t": "b:"}', {"it's": "a", "s": "it's", "t": "b:"}),
@@ -79,6 +81,46 @@ def test_arguments_that_are_almost_json(family: str, written: str, expected: dic
 def test_a_whole_call_is_a_dict_of_python(family: str) -> None:
     text = wrapped(family, "{'s': None}").replace('"', "'")
     assert calls_of(family, text) == [("call", "add", {"s": None})]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral list"])
+def test_a_text_has_several_objects_whose_quotes_are_not_escaped(family: str) -> None:
+    """Where objects are around the arguments, a bracket in the text cannot close all of them."""
+    text = '[\n {"a": "b"},\n {"c": "d"}\n]'
+    written = wrapped(family, f'{{"s": "{text}", "n": 2}}')
+    assert calls_of(family, written) == [("call", "add", {"s": text, "n": 2})]
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_the_arguments_of_a_call_have_one_of_these_names(key: str) -> None:
+    """Under another name than usual they were left out of a call that seemed whole."""
+    text = f'<tool_call>{{"name": "add", "{key}": {{"n": 1}}}}</tool_call>'
+    assert calls_of("hermes", text) == [("call", "add", {"n": 1})]
+
+
+OF_TYPES: list[tuple[str, dict[str, Any], Any]] = [
+    ("{'a': 1, 'b': None}", {"type": "object"}, {"a": 1, "b": None}),
+    ("['x', 'it\\'s', True]", {"type": "array"}, ["x", "it's", True]),
+    ('{"a": "say "hi" x", }', {"type": ["object", "null"]}, {"a": 'say "hi" x'}),
+    ('{"a": [1, 2}', {"anyOf": [{"type": "object"}, {"type": "null"}]}, {"a": [1, 2]}),
+    ("{'a': 1}", {"type": "string"}, "{'a': 1}"),
+    ("{'a': 1}", {"type": ["object", "string"]}, "{'a': 1}"),
+    ("{'a': 1}", {}, "{'a': 1}"),
+    ("['a' @@ x", {"type": "array"}, "['a' @@ x"),
+    ("[1, @]", {"type": "array"}, "[1, @]"),
+]
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize(("written", "schema", "expected"), OF_TYPES)
+def test_a_value_between_tags_is_almost_json(family: str, written: str, schema: dict[str, Any], expected: Any) -> None:
+    """Only where the schema has no text: there it is what was written."""
+    text = {
+        "qwen3_coder": f"<tool_call>\n<function=add>\n<parameter=v>\n{written}\n</parameter>\n</function>\n",
+        "glm45": f"<tool_call>add\n<arg_key>v</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>",
+    }[family]
+    ((_, _, found),) = in_one_and_by_character(lambda: FAMILIES[family](TOOLS, {"add": {"v": schema}}), text)
+    assert json.loads(found) == {"v": expected}
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_JSON)
