@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from engine.grammar.expressions import (
     ALL,
     ANY_TEXT,
+    NOT_ASCII,
     WORD,
     Behind,
     Chars,
@@ -195,7 +196,8 @@ class _Automaton:
         self._steps = 0
         nodes = [node for one in _sequences(formula) for node in _nodes_of(one)]
         self._behind = {node.ranges for node in nodes if isinstance(node, Behind)}
-        self._behind |= {WORD for node in nodes if isinstance(node, Edge) and node.kind in "bB"}
+        if any(isinstance(node, Edge) and node.kind in "bB" for node in nodes):
+            self._behind |= {WORD, NOT_ASCII}
         self._classes = _classes_of(self._behind | {node.ranges for node in nodes if isinstance(node, Chars)})
         start: tuple[Formula, Before] = formula, None
         states = {start: 0}
@@ -384,6 +386,8 @@ def _holds(node: Edge | Behind, before: Before, after: Before) -> bool:
         return (before is not None and node.ranges in before) != node.is_negative
     if node.kind in "^$":
         return (before if node.kind == "^" else after) is None
+    if any(side is not None and NOT_ASCII in side for side in (before, after)):
+        return node.in_doubt
     is_boundary = (before is not None and WORD in before) != (after is not None and WORD in after)
     return is_boundary == (node.kind == "b")
 

@@ -36,6 +36,8 @@ _IN_STRINGS: Final = (Mode.STRING, Mode.ESCAPE)
 _IN_NAMES: Final = (Mode.KEY_STRING, Mode.KEY_ESCAPE)
 _INSIDE: Final = (*_IN_STRINGS, *_IN_NAMES, Mode.SCALAR)
 _BEFORE: Final = (Mode.VALUE, Mode.KEY)
+_CONTAINERS: Final = (b"[", b"{")
+_CLOSING: Final = frozenset(b"]}")
 _MAY_END_ITEM: Final = frozenset(b'",]} \t\n\r')
 # Keywords that may leave few strings or numbers.
 _NARROWS: Final = {
@@ -74,6 +76,7 @@ class Vocabulary:
         # May complete an item outside a string, or a string.
         self.ends = np.array([not _MAY_END_ITEM.isdisjoint(text) for text in texts], np.bool_)
         self.spaces = np.array([bool(text) and not text.strip(b" \t\n\r") for text in texts], np.bool_)
+        self.closes = np.array([not _CLOSING.isdisjoint(text) for text in texts], np.bool_)
         self.quotes = np.array([b'"' in text for text in texts], np.bool_)
         # May be a whole item, or begin one whose text is written in several ways.
         self.wholes = np.array([bool(_WHOLE.match(text)) for text in texts], np.bool_)
@@ -226,6 +229,8 @@ class Distinctness:
         last = position.frames[-1]
         is_free = all(self._is_free(frame, b"") for frame in lists)
         found = vocabulary.crosses if is_free else vocabulary.demands
+        if any(frame.texts and _begun(frame, text)[:1] in _CONTAINERS for frame in lists):
+            found = found | vocabulary.closes  # Names in another order, and numbers written otherwise.
         if mode in (*_IN_STRINGS, *_IN_NAMES):
             found = found & vocabulary.quotes
         resembling = [

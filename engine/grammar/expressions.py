@@ -59,9 +59,13 @@ class Behind:
 
 @dataclass(frozen=True)
 class Edge:
-    """The begin ``^``, the end ``$``, a word boundary ``b``, or none ``B``."""
+    """The begin ``^``, the end ``$``, a word boundary ``b``, or none ``B``.
+
+    Dialects differ on words beside a character that is not in ASCII: ``in_doubt`` is taken there.
+    """
 
     kind: str
+    in_doubt: bool = False
 
 
 Node: TypeAlias = Chars | Choice | Repeat | Look | Behind | Edge
@@ -70,6 +74,7 @@ ANY_TEXT: Final[Nodes] = (Repeat((Chars(ALL),), 0, None),)
 
 _DIGITS: Final[Ranges] = ((0x30, 0x39),)
 WORD: Final[Ranges] = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+NOT_ASCII: Final[Ranges] = ((0x80, ALL[0][1]), ALL[1])
 _SPACES: Final[Ranges] = ((9, 13), (32, 32))
 # The spaces of any dialect.
 _ALL_SPACES: Final[Ranges] = (
@@ -159,7 +164,7 @@ class _Reader:
         if letter == "\\":
             if self._pattern[self.at : self.at + 1] in ("b", "B"):
                 self.at += 1
-                return Edge(self._pattern[self.at - 1])
+                return Edge(self._pattern[self.at - 1], in_doubt=forbids)
             return Chars(self._escaped(forbids))
         if letter in "*+?":
             raise UnreadableError("nothing to repeat")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from engine.grammar.automata import plain, plain_parts
-from engine.grammar.complements import Negation, are_disjoint, kinds_of
+from engine.grammar.complements import Negation, Target, are_disjoint, kinds_of
 from engine.grammar.contained import count_contained
 from engine.grammar.evaluated import closed_alternatives
 from engine.grammar.exclusive import tell_apart, values_of
@@ -34,7 +34,7 @@ _NAME: Final = r"(?:[\w /:@-]|\\[^\w\s])"
 _LISTED_NAMES: Final = re.compile(
     rf"\^(?:\((?:\?:)?(?P<alternatives>{_NAME}+(?:\|{_NAME}+)*)\)|\[(?P<characters>\w+)\]|(?P<one>{_NAME}+))\$"
 )
-_PARTS_OF_VALUES: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties")
+_CHOOSING_ITEMS: Final = frozenset(("anyOf", "oneOf", "if", "contains"))
 # With more, combining the alternatives of oneOf would take long.
 _MOST_OVERLAPS: Final = 24
 
@@ -174,7 +174,7 @@ class _Mending:
         if part.get("uniqueItems") is True and self._marks_distinct:
             del part["uniqueItems"]
             part[DISTINCT] = True
-        _close_list(part)
+        _close_list(part, self._target)
         if self._marks_distinct:
             _mark_names(part)
         count_properties(part)
@@ -285,10 +285,20 @@ def _mark_names(part: dict[str, Any]) -> None:
         part[DISTINCT_NAMES] = True
 
 
-def _close_list(part: dict[str, Any]) -> None:
+def _close_list(part: dict[str, Any], target: Target) -> None:
     """Rewrite ``unevaluatedItems`` where what is evaluated is certain."""
-    if part.get("unevaluatedItems") is False and part.keys().isdisjoint((*_PARTS_OF_VALUES, "items", "contains")):
-        part["items"] = part.pop("unevaluatedItems")
+    found = target(part)
+    parts = [part, *([] if found is part else [found]), *map(target, listed(part, "allOf"))]
+    if "unevaluatedItems" not in part or not all(isinstance(one, dict) for one in parts):
+        return
+    if not all(one.keys().isdisjoint(_CHOOSING_ITEMS) for one in parts):
+        return
+    if any("allOf" in one or "$ref" in one for one in parts[1:]):
+        return
+    more = part.pop("unevaluatedItems")
+    if not any("items" in one for one in parts):
+        first = [True] * max(len(listed(one, "prefixItems")) for one in parts)
+        part["allOf"] = [*listed(part, "allOf"), {"prefixItems": first, "items": more}]
 
 
 def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:

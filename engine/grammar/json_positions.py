@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Hashable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -203,7 +203,7 @@ class Walk:
         changed = frame._replace(start=None, size=frame.size + 1)
         if frame.is_distinct and frame.start is not None:
             text = source.read(frame.start, after.at)
-            changed = _with(changed, _identity(json.loads(text, parse_int=Decimal, parse_float=Decimal)), text)
+            changed = _with(changed, _identity(json.loads(text, parse_int=_number, parse_float=_number)), text)
         return after._replace(mode=Mode.AFTER, frames=(*frames[:-1], changed))
 
 
@@ -252,6 +252,14 @@ def _require_plain_exponent(after: Position, source: _Source) -> None:
         and _ODD_EXPONENT.search(source.read(after.start, after.at))
     ):
         raise RepeatedError
+
+
+def _number(text: str) -> Decimal | str:
+    """Return the value of a number; its text if the exponent is beyond all decimals."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return text.lower()
 
 
 def _identity(value: Any) -> Hashable:

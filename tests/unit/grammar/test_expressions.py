@@ -112,3 +112,13 @@ def test_an_expression_takes_bounded_time(pattern: str) -> None:
     plain_parts(pattern)
     negated_pattern(pattern)
     assert time.process_time() - begun_s < 2
+
+
+def test_a_word_beside_another_script_is_in_doubt() -> None:
+    """Dialects differ on whether its letters are of a word."""
+    needs, forbids = plain(r"\babc\b"), plain(r"^(?!.*\babc\b)")
+    assert needs is not None
+    assert forbids is not None
+    for text, is_word in (("abc", True), ("x abc.", True), ("\u00e9abc", None), ("abcd", False)):
+        assert bool(_ending_at_the_end(needs).search(text)) is (is_word is True)
+        assert bool(_ending_at_the_end(forbids).search(text)) is (is_word is False)

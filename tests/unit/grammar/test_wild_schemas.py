@@ -217,6 +217,12 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
         "additionalProperties": {"type": "null"},
         "minProperties": 1,
     },
+    "a closed list of parts": {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}],
+        "allOf": [{"prefixItems": [True, {"type": "null"}]}],
+        "unevaluatedItems": False,
+    },
     "names of a format": {"type": "object", "propertyNames": {"format": "uuid"}, "minProperties": 1},
     "short names": {"type": "object", "propertyNames": {"pattern": "^[ab]+$", "maxLength": 3}, "minProperties": 1},
     "patterns of the same names": {
