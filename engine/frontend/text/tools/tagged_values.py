@@ -216,11 +216,15 @@ class TaggedValues:
 
 
 class _Value:
-    """Passes a value on, but holds back line feeds until it is known whether they belong to it."""
+    """Passes a value on, but holds back line feeds until it is known whether they belong to it.
+
+    They include carriage returns if the one before the value does.
+    """
 
     def __init__(self, emit: Emit, *, lines: bool) -> None:
         self._emit = emit
         self._skips_line = lines
+        self._line_end = "\n"
         self._held = ""
         self._shown = ""
 
@@ -229,11 +233,15 @@ class _Value:
         return bool(self._held) or not self._shown
 
     def add(self, text: str) -> None:
-        if text and self._skips_line:
-            self._skips_line = False
-            text = text.removeprefix("\n")
         text = self._held + text
-        at = len(text.rstrip("\n"))
+        if self._skips_line and text:
+            if text == "\r":
+                self._held = text
+                return
+            self._skips_line = False
+            self._line_end = "\r\n" if text.startswith("\r\n") else "\n"
+            text = text.removeprefix(self._line_end)
+        at = len(text.rstrip(self._line_end))
         self._held = text[at:]
         if at:
             self._shown = text[at - 1]
@@ -241,6 +249,7 @@ class _Value:
 
     def end(self, lines: int) -> None:
         """End the value; ``lines`` of its last line feeds belong to the following tag."""
-        kept = self._held[: max(0, len(self._held) - lines)]
-        if kept:
-            self._emit(kept)
+        for _ in range(lines):
+            self._held = self._held.removesuffix(self._line_end)
+        if self._held:
+            self._emit(self._held)

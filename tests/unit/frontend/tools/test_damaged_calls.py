@@ -255,6 +255,18 @@ def test_tags_of_qwen_are_misspelt(opening: str, closing: str, function: str, *,
     assert calls_of("qwen3_coder", text + "ok") == [("call", "add", GIVEN)]
 
 
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm45"])
+def test_lines_end_with_carriage_returns(family: str) -> None:
+    """They became a part of each value of Qwen."""
+    text = "".join(map(_text, WRITTEN[family]))
+    assert calls_of(family, text.replace("\n", "\r\n")) == BOTH
+    lines = "a\r\nb\r\n"
+    given = GIVEN | {"s": lines}
+    written = text.replace("\n", "\r\n").replace("Oslo", lines)
+    assert calls_of(family, written) == [("call", name, given) for name in TOOLS]
+    assert calls_of(family, text.replace("Oslo", "a\r")) == [("call", name, GIVEN | {"s": "a\r"}) for name in TOOLS]
+
+
 @pytest.mark.parametrize("value", ['<param name="movie" value="x"></param>', "<n>1</n>", "<argument=n>1</argument>"])
 def test_a_value_has_tags_that_only_look_like_parameters(value: str) -> None:
     text = "".join(map(_text, _tags("add"))).replace("Oslo", value)
