@@ -111,6 +111,10 @@ class Turns:
         self.batches: list[dict[str, int]] = []
         self.before: list[int] = []
         self.written: set[int] = set()
+        # Requests that compute a position again, where each began last, and how far it has come.
+        self.again: list[str] = []
+        self.starts: dict[str, int] = {}
+        self._reached: dict[tuple[str, int], int] = {}
         self.ends: dict[str, str] = {}
         self.flushes: list[bool] = []
 
@@ -126,10 +130,6 @@ class Turns:
     def since(self, turn: int) -> list[dict[str, int]]:
         """Return the batches since the messages of a turn."""
         return self.batches[self.before[turn] :]
-
-    def computed(self, rid: str) -> int:
-        """Return how many tokens of a request were computed, repeated ones too."""
-        return sum(batch.get(rid, 0) for batch in self.batches)
 
     @staticmethod
     def load(scheduler: Any) -> dict[str, Any]:
@@ -156,6 +156,14 @@ class Turns:
     def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
         lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
         self.written.update(batch.out_cache_loc.tolist())
+        for req, length, end in zip(batch.reqs, lengths, batch.seq_lens.tolist(), strict=True):
+            # A retraction takes back what was computed.
+            life = req.rid, req.retraction_count
+            if life not in self._reached:
+                self.starts[req.rid] = end - length
+            elif end - length < self._reached[life]:
+                self.again.append(req.rid)
+            self._reached[life] = end
         self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
         # No token ends a request, so all of them may be the same.
         tokens = torch.full((len(batch.reqs),), 7)

@@ -42,18 +42,18 @@ _PROMISES: Final = {
     r"(\w+) is launched, but it was aborted": "sum({0!r} in batch for batch in turns.since({abort})) <= {late}",
     r"call-\d+ is refused, although no request owns memory": "turns.flushes[-1]",
     r"call-\d+ empties the cache although \d+ tokens are locked": "not turns.flushes[-1]",
-    r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches)",
+    r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches[:{launched}])",
     r"the scheduler has dropped (\w+),": "{0!r} in turns.ends",
     r"is launched while (?:generation is paused|the device sleeps)": _NO_LAUNCH,
-    r"(\w+) reads block \d+, which was written before": "turns.computed({0!r}) >= {prompt}",
-    r"(\w+) computes position \d+ again": "turns.computed({0!r}) < {prompt} + {new}",
+    r"(\w+) reads block \d+, which was written before": "not turns.starts.get({0!r})",
+    r"(\w+) computes position \d+ again": "{0!r} not in turns.again",
     r"the block does not hold their KV|whose slots do not follow one another": (
         "turns.written.issuperset(scheduler.tree_cache.all_values_flatten().tolist())"
     ),
     r"the query load changed something": "turns.load(scheduler) == turns.load(scheduler)",
 }
 _PAUSES: Final = ("pause(", "PauseGenerationReqInput(", "ReleaseMemoryOccupationReqInput(")
-_WITH_ALL_TURNS: Final = ("the scheduler has dropped", "computes position")
+_WITH_ALL_TURNS: Final = "the scheduler has dropped"
 _OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but something waits forever": _ALL_ENDED}
 # They change nothing in a run without a GPU.
 _WITHOUT_EFFECT: Final = ("client_rids", "enable_memory_saver")
@@ -98,12 +98,13 @@ class _Turns(Standalone):
         if found is None:
             raise NotImplementedError(f"no turn shows the failure: {said}")
         match, rule = found
-        words: dict[str, Any] = {"late": machine.depth, "pause": _turn_of(calls, *_PAUSES)}
+        plans: list[Any] = [calls.results[name][0] for name in calls.named(self.launch)]
+        words: dict[str, Any] = {"launched": sum(bool(plan.batch_to_run) for plan in plans)}
+        words |= {"late": machine.depth, "pause": _turn_of(calls, *_PAUSES)}
         names = [calls.names[rid] for rid in match.groups()]
         for name in names:
-            words["prompt"], words["new"] = calls.sizes[match[1]]
             words["abort"] = _turn_of(calls, f"abort({name!r})", f"AbortReq(rid={name!r})", "AbortReq(abort_all")
-        if rule is _ALL_ENDED or any(one in said for one in _WITH_ALL_TURNS):
+        if rule is _ALL_ENDED or _WITH_ALL_TURNS in said:
             calls.lines.append(f"turns.take({_MORE_TURNS})")
         made = "new_scheduler(settings)"
         if "scheduler" in rule:
@@ -152,7 +153,6 @@ class FrontStandalone(_Turns):
                 if value.stop_token_ids:
                     raise NotImplementedError(_NO_STOPS)
                 calls.names[value.rid] = value.rid
-                calls.sizes[value.rid] = len(value.prompt_ids), value.max_new_tokens
                 return f"start({value.rid!r}, {list(value.prompt_ids)}, {value.max_new_tokens})"
             case Abort():
                 return f"abort({value.rid!r})"
@@ -201,7 +201,6 @@ class SglangStandalone(_Turns):
                     raise NotImplementedError(_NO_STOPS)
                 more = "" if value.priority is None else f", priority={value.priority}"
                 new = value.sampling_params.max_new_tokens
-                calls.sizes[rid_of(value.rid)] = len(value.input_ids), new
                 return f"request({value.rid!r}, {list(value.input_ids)}, {new}{more})"
             case AbortReq(abort_all=True):
                 return "AbortReq(abort_all=True)"

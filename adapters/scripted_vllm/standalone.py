@@ -164,10 +164,10 @@ def _left_behind(said: str) -> str:
     if found := re.search(_LEFT, said):
         return f"{_COUNTS[found[1]]} == {found[2]}"
     if found := re.search(_GROWN, said):
-        *owners, grown = f"scheduler.{found[1]}".split("[].")
-        if len(owners) > 1:
-            return ""
-        return (
-            f"all(len(one.{grown}) <= {found[2]} for one in {owners[0]})" if owners else f"len({grown}) <= {found[2]}"
-        )
+        *owners, path = f"scheduler.{found[1]}".split("[].")
+        owner, _, name = (f"one.{path}" if owners else path).rpartition(".")
+        # A mended engine may lack it.
+        rule = f"len(vars({owner}).get({name!r}, ())) <= {found[2]}"
+        if len(owners) < 2:
+            return f"all({rule} for one in {owners[0]})" if owners else rule
     return ""

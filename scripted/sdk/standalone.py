@@ -128,8 +128,6 @@ class Calls:
     def __init__(self, standalone: Standalone) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
-        # The tokens of each request's prompt, and the most of its output, by rid.
-        self.sizes: dict[str, tuple[int, int]] = {}
         # The output of each request when it runs alone, by rid.
         self.outputs: dict[str, Sequence[int]] = {}
         # Results by name, in order, with their line numbers. Keeping them alive keeps their ids unique.
