@@ -289,6 +289,10 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         "mamba_cache_mode=align needs enable_chunked_prefill=True and max_num_batched_tokens of at least block_size",
     ),
     (
+        lambda s: s.mamba_cache_mode != "align" or not s.disable_chunked_mm_input,
+        "mamba_cache_mode=align allows no disable_chunked_mm_input, because a chunk may end within an image",
+    ),
+    (
         lambda s: not s.has_mamba or s.block_size > s.num_speculative_tokens,
         "with Mamba layers block_size must be greater than num_speculative_tokens",
     ),

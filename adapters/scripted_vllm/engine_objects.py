@@ -345,6 +345,8 @@ def _config_of(settings: Any) -> VllmConfig:
     if settings.has_mamba:
         config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
         config.cache_config.mamba_block_size = settings.states[0]
+    # The engine core calls it before it makes the scheduler.
+    config.validate_block_size()
     return config
 
 

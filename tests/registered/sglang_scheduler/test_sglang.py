@@ -296,6 +296,12 @@ def test_a_flush_drops_the_host_and_not_the_storage() -> None:
         assert sum(share.count for share in shares) == computed
 
 
+def test_a_paused_scheduler_may_refuse_a_flush_while_a_prefetch_fills_the_host() -> None:
+    tiered = "enable_hierarchical_cache=True hicache_storage_backend=dynamic"
+    schedule = f"{tiered}; 1 start a prompt=5 new=1; 1 pause mode=in_place; 1 flush"
+    assert execute(Schedule.parse(schedule, of="sglang")).failure is None
+
+
 def test_what_a_tier_is_held_for_is_waited_for() -> None:
     """A prompt that the storage has waits for it; with a read that fails it is computed."""
     settings = (

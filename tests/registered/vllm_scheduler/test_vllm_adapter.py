@@ -136,6 +136,10 @@ def test_a_copy_goes_on_as_a_run_from_the_beginning_does(name: str) -> None:
         ),
         ({"async_scheduling": "True", "model_runner": "1", "pipeline_parallel_size": "2"}, "needs model_runner=2"),
         ({"num_speculative_tokens": "16"}, "max_num_batched_tokens must be greater than num_speculative_tokens"),
+        (
+            {"mamba_cache_mode": "align", "encoder_cache_size": "6", "disable_chunked_mm_input": "True"},
+            "mamba_cache_mode=align allows no disable_chunked_mm_input",
+        ),
         ({"block_sise": "4"}, "did you mean 'block_size'"),
     ],
 )
