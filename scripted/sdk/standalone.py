@@ -41,7 +41,7 @@ from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
 _INDENT: Final = "    "
 _WIDTH: Final = 110
 # The texts of faults in which a request never begins or never ends.
-_WAITS: Final = r"\bwaits?\b|has dropped"
+_WAITS: Final = r"\bwaits?\b|has dropped|says again|asked for another step"
 _PASSED: Final = "passed over"
 _LIMIT_S: Final = 300
 # More empty launches than this change nothing.
