@@ -12,7 +12,7 @@ from typing import Any
 Text = tuple[int, ...]
 
 
-class Blocks:
+class BlockContents:
     """The contents of all blocks, and the tables and tokens of requests. ``outputs`` are the right ones by request."""
 
     def __init__(self, settings: Any, outputs: Mapping[str, Sequence[int]]) -> None:
@@ -88,5 +88,5 @@ class Blocks:
 
 def wrong_reads_in(plans: Sequence[Any], outputs: Mapping[str, Sequence[int]], settings: Any) -> list[str]:
     """Return the requests that read something else than their own tokens, over all plans of a scheduler in order."""
-    blocks = Blocks(settings, outputs)
+    blocks = BlockContents(settings, outputs)
     return [name for plan in plans for name in blocks.take(plan)]

@@ -113,7 +113,7 @@ _CLOSER = {"{": "}", "[": "]"}
 
 
 class _Next(enum.Enum):
-    """What may come next in a value."""
+    """Possible next parts of a value."""
 
     KEY = enum.auto()
     COLON = enum.auto()
