@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(adapter=transformers.*)'$", PAGE, re.MULTILINE)
 WAITS, RAISES = "something waits forever: a (preempted)", "KeyError: 'a#1'"
+HELD_UP = "a request waits although all that are open fit together: c"
 # The ways in which a name that returns early goes wrong, in the order of the table's schedules.
 REUSED = (
     "the scheduler has dropped a",
@@ -43,8 +44,17 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [*zip(LINES, (WAITS, RAISES, REUSED[0]), strict=True), *zip(SCHEDULES[1:], REUSED[1:], strict=True)],
-    ids=("waits", "raises", "cancelled", "queued twice", "answered twice", "carried over", "carried over an end"),
+    [*zip(LINES, (WAITS, RAISES, HELD_UP, REUSED[0]), strict=True), *zip(SCHEDULES[1:], REUSED[1:], strict=True)],
+    ids=(
+        "waits",
+        "raises",
+        "held up",
+        "cancelled",
+        "queued twice",
+        "answered twice",
+        "carried over",
+        "carried over an end",
+    ),
 )
 def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     failure = execute(Schedule.parse(line)).failure
@@ -90,6 +100,26 @@ def test_a_second_turn_that_reads_the_last_output_is_found() -> None:
 def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
     """The request that ends by itself takes the block of new requests back."""
     assert (execute(Schedule.parse(LINES[0].replace("12 abort b", mutated))).failure is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("prompt=68", "prompt=64"), ("prompt=32", "prompt=28"), ("_tokens=32;", "_tokens=32 allow_block_sharing=False;")],
+    ids=["it fits beside the cached blocks", "a smaller chunk fits", "nothing is cached"],
+)
+def test_only_cached_blocks_hold_up_a_prompt(old: str, new: str) -> None:
+    assert old in LINES[2]
+    assert execute(Schedule.parse(LINES[2].replace(old, new))).failure is None
+
+
+def test_every_way_to_be_held_up_fails() -> None:
+    defect = next(
+        defect for defect in defects_of("transformers", ROOT / "none") if defect.id.endswith("hold-up-a-prompt")
+    )
+    for schedule in defect.schedules:
+        failure = execute(Schedule.parse(schedule)).failure
+        assert failure is not None, schedule
+        assert "all that are open fit together" in failure.text
 
 
 @pytest.mark.parametrize(
