@@ -55,6 +55,7 @@ SCHEDULES = [
         "answered twice",
         "carried over",
         "carried over an end",
+        "queued twice ahead",
     ),
 )
 def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
