@@ -101,6 +101,11 @@ class NoHost:
         """Whether no transfer is pending, known to the scheduler or not."""
         return True
 
+    @property
+    def prefetched(self) -> int:
+        """How many requests have a prefetch that the scheduler has not ended."""
+        return 0
+
     def begin(self, launched: int, events: Iterable[Any]) -> None:
         """Begin a step after this many launched batches."""
 
@@ -148,6 +153,10 @@ class HostTier(NoHost):
     @property
     def is_quiet(self) -> bool:
         return self._to_host.is_quiet and self._to_device.is_quiet and not self._is_stored
+
+    @property
+    def prefetched(self) -> int:
+        return len(self._cache.ongoing_prefetch) if self._cache.enable_storage else 0
 
     @property
     def _is_stored(self) -> bool:

@@ -421,8 +421,8 @@ class SglangMachine:
         owned = self._rows - scheduler.req_to_token_pool.available_size()
         # With a role, requests that wait for the other server own more than memory.
         is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
-        # A prefetch that began in this step owns host memory.
-        is_still = self.host.is_known and self.host.is_quiet
+        # A request that is prefetched owns host memory, also after the read while a pause keeps it from being added.
+        is_still = self.host.is_known and self.host.is_quiet and not self.host.prefetched
         if not self._front.flushed and is_unjust and self.role.transfers is None and is_still:
             raise Violation(f"{event.call_id} is refused, although no request owns memory")
 

@@ -298,8 +298,18 @@ def test_a_flush_drops_the_host_and_not_the_storage() -> None:
 
 def test_a_paused_scheduler_may_refuse_a_flush_while_a_prefetch_fills_the_host() -> None:
     tiered = "enable_hierarchical_cache=True hicache_storage_backend=dynamic"
-    schedule = f"{tiered}; 1 start a prompt=5 new=1; 1 pause mode=in_place; 1 flush"
-    assert execute(Schedule.parse(schedule, of="sglang")).failure is None
+    for step in (1, 3):
+        schedule = f"{tiered}; 1 start a prompt=5 new=1; 1 pause mode=in_place; {step} flush"
+        assert execute(Schedule.parse(schedule, of="sglang")).failure is None
+
+
+def test_a_flush_that_a_pause_alone_refuses_is_seen_beside_a_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = Scheduler.is_fully_idle
+    monkeypatch.setattr(Scheduler, "is_fully_idle", lambda self, **how: not self._engine_paused and idle(self, **how))
+    schedule = "enable_hierarchical_cache=True hicache_storage_backend=dynamic; 1 pause mode=in_place; 3 flush"
+    failure = execute(Schedule.parse(schedule, of="sglang")).failure
+    assert failure is not None
+    assert "is refused, although no request owns memory" in str(failure)
 
 
 def test_what_a_tier_is_held_for_is_waited_for() -> None:
