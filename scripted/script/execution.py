@@ -8,13 +8,14 @@ import io
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Generic, NoReturn, Protocol
 
 import msgspec
 from typing_extensions import TypeVar
 
+from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.errors import NotIdle, Overdue
 from scripted.core.refusals import HarnessError
 from scripted.report.failure import FailureKind, FailureReport, error_of
@@ -22,7 +23,7 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
-from scripted.script.handles import Handles
+from scripted.script.handles import BaseRequest, Handles
 from scripted.script.hard_deadline import hard_deadline
 from scripted.script.interruptions import Verdict, error_text, no_departure, with_origins, without_debugger
 from scripted.script.measure import Measured
@@ -74,9 +75,11 @@ RunT = TypeVar("RunT", bound=DrivenRun, contravariant=True, default=Any)
 class ScriptExecution(Generic[RunT]):
     """One run of a script. With ``keeps_output`` its output is captured for another process to print.
 
-    Its end sets ``steps`` and ``loose_ends``. Reports describe the configuration by ``config_text``.
+    Its end sets ``steps`` and ``loose_ends``. Reports name the ``adapter`` and describe its configuration by
+    ``config_text``.
     """
 
+    adapter = DEFAULT_ADAPTER
     config_text = ""
 
     def __init__(
@@ -192,17 +195,26 @@ class ScriptExecution(Generic[RunT]):
         self, run: RunT, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any
     ) -> FailureReport:
         """Report a script that ``exc`` ended, raised by the script or below it; ``more`` are an adapter's fields."""
+        state = self._readable_state(run)
+        return self._report(exc, kind, mutant, run.handles.all, tier=run.tier, state=state, **more)
+
+    def report_without_run(self, exc: Overdue, mutant: str | None) -> FailureReport:
+        """Report a script whose time was over before it had a run, or while its failure was reported."""
+        return self._report(exc, FailureKind.TIMEOUT, mutant, (), tier="sim")
+
+    def _report(
+        self, exc: BaseException, kind: FailureKind, mutant: str | None, handles: Sequence[BaseRequest], **more: Any
+    ) -> FailureReport:
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
-            error=error_text(exc, self.function, run.handles.all),
+            error=error_text(exc, self.function, handles),
             frames=frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code),
             printed=self.take_printed(),
             script=f"{code.co_filename}::{self.function.__name__}",
-            tier=run.tier,
+            adapter=self.adapter,
             mutant=mutant,
             config=self.config_text,
-            state=self._readable_state(run),
             notes=self.notes,
             replay=self.options.replay,
             ending=exc.ending if isinstance(exc, Verdict) else None,
@@ -310,20 +322,27 @@ class OneScript(ScriptSource[RunT, ScriptExecution[RunT]]):
             kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
             self.report = self.script.report(run, exc, kind, self._mutant)
 
+    def overdue(self, exc: Overdue) -> None:
+        """Handle a deadline that struck where no run could report it, as while the engine is built."""
+        if self.report is None:
+            self.error, self.report = exc, self.script.report_without_run(exc, self._mutant)
+
 
 def run_one(
     source: OneScript, drive: Callable[[OneScript], object], switched_on: AbstractContextManager[object]
 ) -> None:
     """Run the script of a source, optionally with a mutant. Raises ScriptError if it does not pass."""
     timeout_s = source.script.options.timeout_s
-    with ExitStack() as stack:
-        stack.enter_context(switched_on)
-        stack.enter_context(hard_deadline(timeout_s))
-        source.script.is_late = stack.enter_context(watchdog(timeout_s, is_busy=source.script.options.is_busy))
-        try:
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(switched_on)
+            stack.enter_context(hard_deadline(timeout_s))
+            source.script.is_late = stack.enter_context(watchdog(timeout_s, is_busy=source.script.options.is_busy))
             drive(source)
-        except Exception:
-            if source.report is None:
-                raise
+    except Overdue as exc:
+        source.overdue(exc)
+    except Exception:
+        if source.report is None:
+            raise
     if source.report is not None:
         raise error_of(source.report) from source.error

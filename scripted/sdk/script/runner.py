@@ -41,7 +41,6 @@ class _SdkExecution(ScriptExecution[SdkRun]):
         more |= {
             "when": _when(run, self, exc),
             "inside": _frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
-            "adapter": run.adapter.name,
             "log": log_of_adapter(run.adapter, run.records, run.config),
         }
         # The scheduler has no process of its own that could die.
@@ -91,7 +90,7 @@ def run_script(
     Raises ScriptFailed, ScriptTimeout or HarnessError.
     """
     execution = _SdkExecution(script, args, arguments, options)
-    execution.config_text = config_text(adapter.config_words(config))
+    execution.adapter, execution.config_text = adapter.name, config_text(adapter.config_words(config))
     source = OneScript(execution, mutant)
     runs: list[SdkRun] = []
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from damages import isolated
+from scripted_lockstep.tiers.sim import runner
 from thinned import thinned
 
 from engine import EngineConfig
@@ -156,6 +157,25 @@ def test_a_script_that_is_killed_says_where_it_was() -> None:
         isolated(_stays_in_a_call_of_c, timeout_s=TIMEOUT_S)
     assert ">       total = sum(range(10**12))" in str(failed.value)
     assert "The script itself does not come to its next yield" in str(failed.value)
+
+
+@pytest.mark.parametrize(("is_slow", "where"), [("new_engine", "_catches_exceptions"), ("EngineRun", "slow")])
+def test_a_deadline_meets_the_start_of_a_run(monkeypatch: pytest.MonkeyPatch, is_slow: str, where: str) -> None:
+    """Building the engine takes none of the script's time; a deadline in the rest of the start is its timeout."""
+    real = getattr(runner, is_slow)
+    begun: list[float] = []
+
+    def slow(*args: object) -> object:
+        begun.append(time.monotonic())
+        while time.monotonic() < begun[0] + 2 * TIMEOUT_S:
+            pass
+        return real(*args)
+
+    monkeypatch.setattr(runner, is_slow, slow)
+    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptTimeout) as failed:
+        sim.run(_catches_exceptions, timeout_s=TIMEOUT_S)
+    assert len(begun) == 1
+    assert f"in {where}" in str(failed.value)
 
 
 def test_a_script_of_another_thread_ends_in_its_time() -> None:

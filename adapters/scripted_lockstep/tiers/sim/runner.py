@@ -31,6 +31,7 @@ from scripted.script.execution import OneScript, run_one
 from scripted.script.harness import ScriptedSim
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
+from scripted.script.watchdog import unwatched
 from scripted_lockstep.configs import config_values, limits_of
 from scripted_lockstep.mutants import mutant_named
 from scripted_lockstep.script.context import ScriptContext
@@ -129,7 +130,8 @@ class EngineSim(ScriptedSim[EngineConfig, ScriptSucceeded]):
         return run_in_this_process(execution, self._run_loop, self.config, self.mutant)
 
     def _run_loop(self, source: OneScript) -> None:
-        scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
+        with unwatched():  # building the engine takes none of the script's time
+            scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
         run = EngineRun(scheduler, world, source)
         run.new_fleet = functools.partial(new_fleet, self.config)
         run_loop(run, scheduler, world.pipeline, world.clients)
