@@ -80,7 +80,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     """Parsing options for the outputs of one request.
 
     ``tools`` are the names of the tools that the model may call; None if it has none. ``named``: the client named the
-    tool to call. ``properties`` are the argument schemas, for parsers that need them.
+    tool to call. ``properties`` are the argument schemas of each tool.
     """
 
     tools: tuple[str, ...] | None = None
@@ -132,11 +132,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         calls = None if parsing.tools is None or self.family is None else self.family(parsing.tools, parsing.properties)
         reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning)
         return AnswerParser(reasoning, calls, parallel=parsing.parallel)
-
-    @property
-    def needs_properties(self) -> bool:
-        """True if the call parser needs the argument schemas of the tools."""
-        return self.family is not None and self.family.typed
 
     def new_call_id(self) -> str:
         return (self.family or CallParser).new_id()

@@ -281,9 +281,7 @@ def _with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, serv
             parallel=body.parallel_tool_calls,
             named=isinstance(body.tool_choice, NamedToolBody),
             reasoning=start,
-            properties={tool.function.name: properties_of(tool.function.parameters) for tool in tools}
-            if served.dialect.needs_properties
-            else {},
+            properties={tool.function.name: properties_of(tool.function.parameters) for tool in tools},
         ),
     )
     if not tools:

@@ -6,20 +6,23 @@ Owns the point at which an object becomes a call: its name is known, and its arg
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from engine.frontend.text.incoming_text import IncomingText, Reading
+from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_parts import CallParts
+from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import (
     LITERAL,
     QUOTES,
     SPACE,
     JsonValue,
     decoded,
+    escaped,
     is_object,
     read_string,
-    skip_value,
+    read_value,
 )
 
 
@@ -52,11 +55,18 @@ FUNCTION: Final = "function"
 ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 # The keys of a call without a marker. An object with any other key is content in JSON.
 KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
+# Those that say nothing of the arguments.
+_NOTES: Final = frozenset((NAME, FUNCTION, "type", "id"))
+# The kind of a call; a parameter of the same name has another value.
+_KIND: Final = f'"{FUNCTION}"'
 _COMMAS = re.compile(r"[\s,]*")
 
 
 class CallObject:
-    """Reads an object that may be a call. With ``tools`` it must name one of them and have only the keys of a call."""
+    """Reads an object that may be a call. With ``tools`` it must name one of them and have only the keys of a call.
+
+    ``properties`` are the schemas of each tool's arguments, which models also write beside the name.
+    """
 
     def __init__(
         self,
@@ -64,6 +74,7 @@ class CallObject:
         parts: CallParts,
         stops: Sequence[str],
         tools: Collection[str] | None,
+        properties: Mapping[str, Properties],
         *,
         is_inner: bool = False,
     ) -> None:
@@ -73,8 +84,11 @@ class CallObject:
         self._enclosing = 1 + is_inner
         self._stops = stops
         self._tools = tools
+        self._properties = properties
         self._name: str | None = None
         self._arguments: str | None = None
+        # The values of other keys, as JSON.
+        self._beside: dict[str, str] = {}
         self._begun = False
 
     def read(self) -> Reading[bool]:
@@ -90,14 +104,46 @@ class CallObject:
             if character == "}":
                 text.take(1)
                 return self._close()
-            if character not in QUOTES or not (yield from self._read_entry()):
+            if character not in QUOTES:
+                return self._close() if (yield from self._is_cut()) else self._begun
+            if not (yield from self._read_entry()):
                 return self._begun
 
+    def _is_cut(self) -> Reading[bool]:
+        """Return whether the call ends at this position, without its closing bracket."""
+        text = self._text
+        if not (yield from text.peek()):
+            return text.has_stopped
+        tag = yield from text.tag()
+        return (yield from text.sees(self._stops)) is not None or any(is_closer(tag, stop) for stop in self._stops)
+
     def _close(self) -> bool:
-        """Complete the object; a call without arguments gets an empty object."""
+        """Complete the object; a call without arguments gets those beside its name, or an empty object."""
         if self._name is not None and not self._begun:
-            self._give(NO_ARGUMENTS)
+            beside = self._given_beside(self._name)
+            if self._beside.keys() - beside.keys() <= _NOTES:
+                entries = ", ".join(f'"{escaped(key)}": {value}' for key, value in beside.items())
+                self._give(f"{{{entries}}}")
         return self._begun
+
+    def _given_beside(self, name: str) -> dict[str, str]:
+        """Return the arguments beside the name, as JSON. A key of calls is one only if the tool declares it."""
+        declared = self._properties.get(name, {})
+        return {
+            key: value
+            for key, value in self._beside.items()
+            if (key in declared and (key, value) != ("type", _KIND))
+            or (self._tools is None and key not in KEYS_OF_A_BARE_CALL)
+        }
+
+    def _may_be_beside(self, key: str) -> bool:
+        """Return whether a key may be an argument of the call, whose name may still be unknown."""
+        return self._tools is None or key in KEYS_OF_A_BARE_CALL or self._is_declared(key)
+
+    def _is_declared(self, key: str) -> bool:
+        """Return whether the tool declares an argument; any tool while the name is unknown."""
+        names = self._properties if self._name is None else (self._name,)
+        return any(key in self._properties.get(name, {}) for name in names)
 
     def _read_entry(self) -> Reading[bool]:
         """Read a key and its value; False if the object cannot be read further or is not a call."""
@@ -108,17 +154,20 @@ class CallObject:
             return False
         text.take(1)
         yield from text.run(SPACE)
-        if self._tools is not None and key not in KEYS_OF_A_BARE_CALL:
+        if not self._may_be_beside(key):
             return False
         wraps = key == FUNCTION and not self._is_inner and (yield from text.peek()) == "{"
         if wraps and self._name is None and self._arguments is None and not self._begun:
-            self._begun = yield from CallObject(text, self._parts, self._stops, self._tools, is_inner=True).read()
+            inner = CallObject(text, self._parts, self._stops, self._tools, self._properties, is_inner=True)
+            self._begun = yield from inner.read()
             return self._begun
         if key in (NAME, FUNCTION) and self._name is None and not self._begun:
             return (yield from self._read_name())
         if key in ARGUMENTS and self._arguments is None and not self._begun:
-            return (yield from self._read_arguments())
-        return (yield from skip_value(text, self._stops))
+            return (yield from self._read_arguments(key))
+        value = yield from read_value(text, self._stops, enclosing=self._enclosing)
+        self._beside[key] = value or ""
+        return value is not None
 
     def _read_text(self) -> Reading[str | None]:
         """Read and decode a string; None if there is none."""
@@ -137,15 +186,18 @@ class CallObject:
             self._give(self._arguments)
         return True
 
-    def _read_arguments(self) -> Reading[bool]:
-        """Read the arguments: an object, an object in a string, or null for none."""
+    def _read_arguments(self, key: str) -> Reading[bool]:
+        """Read the arguments: an object, an object in a string, or null for none; or one argument of this name."""
         character = yield from self._text.peek()
         if character == "{":
             return (yield from self._read_object())
-        if character in QUOTES:
-            said = yield from self._read_text()
-        else:
-            said = "" if (yield from self._text.word(LITERAL)) == "null" else None
+        value = yield from read_value(self._text, self._stops, enclosing=self._enclosing)
+        if value is None:
+            return False
+        said = decoded(value) if value.startswith('"') else "" if value == "null" else None
+        if (said is None or (said and not is_object(said))) and self._is_declared(key):
+            self._beside[key] = value
+            return True
         if said is None:
             return False
         self._give(said or NO_ARGUMENTS)

@@ -29,7 +29,7 @@ class ClosingQuote:
     ``stops`` end a call.
     """
 
-    def __init__(self, quote: str, due: Sequence[str], *, enclosing: int, stops: Sequence[str]) -> None:
+    def __init__(self, quote: str, due: Sequence[str], *, enclosing: int, stops: tuple[str, ...]) -> None:
         self._quote = quote
         self._due = due
         self._in_object = due[-1] == "}"
@@ -60,8 +60,10 @@ class ClosingQuote:
 
     def _is_next(self, text: str, *, in_object: bool) -> bool | None:
         """Return whether a key or an item follows a comma, or the next call, if brackets are missing."""
-        if not text:
+        if not text or any(stop.startswith(text) for stop in self._stops):
             return None
+        if text.startswith(self._stops):
+            return True
         if text[0] == "{" and in_object:
             return _begins_call(text)
         if text[0] in _BRACKETS:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from engine.frontend.text.incoming_text import Emit, IncomingText, Reading, dropped
+from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.closing_quotes import MOST_AHEAD, ClosingQuote
 from engine.frontend.text.tools.closing_tags import is_closer
 
@@ -137,8 +137,7 @@ class JsonValue:
         self._text = text
         self._emit = emit
         self._stops = stops
-        # Fences and semicolons occur in texts.
-        self._markers = tuple(stop for stop in stops if stop[0] in "<[")
+        self._markers = _markers_in(stops)
         self._enclosing = enclosing
         # The expected closing brackets, and the number of each kind.
         self._due: list[str] = []
@@ -278,11 +277,33 @@ def _separates_calls(ahead: str, more: bool) -> bool | None:
     return after[0] not in "\"'}]-0123456789"
 
 
-def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
-    """Skip any value. False if it is truncated or missing."""
+def read_value(text: IncomingText, stops: Sequence[str], *, enclosing: int) -> Reading[str | None]:
+    """Read any value of an object, and return its JSON; None if it is missing, or was cut by the end of the text.
+
+    ``enclosing`` is the number of objects around the value. A word that is no value is a string without its quotes.
+    """
+    written: list[str] = []
     character = yield from text.peek()
-    if character and character in PLAIN:
-        return (yield from read_string(text, dropped))
+    if character and character in QUOTES:
+        closing = ClosingQuote(character, "}", enclosing=enclosing - 1, stops=_markers_in(stops))
+        whole = yield from read_string(text, written.append, closing)
+        return "".join(written) if whole else None
     if character and character in "{[":
-        return not (yield from JsonValue(text, dropped, stops).read())
-    return bool((yield from text.word(LITERAL)))
+        missing = yield from JsonValue(text, written.append, stops, enclosing=enclosing).read()
+        is_whole = not missing or text.has_stopped or (yield from text.peek())
+        return "".join(written) + missing if is_whole else None
+    word = yield from text.word(LITERAL)
+    return _json_of_word(word) if word else None
+
+
+def _json_of_word(word: str) -> str:
+    try:
+        json.loads(word, parse_constant=refuse_constant)
+    except ValueError:
+        return PYTHON_WORDS.get(word) or f'"{escaped(word)}"'
+    return word
+
+
+def _markers_in(stops: Sequence[str]) -> tuple[str, ...]:
+    """Return the stops that no text has: fences and semicolons occur in texts."""
+    return tuple(stop for stop in stops if stop[0] in "<[")

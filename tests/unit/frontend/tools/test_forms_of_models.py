@@ -14,8 +14,10 @@ from engine.frontend.text.incoming_text import IncomingText
 from engine.frontend.text.reasoning import appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 
-TOOLS = ("add", "look_up")
+TOOLS = ("add", "look_up", "find")
 PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}
+# Arguments with the names of a call's own keys.
+OF_TOOLS = dict.fromkeys(TOOLS[:2], PROPERTIES) | {"find": {"type": {"type": "string"}, "input": {}}}
 OBJECT = '{"name": "add", "arguments": {"n": 1}}'
 WRAPPED = '{"type": "function", "function": {"name": "add", "parameters": {"n": 1}}}'
 NAMED = '{"type": "function", "function": "add", "parameters": {"n": 1}}'
@@ -33,7 +35,7 @@ def parse(family: str, text: str) -> list[tuple[str, ...]]:
     """The parts of a text that the model ended, the same however the text is cut into two."""
 
     def of(*pieces: str) -> list[tuple[str, ...]]:
-        parser, parts = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), list[Any]()
+        parser, parts = FAMILIES[family](TOOLS, OF_TOOLS), list[Any]()
         for piece in pieces:
             for part in parser.push(piece):
                 appended(parts, part)
@@ -190,3 +192,61 @@ def test_twice_the_openers_cost_twice_the_reads(family: str, opener: str, reads:
 
     few, many = cost(opener * 300), cost(opener * 1200)
     assert many <= 5 * few + 100, f"{few} reads for 300, {many} for 1200"
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+@every_case(
+    ("written", "given"),
+    [
+        ('{"name": "add", "s": "a", "n": 1}', {"s": "a", "n": 1}),
+        ('{"s": "say "hi" x", "name": "add", "o": {"k": [1, True]}}', {"s": 'say "hi" x', "o": {"k": [1, True]}}),
+        ('{"type": "function", "function": "add", "id": "c1", "s": "a"}', {"s": "a"}),
+        ('{"type": "function", "function": {"name": "add", "s": "a"}}', {"s": "a"}),
+        ('{"name": "find", "type": "file", "input": "x y"}', {"type": "file", "input": "x y"}),
+        ('{"name": "find", "type": "function", "input": [1]}', {"input": [1]}),
+        ('{"input": "x", "name": "find"}', {"input": "x"}),
+        ('{"name": "find", "input": {"input": "x"}}', {"input": "x"}),
+        ('{"name": "add", "n": null, "s": ""}', {"n": None, "s": ""}),
+        ("{'name': 'add', 'n': None, 's': 'it's'}", {"n": None, "s": "it's"}),
+        ('{"name": "add", "arguments": "{"n": 1}"}', {"n": 1}),
+    ],
+)
+def test_arguments_stand_beside_the_name(family: str, written: str, given: dict[str, Any]) -> None:
+    """The call seemed whole and had no arguments."""
+    text = {"hermes": f"<tool_call>{written}</tool_call>", "llama3": written, "mistral": f"[TOOL_CALLS][{written}]"}
+    ((kind, _, said),) = parse(family, text[family])
+    assert (kind, json.loads(said)) == ("call", given)
+
+
+@every_case(
+    "written",
+    ['{"name": "add", "s": "a"', '{"name": "add", "s": "a", ', '{"s": "a", "name": "add"', '{"name": "add", "s": "a"}'],
+)
+def test_such_a_call_lacks_its_bracket(written: str) -> None:
+    assert parse("hermes", f"<tool_call>{written}</tool_call>ok") == [*text_of(s="a"), ("content", "ok")]
+    assert parse("llama3", written) == text_of(s="a")
+    assert parse("hermes", '<tool_call>{"name": "add", "arguments": {"s": "a", </tool_call>ok')[1:] == [
+        ("content", "ok")
+    ]
+    assert parse("hermes", '<tool_call>{"name": "add", "o": {"k": 1</tool_call>') == text_of(o={"k": 1})
+
+
+@every_case(
+    "written",
+    [
+        '{"name": "add", "color": "red"}',
+        '{"name": "Ann", "s": "a"}',
+        '{"s": "a", "n": 1}',
+        '{"input": "x", "name": "add"}',
+    ],
+)
+def test_an_answer_in_json_is_no_call(written: str) -> None:
+    """Only a tool's own arguments make an object without a marker its call."""
+    assert parse("llama3", written) == [("content", written)]
+
+
+def test_other_keys_are_arguments_behind_a_marker() -> None:
+    """The client, and not the parser, refuses what the tool does not declare."""
+    assert parse("hermes", '<tool_call>{"name": "new", "color": "red"}</tool_call>') == [
+        ("call", "new", '{"color": "red"}')
+    ]

@@ -43,8 +43,6 @@ class CallParser(PartReader):
     """Text after a call's object that never occurs in JSON outside strings."""
     closes: ClassVar[bool] = False
     """Whether a marker closes each call."""
-    typed: ClassVar[bool] = False
-    """Whether the reader needs the argument schemas."""
 
     _is_fenced = False
     """Whether a Markdown fence was read after a marker."""
@@ -85,8 +83,8 @@ class CallParser(PartReader):
             yield from text.run(SPACE)
         found = False
         while (yield from text.peek()) == "{":
-            stops = self.markers + self.separators
-            if not (yield from CallObject(text, self._parts, stops, self._tools if bare else None).read()):
+            stops, tools = self.markers + self.separators, self._tools if bare else None
+            if not (yield from CallObject(text, self._parts, stops, tools, self._properties).read()):
                 break
             found = True
             yield from self._read_between()

@@ -32,7 +32,6 @@ class Glm45Parser(CallParser):
     name = "glm45"
     markers = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
     closes = True
-    typed = True
     form = CallForm(
         before=(OPEN,),
         quoted=False,

@@ -63,7 +63,6 @@ class Qwen3CoderParser(CallParser):
     name = "qwen3_coder"
     markers = (OPEN, CLOSE)
     closes = True
-    typed = True
     form = CallForm(
         before=(OPEN, "\n" + FUNCTION),
         quoted=False,
