@@ -133,10 +133,12 @@ def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) 
     if mask is None:
         return said
     holding, states = mask
+    # The workers reject the other guesses, whatever the masks in their places are.
+    said = said[: holding + 1]
     for place, (token, state) in enumerate(zip(said, states, strict=False)):
         if state is None or not is_allowed(token, state):
             return (*said[:place], MASKED)
-    return said[: holding + 1]
+    return said
 
 
 def _masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> Masks:

@@ -418,7 +418,10 @@ class VllmMachine:
         if result.draft_ids and not self._settings.async_scheduling:
             self.scheduler.update_draft_token_ids(drafts)
         if self._waits_for_masks:
-            self._sample_last(drafts)
+            # The worker keeps the guesses of the batch that it sampled last, and no others.
+            *sampled, _ = self._in_flight
+            is_last = all(flight.batch is None for flight in sampled)
+            self._sample_last(drafts if is_last else DraftTokenIds([], []))
         self._skip_empty_plans()
 
     def _sample_last(self, drafts: DraftTokenIds) -> None:
