@@ -23,6 +23,7 @@ from engine.frontend.text.tools.json_values import (
     is_object,
     read_string,
     read_value,
+    skip_comment,
 )
 
 
@@ -100,6 +101,8 @@ class CallObject:
         text.take(int((yield from text.peek()) == "{"))
         while True:
             yield from text.run(_COMMAS)
+            if (yield from skip_comment(text, self._stops)):
+                continue
             character = yield from text.peek()
             if character == "}":
                 text.take(1)

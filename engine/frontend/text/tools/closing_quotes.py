@@ -8,16 +8,21 @@ from typing import Final
 
 # What follows a quote is looked at for so many characters.
 MOST_AHEAD: Final = 128
-_SPACE = re.compile(r"\s*")
+# Comments that end here, and the beginning of any.
+_COMMENTS = re.compile(r"(?:\s|(?://|#)[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
+_COMMENT = re.compile(r"/(?:[/*]|\Z)|#")
 _STRING = re.compile(r"""(["'])(?:[^"'\\]|\\.)*\1\s*(.?)""", re.DOTALL)
 _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
 _ITEM = re.compile(r"(?:true|false|null|True|False|None|-?[0-9][0-9.eE+-]*)\s*(.?)", re.DOTALL)
 _BEGUN_ITEM = re.compile(r"[\w.+-]*")
 _CLOSERS = re.compile(r"[\s}\]]*")
+_ANY_BRACKET = re.compile(r"[{}\[\]]")
 _CALL = re.compile(r"""\{\s*(?:["'](\w*))?""")
 _KEYS_OF_CALLS: Final = ("name", "function", "arguments", "parameters", "type", "id")
 _QUOTES: Final = "\"'"
 _BRACKETS: Final = "{[}]"
+_BETWEEN_CALLS: Final = " \t\r\n,;]"
+_AFTER_CALLS: Final = " \t\r\n;}]`"
 # What may come before the key of the next value, even if the brackets between are missing.
 _BEFORE_KEY: Final = (",", ";", "{")
 
@@ -26,7 +31,7 @@ class ClosingQuote:
     """Judges a quote inside a string by what follows it.
 
     ``due`` are the closing brackets of the value, the innermost last; ``enclosing`` is the number of objects around it;
-    ``stops`` end a call.
+    ``stops`` end a call. A string between three quotes on each side, as in Python, ends at three.
     """
 
     def __init__(self, quote: str, due: Sequence[str], *, enclosing: int, stops: tuple[str, ...]) -> None:
@@ -35,32 +40,73 @@ class ClosingQuote:
         self._in_object = due[-1] == "}"
         self._depth = len(due) + enclosing
         self._stops = stops
+        self._is_tripled = False
+        # The brackets that are open within the string.
+        self._opened = 0
+
+    def see(self, text: str) -> None:
+        """Take a part of the string."""
+        for bracket in _ANY_BRACKET.findall(text):
+            self._opened = self._opened + 1 if bracket in "{[" else max(self._opened - 1, 0)
+
+    def is_tripled(self, ahead: str, more: bool) -> bool | None:
+        """Return whether two more quotes follow the opening one, and then a text rather than the next value."""
+        pair = self._quote * 2
+        if not ahead.startswith(pair):
+            return None if more and pair.startswith(ahead) else False
+        quotes, after = self._quotes_in(ahead)
+        # Six are an empty text.
+        if quotes < len(pair) + 3 and not after.strip():
+            return None if more else False
+        self._is_tripled = quotes >= len(pair) + 3 or after.lstrip()[0] not in ",:}]"
+        return self._is_tripled
 
     def closes(self, ahead: str, more: bool) -> bool | None:
         """Return whether the quote closes its string. None if that depends on ``more`` text, which will come."""
+        if self._is_tripled:
+            return self._closes_tripled(ahead, more)
         found = self._judged(ahead)
         return found if found is not None or more else self._guessed(ahead)
+
+    def _closes_tripled(self, ahead: str, more: bool) -> bool | None:
+        """Judge a quote by the number of those that follow; fewer than two close the string if the call ends there."""
+        quotes, after = self._quotes_in(ahead)
+        if not after and more and quotes <= 2:
+            return None
+        if quotes >= 2:
+            return quotes == 2
+        rest = after.lstrip(_AFTER_CALLS)
+        if more and (not rest or any(stop.startswith(rest) for stop in self._stops)):
+            return None
+        return not rest or rest.startswith(self._stops)
+
+    def _quotes_in(self, ahead: str) -> tuple[int, str]:
+        """Return the number of quotes at the beginning of a text, and the text after them."""
+        after = ahead.lstrip(self._quote)
+        return len(ahead) - len(after), after
 
     def _guessed(self, ahead: str) -> bool:
         """Judge at the end, or when too little is certain: without another quote this is the last one."""
         if len(ahead) < MOST_AHEAD:
             return True
         after = ahead.lstrip()
-        return not after or after[0] in ",}]"
+        return not after or (after[0] in ",}]" and _COMMENT.match(after[1:].lstrip()) is None)
 
     def _judged(self, ahead: str) -> bool | None:
-        after = ahead.lstrip()
+        after = _past_comments(ahead)
+        if _COMMENT.match(after) and not any(stop in after for stop in self._stops):
+            return None
         if after[:1] == ",":
-            return self._is_next(after[1:].lstrip(), in_object=self._in_object)
+            return self._is_next(_past_comments(after[1:]), in_object=self._in_object)
         if after[:1] and after[0] in "}]":
             return self._ends_values(after)
         if after[:1] == ":":
             return False
-        return self._before_key(ahead) if after else None
+        return self._before_key(after if _COMMENT.match(ahead.lstrip()) else ahead) if after else None
 
     def _is_next(self, text: str, *, in_object: bool) -> bool | None:
         """Return whether a key or an item follows a comma, or the next call, if brackets are missing."""
-        if not text or any(stop.startswith(text) for stop in self._stops):
+        if not text or _COMMENT.match(text) or any(stop.startswith(text) for stop in self._stops):
             return None
         if text.startswith(self._stops):
             return True
@@ -84,7 +130,7 @@ class ClosingQuote:
     def _ends_values(self, after: str) -> bool | None:
         """Judge a quote before closing brackets, which may be a part of the string, too."""
         if after[0] not in self._due:
-            return self._before_key(after)
+            return self._before_stop(after) if self._opened else self._before_key(after)
         run = _CLOSERS.match(after)
         end = run.end() if run else 0
         rest = after[end:]
@@ -93,17 +139,36 @@ class ClosingQuote:
         if rest[0] == self._quote and not after[end - 1].isspace():
             return False
         closed = sum(character in "}]" for character in after[:end])
+        is_own = closed <= self._opened
         if closed >= self._depth:
-            return True
+            return self._before_end(rest) if is_own else True
         if rest[0] == ",":
             around = self._due[-1 - closed] if closed < len(self._due) else "}"
             return self._is_next(rest[1:].lstrip(), in_object=around == "}")
+        if is_own:
+            return self._before_stop(rest)
         return True if rest[0] in "{[<`" else self._before_key(after)
+
+    def _before_end(self, text: str) -> bool | None:
+        """Judge a quote before as many brackets as the call has, or the string: another call may follow."""
+        after = text.lstrip(_BETWEEN_CALLS)
+        if not after:
+            return None
+        is_call = _begins_call(after) if after[0] == "{" else False
+        return self._before_stop(text) if is_call is False else is_call
+
+    def _before_stop(self, text: str) -> bool | None:
+        """Judge a quote before brackets that the string has opened itself: the call must end before another quote."""
+        at, stop = text.find(self._quote), self._stop_in(text)
+        return None if at < 0 and stop < 0 else 0 <= stop < (at if at >= 0 else len(text))
+
+    def _stop_in(self, text: str) -> int:
+        return min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)
 
     def _before_key(self, text: str) -> bool | None:
         """Judge a quote before other text. It closes the string if the call ends or a key comes before a quote."""
         at = text.find(self._quote)
-        stop = min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)
+        stop = self._stop_in(text)
         if stop >= 0 and (at < 0 or stop < at):
             return True
         if at < 0:
@@ -112,6 +177,12 @@ class ClosingQuote:
         if before.rstrip().endswith(_BEFORE_KEY) or (before and before.isspace()):
             return _is_string_before(":" if self._in_object else ":,]", text[at:])
         return False
+
+
+def _past_comments(text: str) -> str:
+    """Return what follows spaces and comments."""
+    found = _COMMENTS.match(text)
+    return text[found.end() :] if found else text
 
 
 def _begins_call(text: str) -> bool | None:

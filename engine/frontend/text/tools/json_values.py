@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
+from engine.frontend.text.incoming_text import Emit, IncomingText, Reading, dropped
 from engine.frontend.text.tools.closing_quotes import MOST_AHEAD, ClosingQuote
 from engine.frontend.text.tools.closing_tags import is_closer
 
@@ -51,8 +51,16 @@ def read_string(text: IncomingText, emit: Emit, closing: ClosingQuote | None = N
     """
     quote = text.take(1)
     emit('"')
+
+    def add(piece: str) -> None:
+        emit(escaped(piece))
+        if closing is not None:
+            closing.see(piece)
+
+    is_tripled = closing is not None and (yield from text.judged(closing.is_tripled, MOST_AHEAD))
+    text.take(2 * bool(is_tripled))
     while True:
-        yield from text.run(PLAIN[quote], lambda piece: emit(escaped(piece)))
+        yield from text.run(PLAIN[quote], add)
         character = yield from text.peek()
         if not character:
             return False
@@ -61,6 +69,8 @@ def read_string(text: IncomingText, emit: Emit, closing: ClosingQuote | None = N
             if not (yield from _read_json_escape(text, emit)):
                 return False
         elif closing is None or (yield from text.judged(closing.closes, MOST_AHEAD)):
+            while is_tripled and (yield from text.peek()) == quote:
+                text.take(1)
             emit('"')
             return True
         else:
@@ -103,13 +113,29 @@ def decoded(written: str) -> str | None:
     return value
 
 
-_BETWEEN_BRACKETS = re.compile(r"""[^"'{}\[\],<;`]*""")
+_BETWEEN_BRACKETS = re.compile(r"""[^"'{}\[\],<;`/#]*""")
+_SLASHES = re.compile(r"[/#]*")
 _BARE_KEY = re.compile(r"^(\s*)([A-Za-z_][\w-]*)(?=\s*:)")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 # Models write them where JSON has true, false and null.
 _PYTHON_WORD = re.compile(r"\b(?:True|False|None)\b")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
 _CLOSER = {"{": "}", "[": "]"}
+
+
+def skip_comment(text: IncomingText, stops: Sequence[str], *, before_value: bool = False) -> Reading[bool]:
+    """Skip a comment at this position, up to its end or a marker. False if there is none.
+
+    ``before_value``: where a value may be, which has a number sign more often than a comment without a space.
+    """
+    begin = yield from text.sees(("//", "/*", "# " if before_value else "#"))
+    if begin is None:
+        return False
+    text.take(len(begin))
+    end = "*/" if begin == "/*" else "\n"
+    found = yield from text.until((end, *_markers_in(stops)), dropped)
+    text.step_back(len(found) if found not in (None, "*/") else 0)
+    return True
 
 
 class _Next(enum.Enum):
@@ -165,6 +191,11 @@ class JsonValue:
                 if not (yield from self._read_string(character)):
                     return '"' + self._missing
                 continue
+            if character in "/#":
+                is_apart = not between or between[-1].isspace()
+                if not (is_apart and (yield from self._skip_comment())):
+                    self._pass_words((yield from text.word(_SLASHES)))
+                continue
             text.take(1)
             if character in "}]":
                 if self._close(character):
@@ -175,6 +206,9 @@ class JsonValue:
                 self._separate()
             else:
                 self._pass(character)
+
+    def _skip_comment(self) -> Reading[bool]:
+        return (yield from skip_comment(self._text, self._stops, before_value=self._next is _Next.VALUE))
 
     def _pass_words(self, between: str) -> None:
         """Pass on what is not in quotes: numbers, words, a colon, a key without quotes."""

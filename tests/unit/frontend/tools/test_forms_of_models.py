@@ -172,7 +172,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 OPENERS: dict[str, tuple[str, ...]] = {
-    "hermes": ("<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>{"function": {', "{"),
+    "hermes": (
+        "<tool_call>",
+        '<tool_call>{"name": "add", "arguments": {',
+        '<tool_call>{"function": {',
+        "{",
+        '<tool_call>{"name": "add", "arguments": {"s": """',
+        '<tool_call>{"name": "add", "arguments": {//',
+        '<tool_call>{"name": "add", "arguments": {"s": "{"',
+        '<tool_call>{"s": "a", /*',
+    ),
     "llama3": ("{", '{"name": "add", "parameters": {', '{"function": {', "<|python_tag|>{{"),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]", '[TOOL_CALLS][{"arguments": {'),
     "llama4": ("[", "[add(n=1,<", "[add(n=1,x", "[add(n=[", "<|python_start|>add(", ",add", "[add(n='''"),

@@ -61,6 +61,34 @@ MENDED: list[tuple[str, dict[str, Any]]] = [
     ('{s: "a", n: 2, o: {k_1: true}}', {"s": "a", "n": 2, "o": {"k_1": True}}),
     ('{"n": 1; "s": "a; b"; "l": [1; 2]}', {"n": 1, "s": "a; b", "l": [1, 2]}),
     ('{"s": "a" "n": 2 "l": ["x" "y"]}', {"s": "a", "n": 2, "l": ["x", "y"]}),
+    # Three quotes.
+    ('{"s": """a"""}', {"s": "a"}),
+    ('{"s": """a "b",\n{"c": "d"}, ""\n""", "n": 2}', {"s": 'a "b",\n{"c": "d"}, ""\n', "n": 2}),
+    ("{'s': '''it's''', 'n': 2}", {"s": "it's", "n": 2}),
+    ('{"s": """say "a"""", "l": ["""b""", """"c" d"""]}', {"s": 'say "a"', "l": ["b", '"c" d']}),
+    (r'{"s": """a\n\"b\" \d""", "n": 2}', {"s": 'a\n"b" \\d', "n": 2}),
+    ('{"s": """""", "n": 2}', {"s": "", "n": 2}),
+    # Quotes that are the text.
+    ('{"s": """, "n": 2}', {"s": '"', "n": 2}),
+    ('{"s": """", "n": """""}', {"s": '""', "n": '"""'}),
+    # Comments.
+    (
+        '{\n // a "b", {c}\n "s": "a", // it\'s\n "n": 2, # two\n "l": [1, /* "2" */ 3] //\n}',
+        {"s": "a", "n": 2, "l": [1, 3]},
+    ),
+    ('{"s": "a" // b\n, "n": 2 # c\n, "l": # d\n[] /**/}', {"s": "a", "n": 2, "l": []}),
+    ('{"s": "a", /* b */ "n": 2}', {"s": "a", "n": 2}),
+    ('{"s": "http://a/#b", "t": "/* c */ // d", "n": 2}', {"s": "http://a/#b", "t": "/* c */ // d", "n": 2}),
+    ('{"s": "x("a"), // b\ny", "n": 2}', {"s": 'x("a"), // b\ny', "n": 2}),
+    # Several objects whose quotes are not escaped.
+    ('{"s": "{"a": "b"}\n{"c": "d"}", "n": 2}', {"s": '{"a": "b"}\n{"c": "d"}', "n": 2}),
+    ('{"s": "[\n {"a": "b"},\n {"c": "d"}\n]", "n": 2}', {"s": '[\n {"a": "b"},\n {"c": "d"}\n]', "n": 2}),
+    ('{"s": "{"a": "b"} and {"c": {"d": "e"}}.", "n": 2}', {"s": '{"a": "b"} and {"c": {"d": "e"}}.', "n": 2}),
+    ('{"n": 2, "s": "x = {"a": ["b"]}; f({"c": "d"})"}', {"n": 2, "s": 'x = {"a": ["b"]}; f({"c": "d"})'}),
+    # Brackets that only look like theirs.
+    ('{"s": "a {", "o": {"s": "b [{"}, "n": 2}', {"s": "a {", "o": {"s": "b [{"}, "n": 2}),
+    ('{"s": "a {"}', {"s": "a {"}),
+    ('{"o": {"s": "[[{"}}', {"o": {"s": "[[{"}}),
 ]
 
 
@@ -83,12 +111,18 @@ def test_a_whole_call_is_a_dict_of_python(family: str) -> None:
     assert calls_of(family, text) == [("call", "add", {"s": None})]
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral list"])
-def test_a_text_has_several_objects_whose_quotes_are_not_escaped(family: str) -> None:
-    """Where objects are around the arguments, a bracket in the text cannot close all of them."""
-    text = '[\n {"a": "b"},\n {"c": "d"}\n]'
-    written = wrapped(family, f'{{"s": "{text}", "n": 2}}')
-    assert calls_of(family, written) == [("call", "add", {"s": text, "n": 2})]
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+@pytest.mark.parametrize("quotes", ['"', '""', '"""', '""""'])
+def test_three_quotes_are_closed_by_others(family: str, quotes: str) -> None:
+    """Where the call ends, fewer are enough; one more is a part of the text."""
+    text = wrapped(family, f'{{"n": 2, "s": """a "b" c{quotes}}}')
+    ((*call, given),) = calls_of(family, text)
+    assert (*call, given) == ("call", "add", {"n": 2, "s": 'a "b" c' + quotes[3:]})
+
+
+def test_comments_stand_between_the_parts_of_a_call() -> None:
+    text = '<tool_call>{ // "name": "x"\n"name": "add", # it\n"arguments": {"n": 1} /* } */ }</tool_call>'
+    assert calls_of("hermes", text) == [("call", "add", {"n": 1})]
 
 
 @pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
