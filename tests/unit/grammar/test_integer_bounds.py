@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from texts_of_grammars import allowed, allows
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.grammar.patterns import QUIET
-from engine.grammar.source import definition_of, fault_of, schema_grammar
+from engine.grammar.source import fault_of, schema_grammar
 
 EDGES = sorted(
     {sign * (2**power + step) for power in (52, 53, 54, 62, 63, 64) for step in range(-2, 3) for sign in (1, -1)}
@@ -23,24 +21,6 @@ BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 bounds = st.dictionaries(
     st.sampled_from(BOUNDS), st.sampled_from([*EDGES, 0, 7, 10**400]) | st.sampled_from(EDGES).map(float)
 )
-
-
-TOKENIZER = LLTokenizer("byte")
-
-
-def allows(grammar: Grammar, text: str) -> bool:
-    return allowed(grammar, [text]) == [text]
-
-
-def allowed(grammar: Grammar, texts: Iterable[str]) -> list[str]:
-    """Return the texts that are whole outputs of a grammar."""
-    matcher, accepted = LLMatcher(TOKENIZER, definition_of(grammar), log_level=QUIET), []
-    for text in texts:
-        matcher.reset()
-        written = list(text.encode())
-        if matcher.try_consume_tokens(written) == len(written) and matcher.is_accepting():
-            accepted.append(text)
-    return accepted
 
 
 def test_one_matcher_judges_each_text_by_itself() -> None:

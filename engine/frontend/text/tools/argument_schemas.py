@@ -15,6 +15,11 @@ _MOST_REFERENCES: Final = 1024
 _MOST_NESTED: Final = 8
 # Keywords beside a reference that do not change its values.
 _NOTES: Final = ("title", "description", "default", "examples", "deprecated")
+# Keywords that decide the type of a value.
+_TYPING: Final = ("type", "enum", "const", "anyOf", "oneOf")
+# Keywords that only JSON can keep to; a list of texts has no bounds, either.
+_BEYOND_TEXTS: Final = frozenset(("pattern", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef"))
+_BEYOND_CHOICES: Final = _BEYOND_TEXTS | {"format", "minLength", "maxLength"}
 
 
 def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -38,12 +43,14 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any]:
 def is_text(schema: Mapping[str, Any]) -> bool:
     """Return whether values of a schema are always strings, and written without quotes.
 
-    Only JSON can keep to a pattern or a format.
+    Without quotes a text keeps to a list or to bounds of its length. Only JSON can keep to a pattern, a format or
+    further schemas.
     """
     if "enum" in schema or "const" in schema:
-        choices = choices_of(schema)
+        choices = choices_of(schema) if _BEYOND_CHOICES.isdisjoint(schema) else []
         return bool(choices) and all(isinstance(choice, str) for choice in choices)
-    return schema.get("type") == "string" and "pattern" not in schema and schema.get("format") not in FORMATS
+    is_bounded = _BEYOND_TEXTS.isdisjoint(schema) and schema.get("format") not in FORMATS
+    return schema.get("type") == "string" and is_bounded
 
 
 class _References:
@@ -54,7 +61,7 @@ class _References:
         self._left = _MOST_REFERENCES
 
     def resolved(self, schema: Any, depth: int = 0) -> Any:
-        """Return a schema with the keywords of what it refers to; unchanged if they differ from its own."""
+        """Return a schema with the keywords of what it refers to; only with those of its type if some are its own."""
         if not isinstance(schema, dict) or depth > _MOST_NESTED:
             return schema
         for keyword in ("anyOf", "oneOf"):
@@ -71,4 +78,6 @@ class _References:
         beside = {
             key: one for key, one in schema.items() if key not in ("allOf" if part is not schema else "$ref", *_NOTES)
         }
-        return schema if beside.keys() & named.keys() else named | beside
+        if beside.keys() & named.keys():
+            return {key: named[key] for key in _TYPING if key in named} | schema
+        return named | beside

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jsonschema
 import pytest
 from parsed_answers import parsed, shown
 from test_call_grammar import Walk, tokenizer
+from texts_of_grammars import allowed
 from thinned import thinned
 
 from engine.frontend.text.tools.argument_schemas import properties_of
@@ -99,6 +101,53 @@ def test_a_text_keeps_to_its_pattern_and_format(family: str) -> None:
         ((kind, _, given),) = shown(parsed(parser, [walk.text]))
         assert kind == "call"
         jsonschema.validate(json.loads(given), HELD, format_checker=jsonschema.FormatChecker())
+
+
+# Schemas of texts, with what they refer to.
+OF_TEXTS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "string", "minLength": 2, "maxLength": 3},
+    {"type": "string", "not": {"enum": ["ab"]}},
+    {"type": "string", "allOf": [{"minLength": 2}]},
+    {"type": "string", "anyOf": [{"minLength": 4}, {"maxLength": 1}]},
+    {"type": "string", "enum": ["ab", "12"], "not": {"const": "ab"}},
+    {"enum": ["ab", "abcd"], "maxLength": 3},
+    {"const": "12", "pattern": "^[0-9]+$"},
+    {"$ref": "#/$defs/short"},
+    {"$ref": "#/$defs/short", "minLength": 1},
+    {"$ref": "#/$defs/short", "maxLength": 4, "description": "one of them"},
+    {"allOf": [{"$ref": "#/$defs/short"}], "minLength": 1, "maxLength": 9},
+    {"allOf": [{"$ref": "#/$defs/short"}], "type": "string"},
+    {"anyOf": [{"$ref": "#/$defs/short"}, {"type": "null"}]},
+]
+NAMES_OF_TEXTS = {"$defs": {"short": {"type": "string", "minLength": 2, "maxLength": 3}}}
+TEXTS = ("", "a", "12", "ab", "123", "a<b", "abcd", "null", "true")
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm45"])
+def test_a_strict_tool_takes_the_texts_of_its_schema_alone(family: str) -> None:
+    """In quotes or without. Those with ``not``, ``allOf`` or ``anyOf`` were only held to their length."""
+    for schema in OF_TEXTS:
+        parameters = {"properties": {"s": schema}, "required": ["s"], "additionalProperties": False} | NAMES_OF_TEXTS
+        tool = OfferedTool(name="add", parameters=parameters, strict=True)
+        grammar = required_calls(FAMILIES[family].form, [tool], None, {}, several=False)
+        calls = [of_tag(family, written) for text in TEXTS for written in (text, json.dumps(text))]
+        taken = set()
+        for call in allowed(grammar, calls):
+            parser = FAMILIES[family](["add"], {"add": properties_of(parameters)})
+            ((kind, _, given),) = shown(parsed(parser, [call]))
+            value = json.loads(given)["s"]
+            jsonschema.validate({"s": value}, parameters)
+            assert kind == "call", (schema, call)
+            taken.add(value)
+        assert taken >= {text for text in TEXTS if jsonschema.Draft202012Validator(parameters).is_valid({"s": text})}
+
+
+def of_tag(family: str, written: str) -> str:
+    """A call with one argument, in the form of the family's grammar."""
+    if family == "glm45":
+        return f"<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    return f"<tool_call>\n<function=add>\n<parameter=s>\n{written}\n</parameter>\n</function>\n</tool_call>"
 
 
 def test_definitions_are_not_written_for_each_argument() -> None:
