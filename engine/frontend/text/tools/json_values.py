@@ -226,7 +226,7 @@ class JsonValue:
         """Read a key or a string. One that follows another value lacks its comma."""
         is_key = self._due[-1] == "}" and self._next in (_Next.KEY, _Next.COMMA)
         if self._next is _Next.COMMA:
-            self._held = self._held or ","
+            self._held = ","
         self._pass("")
         self._wants_key = False
         closing = None if is_key else ClosingQuote(quote, self._due, enclosing=self._enclosing, stops=self._markers)

@@ -120,7 +120,7 @@ class NestedCalls:
         opened = self._open[kind].pop()
         if kind == self._value:
             self._ends[opened] = place
-        for inner, places in enumerate(self._open):
-            while places and (places[-1] > opened or (places[-1] == opened and inner > kind)):
+        for places in self._open:
+            while places and places[-1] > opened:
                 self._unclosed.discard(places.pop())
         self._unclosed.discard(opened)
