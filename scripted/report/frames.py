@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import linecache
 import types
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
@@ -54,7 +54,7 @@ def where_text(frames: tuple[Frame, ...], error: str) -> str:
 
 def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     """Return the frames of a traceback, starting with the first in the file ``inside``; empty if there is none."""
-    frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__) if not _is_hidden(frame)]
+    frames = [_frame(frame, line) for frame, line in _walk(exc) if not _is_hidden(frame)]
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
     if first is None:
         return ()
@@ -62,6 +62,11 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     # An error that a verb or a wait raises or passes on deliberately is shown at the script's line.
     meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
+
+
+def left_by_stop_iteration(exc: BaseException) -> bool:
+    """Return whether a StopIteration left a generator, which Python reports as a RuntimeError."""
+    return isinstance(exc, RuntimeError) and isinstance(exc.__cause__, (StopIteration, StopAsyncIteration))
 
 
 def position_of(script: Generator[object, Any, object] | None) -> tuple[Frame, ...]:
@@ -82,6 +87,16 @@ def definition_of(code: types.CodeType) -> tuple[Frame, ...]:
     if is_in_harness(code.co_filename):
         return ()
     return (Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code)),)
+
+
+def _walk(exc: BaseException) -> Iterator[tuple[types.FrameType, int]]:
+    """Walk a traceback, and below it the one of a StopIteration that Python turned into this RuntimeError.
+
+    Python raises the RuntimeError where the generator was resumed, so the generator's own line is in the other one.
+    """
+    yield from walk_tb(exc.__traceback__)
+    if left_by_stop_iteration(exc) and exc.__cause__ is not None:
+        yield from walk_tb(exc.__cause__.__traceback__)
 
 
 def _definition_line(code: types.CodeType) -> str:

@@ -147,7 +147,8 @@ class BaseContext(Asked):
     def check_handle(self, call: str, r: object) -> None:
         """Raise BadCall for anything but a handle of this script."""
         if not isinstance(r, BaseRequest):
-            raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}")
+            several = "; for several write run_until_all_finished" if isinstance(r, (list, tuple)) else ""
+            raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}{several}")
         handles = self._run.handles
         if not any(r is known for known in (*handles.all, *handles.several)):
             raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")

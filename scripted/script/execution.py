@@ -8,7 +8,7 @@ import io
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Generic, NoReturn, Protocol
 
@@ -16,7 +16,8 @@ import msgspec
 from typing_extensions import TypeVar
 
 from scripted.core.adapters import DEFAULT_ADAPTER
-from scripted.core.errors import NotIdle, Overdue
+from scripted.core.errors import BadCall, NotIdle, Overdue
+from scripted.core.phrases import text_of
 from scripted.core.refusals import HarnessError
 from scripted.report.failure import FailureKind, FailureReport, error_of
 from scripted.report.frames import definition_of, frames_of, position_of
@@ -208,7 +209,7 @@ class ScriptExecution(Generic[RunT]):
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
-            error=error_text(exc, self.function, handles),
+            error="\n".join([error_text(exc, self.function, handles), *self._forgotten(exc)]),
             frames=frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code),
             printed=self.take_printed(),
             script=f"{code.co_filename}::{self.function.__name__}",
@@ -220,6 +221,16 @@ class ScriptExecution(Generic[RunT]):
             ending=exc.ending if isinstance(exc, Verdict) else None,
             **more,
         )
+
+    def _forgotten(self, exc: BaseException) -> Iterator[str]:
+        """Name what the script made and never ran before it failed: the failure may follow from that."""
+        checks = [] if self.context is None else [self.context.check_waits]
+        for check in checks if self._asked is None else [*checks, self._asked.check_made]:
+            try:
+                check()
+            except BadCall as forgotten:
+                if str(forgotten) != text_of(exc):
+                    yield f"before it {forgotten}"
 
     def state_text(self, run: RunT) -> str:
         """Describe the scheduler's state for a report."""

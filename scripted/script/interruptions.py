@@ -12,13 +12,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
 from scripted.report.failure import Ending
+from scripted.report.frames import left_by_stop_iteration
 from scripted.script.handles import BaseRequest
 from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
+_ASYNC: Final = re.compile(r"\b(async_generator|coroutine)\b")
 # How many exceptions of a chain are named.
 _MOST_BEFORE: Final = 3
 # In pytest's notation of an explanation.
@@ -159,9 +163,14 @@ def _remedy(exc: BaseException, script: object, handles: Sequence[BaseRequest]) 
     if type(exc) is AttributeError and _is_of_a_handle(exc, handles):
         return nearest(f"r.{exc.name}", [f"r.{exc.name}"])
     if type(exc) is AttributeError and exc.name is not None:
-        return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
+        fields = f"; it has {', '.join(exc.obj.__struct_fields__)}" if isinstance(exc.obj, msgspec.Struct) else ""
+        return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_"))) + fields
     if type(exc) is TypeError and _NOT_CALLABLE.fullmatch(str(exc)):
         return "; it is a value and not a method: leave the parentheses out"
+    if type(exc) is TypeError and _ASYNC.search(str(exc)):
+        return "; nothing awaits in a script: write the helper without async, as a generator, and 'yield from' it"
+    if left_by_stop_iteration(exc):
+        return "; next() found nothing: give it a default, or assert first that there is something"
     return ""
 
 

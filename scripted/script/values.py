@@ -132,6 +132,25 @@ def _same(ours: Sequence[object], other: object) -> bool:
     )
 
 
+class OneRid(str):
+    """The rid of the one request that a query is about: it is no list of rids, and refuses to be used like one."""
+
+    __slots__ = ()
+
+    def __contains__(self, item: object) -> bool:
+        raise BadCall(f"{item!r} is looked for in {str(self)!r}, the rid of one request; compare it with ==")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (list, tuple, set, frozenset)):
+            raise BadCall(f"{str(self)!r} is the rid of one request; it can never be {other!r}: compare it with a rid")
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
 class Word(str):
     """A word of a closed vocabulary: comparing it with any other word raises BadCall."""
 

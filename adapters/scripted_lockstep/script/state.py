@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from engine.core.memory import PagePool
 from engine.core.messages import ClientMessage, Generate, PauseMode
 from engine.core.plan import Microbatch
 from engine.core.scheduler import Scheduler
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
-from scripted.script.values import Listed, Word
+from scripted.script.values import Listed, OneRid, Word
 
 _KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 PAUSES: Final = frozenset(mode.value for mode in PauseMode)
+
+
+def _kind_of(message: type) -> str:
+    return "start" if message is Generate else _KEBAB.sub("-", message.__name__).lower()
+
+
+_KINDS: Final = frozenset(map(_kind_of, get_args(ClientMessage)))
 
 
 class TreeState(Snapshot, frozen=True, kw_only=True):
@@ -70,7 +77,7 @@ def take_state(run: Any) -> EngineState:
         now=scheduler.now,
         arrived=Listed(_arrival_of(message) for message in run.arrived),
         waiting=Listed([request.rid for request in books.waiting] + [r.rid for r in run.arrived_requests]),
-        chunked=books.chunked.rid if books.chunked is not None else None,
+        chunked=None if books.chunked is None else OneRid(books.chunked.rid),
         running=Listed(books.running),
         in_flight=Listed(
             _in_flight(
@@ -142,7 +149,7 @@ def _kv_state(pages: PagePool) -> KVState:
 
 
 def _arrival_of(message: ClientMessage) -> Arrival:
-    kind = "start" if isinstance(message, Generate) else _KEBAB.sub("-", type(message).__name__).lower()
+    kind = Word(_kind_of(type(message)), "a message's kind", _KINDS)
     return Arrival(kind=kind, rid=getattr(message, "rid", None))
 
 

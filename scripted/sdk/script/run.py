@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, get_args
+
+import msgspec
 
 from scripted.core.action import Action, verbs_of
 from scripted.core.errors import BadCall
@@ -20,7 +22,7 @@ from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
 from scripted.sdk.action_bases import AdministrativeCall
 from scripted.sdk.actions import ACTIONS, actions_of
-from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Record, Refused, Share, Stepped, Tokens
+from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Event, Record, Refused, Share, Stepped, Tokens
 from scripted.sdk.script.handle import SdkRequest
 
 _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
@@ -259,6 +261,13 @@ def _tell(view: ClientView, reply: Tokens | Refused) -> None:
 
 
 def _arrival_of(message: Any) -> Arrival:
-    kinds = {"add": "start", "resume": "continue"}
-    tag = str(type(message).__struct_config__.tag)
-    return Arrival(kind=kinds.get(tag, tag), rid=getattr(message, "rid", None))
+    kind = _kind_of(type(message))
+    return Arrival(kind=Word(kind, "a message's kind", _KINDS | {kind}), rid=getattr(message, "rid", None))
+
+
+def _kind_of(message: type[msgspec.Struct]) -> str:
+    tag = str(message.__struct_config__.tag)
+    return {"add": "start", "resume": "continue"}.get(tag, tag)
+
+
+_KINDS: Final = frozenset(map(_kind_of, get_args(Event)))

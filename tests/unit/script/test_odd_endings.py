@@ -75,9 +75,79 @@ def kills_a_stage_twice(t):
     t.kill_stage(1)
 
 
+def finds_nothing(t):
+    yield
+    next(iter(t.state.waiting))
+
+
+def forgets_a_wait(t):
+    r = t.start_req(prompt_len=5)
+    yield
+    t.run_until_finished(r)
+    assert r.finished
+
+
+def sends_one(t):
+    yield from t.run_until_finished(t.start_req(prompt_len=5))
+
+
+def forgets_a_helper(t):
+    yield
+    waiting = sends_one(t)
+    assert t.forward_ct, waiting
+
+
+async def awaits(t):
+    yield t.state
+
+
+def hands_on_to_an_async_helper(t):
+    yield
+    yield from awaits(t)
+
+
+def waits_for_a_list(t):
+    r = t.start_req(prompt_len=5)
+    yield from t.run_until_finished([r])
+
+
+def asks_for_a_count_that_pages_do_not_have(t):
+    yield
+    assert t.state.kv.free_pages
+
+
+def takes_the_partly_prefilled_one_for_a_list(t):
+    r = t.start_req(prompt_len=200)
+    yield
+    assert t.state.chunked != [r.rid]
+
+
+def looks_into_the_partly_prefilled_one(t):
+    t.start_req(prompt_len=200, rid="batch_10")
+    yield
+    assert "batch_1" in t.state.chunked
+
+
+def misspells_a_kind(t):
+    t.start_req(prompt_len=5)
+    assert t.state.arrived[0].kind != "strat"
+    yield
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
+        (
+            finds_nothing,
+            r"next\(iter\(t.state.waiting\)\)\nE +RuntimeError: .*; next\(\) found nothing: give it a default",
+        ),
+        (forgets_a_wait, r"before it t.run_until_finished\(scripted-1\) did nothing: write 'yield from "),
+        (hands_on_to_an_async_helper, "; nothing awaits in a script: write the helper without async"),
+        (waits_for_a_list, "finish_reason=None>]; for several write run_until_all_finished"),
+        (asks_for_a_count_that_pages_do_not_have, "no attribute 'free_pages'; it has total, free, cached, held"),
+        (takes_the_partly_prefilled_one_for_a_list, "is the rid of one request; it can never be .'scripted-1'."),
+        (looks_into_the_partly_prefilled_one, "'batch_1' is looked for in 'batch_10', the rid of one request"),
+        (misspells_a_kind, r"it can never be 'strat' .did you mean 'start'\?"),
         (catches_the_end_of_its_budget, "the script ran its max_steps=4 steps"),
         (fails_while_it_cleans_up, "OSError: and the second\nE +while it handled LookupError: the first failure"),
         (never_gets_past_its_finally, "max_steps=4 steps.*while it handled LookupError: the first failure"),
@@ -95,6 +165,13 @@ def test_an_odd_end_is_a_failure_at_the_script_s_line(script: Callable[..., Any]
     text = str(caught.value)
     assert re.search(words, text, re.DOTALL), text
     assert f"in {script.__name__}" in text
+
+
+def test_a_failure_names_the_helper_that_never_ran_before_it() -> None:
+    """D02: the assertion may have failed because of it."""
+    with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed) as caught:
+        sim.run(forgets_a_helper, options=ScriptOptions(must_assert=True))
+    assert re.search(r"before it \S+:\d+: sends_one\(...\) was made there and never ran", str(caught.value))
 
 
 def takes(t, tokens, *, more):
