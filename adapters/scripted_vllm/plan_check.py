@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scripted_vllm.readers import positions_of
@@ -10,12 +10,13 @@ from scripted_vllm.readers import positions_of
 
 def gaps_in(plans: Sequence[Any], runner: int) -> list[str]:
     """Return what the plans of a scheduler, in order, leave out for the model runner of this version."""
-    known: set[str] = set()
+    # How many tokens of each request the runner can have: those that it is told, and those that it samples.
+    known: dict[str, int] = {}
     gaps = []
     for plan in plans:
-        known -= set(plan.finished_req_ids)
         # Version 1 keeps preempted requests.
-        known -= (plan.preempted_req_ids or set()) if runner == 2 else set()
+        for name in {*plan.finished_req_ids, *((plan.preempted_req_ids or ()) if runner == 2 else ())}:
+            known.pop(name, None)
         told = _told_by(plan, runner)
         cached = plan.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
@@ -23,8 +24,8 @@ def gaps_in(plans: Sequence[Any], runner: int) -> list[str]:
                 gaps.append(f"{name} continues, but the runner does not have it")
             if name in cached.resumed_req_ids and (blocks is None or name not in told):
                 gaps.append(f"{name} resumes without its blocks or its tokens")
-        known |= told.keys()
-        gaps += _gaps_of(plan, {*cached.req_ids, *told}, told)
+        known |= told
+        gaps += _gaps_of(plan, {*cached.req_ids, *told}, known)
     return gaps
 
 
@@ -38,11 +39,17 @@ def _told_by(plan: Any, runner: int) -> dict[str, int]:
     return told | {name: len(ids) for name, ids in plan.scheduled_cached_reqs.all_token_ids.items() if name in resumed}
 
 
-def _gaps_of(plan: Any, placed: set[str], told: Mapping[str, int]) -> list[str]:
+def _gaps_of(plan: Any, placed: set[str], known: dict[str, int]) -> list[str]:
+    """Return the gaps of a plan; add to ``known`` what it samples."""
     gaps = [f"{name} has neither blocks nor a position" for name in plan.num_scheduled_tokens if name not in placed]
-    for name, count in told.items():
+    for name in plan.num_scheduled_tokens:
+        if name not in placed or name not in known:
+            continue
         guesses = len(plan.scheduled_spec_decode_tokens.get(name, ()))
-        if name in plan.num_scheduled_tokens and positions_of(plan, name)[-1] - guesses >= count:
-            gaps.append(f"{name} computes more than the {count} tokens that the runner is told")
+        last = positions_of(plan, name)[-1] - guesses
+        if last >= known[name]:
+            gaps.append(f"{name} computes position {last}, but the runner has only {known[name]} of its tokens")
+        # All guesses may be right; after the last known token another one is sampled.
+        known[name] = max(known[name], last + guesses + 2)
     idle = plan.scheduled_spec_decode_tokens.keys() - plan.num_scheduled_tokens.keys()
     return [*gaps, *(f"{name} has guesses, but computes nothing" for name in sorted(idle))]

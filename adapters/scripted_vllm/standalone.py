@@ -80,7 +80,7 @@ class VllmStandalone(Standalone):
             found["sampler"] = (machine.sampler, ("masks_of", "masked"))
         if scheduler.ec_connector is not None:
             found["scheduler.ec_connector"] = (scheduler.ec_connector, ("begin",))
-        if scheduler.connector is not None:
+        if isinstance(scheduler.connector, connector.ScheduledConnector):
             found["scheduler.connector"] = (scheduler.connector, ("offer",))
         return found
 
@@ -130,7 +130,7 @@ class VllmStandalone(Standalone):
             return f"not cut_in([{', '.join(plans)}])"
         if re.search(_TOLD_TOO_LITTLE, said) and told.gaps_in(made, machine.settings.model_runner):
             return f"not gaps_in([{', '.join(plans)}], {machine.settings.model_runner})"
-        if re.search(_OTHERS_KV, said) and _are_followed(machine.settings):
+        if re.search(_OTHERS_KV, said) and are_followed(machine.settings):
             outputs = {calls.names[rid]: list(ids) for rid, ids in calls.outputs.items() if rid in calls.names}
             if held.wrong_reads_in(made, outputs, machine.settings):
                 return f"not wrong_reads_in([{', '.join(plans)}], {outputs}, settings)"
@@ -152,11 +152,11 @@ class VllmStandalone(Standalone):
         return "; ".join(shown) or "nothing"
 
 
-def _are_followed(settings: VllmSettings) -> bool:
+def are_followed(settings: VllmSettings) -> bool:
     """Whether the file can follow what the blocks hold."""
     more = (settings.has_connector, settings.encoder_cache_size, settings.num_speculative_tokens, settings.rings)
     kept = (settings.hisparse_host_blocks, settings.rswa_window, settings.mamba_checkpoint_alignment)
-    return not any((*more, *kept)) and settings.decode_context_parallel_size == 1
+    return not any((*more, *kept, settings.swa_bounded_replay)) and settings.decode_context_parallel_size == 1
 
 
 def _left_behind(said: str) -> str:
