@@ -66,6 +66,17 @@ def json_of(written: str, schema: Mapping[str, Any]) -> str:
     return stripped if _fits(value, written, schema) else f'"{escaped(written)}"'
 
 
+def is_argument(written: str | None, schema: Mapping[str, Any] | None) -> bool:
+    """Return whether a text is a value of a schema; None for the text asks only whether there is the schema."""
+    if schema is None or written is None:
+        return schema is not None
+    choices = choices_of(schema)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return written.strip() in choices
+    types = _types_of(schema)
+    return not types or "string" in types or not json_of(written, schema).startswith('"')
+
+
 def _mended(written: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON of an object or a list that is almost JSON; empty if it is none, or could be meant as a text."""
     wanted = {"{": "object", "[": "array"}.get(written[:1])
@@ -182,7 +193,7 @@ class TaggedValues:
             if (yield from self._is_closed(names)):
                 value.end(int(self._lines))
                 return True
-            if (end := (yield from self._nested.end_of(start, tag))) is not None:
+            if (end := (yield from self._nested.end_of(start, tag, value.at_line_start))) is not None:
                 value.add(text.take(end - text.place))
                 continue
             text.mark()

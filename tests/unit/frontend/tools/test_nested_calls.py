@@ -93,3 +93,76 @@ def test_a_call_after_one_without_closing_tags_is_a_call(family: str) -> None:
     lost = lost[: lost.index("Oslo") + 4]
     text = f"{lost}\n{write({'text': write({'n': '1'}, 'read')})}"
     assert calls_of(family, text) == [("write", {"text": "Oslo"}), ("write", {"text": write({"n": "1"}, "read")})]
+
+
+def half(family: str, key: str, value: str) -> str:
+    """A call of the other tool without any of its closing tags."""
+    if family == "qwen3_coder":
+        return f"<tool_call>\n<function=read>\n<parameter={key}>\n{value}\n"
+    return f"<tool_call>read\n<arg_key>{key}</arg_key>\n<arg_value>{value}"
+
+
+# The schemas of the other tool, which has no argument ``extra``.
+OF_TOOLS = {"write": PROPERTIES, "read": {"n": {"type": "integer"}, "mode": {"enum": ["r", "b"]}, "path": {}}}
+
+
+def calls_of_tools(family: str, text: str) -> list[tuple[str, Any]]:
+    def of(pieces: list[str] | str) -> list[tuple[str, ...]]:
+        parser, found = FAMILIES[family](TOOLS, OF_TOOLS), list[Part]()
+        for piece in pieces:
+            for part in parser.push(piece):
+                appended(found, part)
+        for part in parser.flush(stopped=True):
+            appended(found, part)
+        return shown(found)
+
+    whole = of([text])
+    assert of(text) == whole
+    return [(part[1], json.loads(part[2])) for part in whole if part[0] == "call"]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize(
+    ("before", "key", "value", "after"),
+    [
+        ("Write ", "n", "1", ""),
+        ("Write ", "path", "a", "\nand wait"),
+        ("Write\n", "n", "1", " and wait"),
+        ("Write\n", "n", "1\nand wait", ""),
+        ("", "mode", "r and wait", ""),
+        ("", "other", "1", ""),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"n": "2"}, {"extra": "{}"}])
+def test_a_value_holds_a_half_call_that_could_not_be_made(
+    family: str, before: str, key: str, value: str, after: str, more: dict[str, str]
+) -> None:
+    """Its closing tags are those of the call around it, which became two calls."""
+    write = WRITERS[family]
+    text = f"{before}{half(family, key, value)}{after}"
+    written = f"{write({'text': text} | more)}\n{write({'n': '3'}, 'read')}\ndone"
+    expected = {"text": text} | {key: json.loads(one) for key, one in more.items()}
+    assert calls_of_tools(family, written) == [("write", expected), ("read", {"n": 3})]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_an_argument_of_the_call_around_follows_a_half_call(family: str) -> None:
+    write = WRITERS[family]
+    text = f"Write\n{half(family, 'path', 'a')}".rstrip()
+    assert calls_of_tools(family, write({"text": text, "extra": "{}"})) == [("write", {"text": text, "extra": {}})]
+    # Without any sign it is the call around that has lost its closing tags.
+    called = [("write", {"text": "Write"}), ("read", {"path": "a", "n": 2})]
+    assert calls_of_tools(family, write({"text": text, "n": "2"})) == called
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("tool", ["", " y", "other", "other(1)"])
+def test_closing_tags_and_an_opening_one_begin_no_call(family: str, tool: str) -> None:
+    """Only a tool's name makes what follows the tags a call."""
+    write = WRITERS[family]
+    end = "</function>\n</tool_call>" if family == "qwen3_coder" else "</tool_call>"
+    begin = f"<tool_call>\n<function={tool}" if family == "qwen3_coder" and tool else f"<tool_call>{tool}"
+    for given in ({"text": f"x {end}\n{begin} y"}, {"text": f"x {end}\n{begin}", "n": "2"}):
+        expected = {key: 2 if key == "n" else value for key, value in given.items()}
+        text = f"{write(given)}\n{write({'n': '3'}, 'read')}"
+        assert calls_of_tools(family, text) == [("write", expected), ("read", {"n": 3})]

@@ -19,6 +19,7 @@ from engine.frontend.text.tools.call_objects import CallObject, read_arguments
 from engine.frontend.text.tools.call_parts import FENCE, CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import SPACE
+from engine.frontend.text.tools.tagged_values import is_argument
 
 # The tags around each call of Hermes, Qwen3-Coder and GLM.
 OPEN: Final = "<tool_call>"
@@ -153,6 +154,11 @@ class CallParser(PartReader):
             return False
         self._text.take(len(tag))
         return True
+
+    def _accepts(self, tool: str, key: str, written: str | None) -> bool:
+        """Return whether a tool may be called with this argument; True if its arguments are unknown."""
+        properties = self._properties.get(tool)
+        return not properties or is_argument(written, properties.get(key))
 
     def _give_back(self) -> None:
         """Emit the held text as content: it is not a call."""

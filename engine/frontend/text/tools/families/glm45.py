@@ -10,7 +10,7 @@ from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.json_values import SPACE
-from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls, TagPair
+from engine.frontend.text.tools.nested_calls import BEFORE_TAG, CallOpening, Meaning, NestedCalls, TagPair
 from engine.frontend.text.tools.tagged_values import TaggedValues, WrittenArguments, may_follow
 
 KEY: Final = "<arg_key>"
@@ -20,6 +20,7 @@ END_VALUE: Final = "</arg_value>"
 # Neither pattern crosses a tag, because a stray tag would be read as a part of a key.
 _BARE_NAME = re.compile(r"[^<>\s{}]*")
 _KEY = re.compile(r"[^<]*")
+_OPENING = re.compile(rf"(?:{OPEN}\s*)+(?:(?P<object>{{)|(?P<name>[^<>\s{{}}]*))")
 _PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((VALUE,), END_VALUE))
 
 
@@ -43,7 +44,8 @@ class Glm45Parser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
-        nested = NestedCalls(text, _PAIRS, (KEY,))
+        opening = CallOpening(_OPENING, self._tools)
+        nested = NestedCalls(text, _PAIRS, Meaning(opening, self._named_by, self._accepts), (KEY,))
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from self._skip_openers(OPEN)
@@ -53,7 +55,7 @@ class Glm45Parser(CallParser):
                     yield from self._skip_closers(CLOSE)
                 continue
             name = yield from text.word(_BARE_NAME)
-            yield from text.run(SPACE)
+            space = yield from text.word(SPACE)
             if name in self._tools and (yield from text.peek()) == "{":
                 yield from self._read_object_of(name)
                 yield from self._skip_closers(CLOSE)
@@ -63,7 +65,18 @@ class Glm45Parser(CallParser):
                 continue
             text.unmark()
             self._parts.begin(name)
-            yield from self._read_arguments(name, nested)
+            nested.enter(name, has_lines="\n" in space)
+            yield from self._read_arguments(name, nested, opening)
+
+    def _named_by(self, tag: str) -> Reading[tuple[str | None, str | None]]:
+        """Read on after a tag in a value; return the tool or the key that it is before."""
+        text = self._text
+        if tag == KEY:
+            return None, (yield from text.word(_KEY)).strip()
+        if tag != OPEN:
+            return None, None
+        yield from text.run(SPACE)
+        return (yield from text.word(_BARE_NAME)), None
 
     def _is_call(self, name: str) -> Reading[bool]:
         """Return whether a call follows a name; a call of a known tool may end here without its closing tag."""
@@ -72,23 +85,23 @@ class Glm45Parser(CallParser):
             return True
         return name in self._tools and self._text.has_stopped and not (yield from self._text.peek())
 
-    def _read_arguments(self, name: str, nested: NestedCalls) -> Reading[None]:
+    def _read_arguments(self, name: str, nested: NestedCalls, opening: CallOpening) -> Reading[None]:
         """Read up to the end of the call; a truncated call gets no end."""
         text, arguments, properties = self._text, WrittenArguments(self._parts), self._properties.get(name, {})
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
             del at_line_start
+            if tag == OPEN:
+                return (yield from opening.follows(text))
             text.take(len(tag))
             if tag == KEY:
                 key = (yield from text.word(_KEY)).strip()
                 opens = (yield from text.sees((END_KEY, VALUE))) is not None
                 return opens and may_follow(key, arguments, properties, at_line_start=True)
+            if not is_closer(tag, CLOSE, self.markers):
+                return False
             yield from text.run(SPACE)
-            after = yield from text.tag()
-            if tag == OPEN:
-                return (yield from text.word(_BARE_NAME)) in self._tools
-            follows = after.startswith(OPEN) or not (yield from text.peek())
-            return follows and is_closer(tag, CLOSE, self.markers)
+            return not (yield from text.peek()) or (yield from opening.follows(text))
 
         values = TaggedValues(
             text,

@@ -12,7 +12,7 @@ from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
 from engine.frontend.text.tools.json_values import SPACE
-from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls, TagPair
+from engine.frontend.text.tools.nested_calls import BEFORE_TAG, CallOpening, Meaning, NestedCalls, TagPair
 from engine.frontend.text.tools.tagged_values import TaggedValues, WrittenArguments, may_follow
 
 FUNCTION: Final = "<function="
@@ -23,6 +23,9 @@ END_PARAMETER: Final = "</parameter>"
 _FUNCTIONS: Final = (FUNCTION, "<function name=")
 _PARAMETERS: Final = (PARAMETER, "<parameter name=", "<param=", "<param name=")
 _PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair(_FUNCTIONS, END_FUNCTION), TagPair(_PARAMETERS, END_PARAMETER))
+_OPENING = re.compile(
+    rf"(?:{OPEN}\s*)*(?:(?P<object>(?<=>)\s*{{)|<function(?:\s+name)?=\s*[\"']?(?P<name>[^<>\n\"']*))?"
+)
 # The opening of any element up to a name, which is a parameter's where only one is possible.
 _ELEMENT = re.compile(r"<(?:(\w+)(?:\s+name)?\s*[=:\s]\s*)?")
 _TAG_NAME = re.compile(r"[^<>\n]*")
@@ -44,6 +47,14 @@ def _element_of(opener: str) -> str:
     """Return the name of the element that a tag opens, if it is not the usual one."""
     element = _ELEMENT.match(opener)
     return (element[1] or "") if element and opener != PARAMETER else ""
+
+
+def _named_by(tag: str) -> Reading[tuple[str | None, str | None]]:
+    """Return the tool or the parameter that a tag names."""
+    yield from ()
+    opener, function = _opener_of(tag), _opener_of(tag, _FUNCTIONS)
+    name = _name_in(tag.removeprefix(opener or function).removesuffix(">"))
+    return (name if function else None), (name if opener else None)
 
 
 def _name_in(written: str) -> str:
@@ -74,7 +85,8 @@ class Qwen3CoderParser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
-        nested = NestedCalls(text, _PAIRS)
+        opening = CallOpening(_OPENING, self._tools)
+        nested = NestedCalls(text, _PAIRS, Meaning(opening, _named_by, self._accepts))
         while (found := (yield from text.until((OPEN, *_FUNCTIONS), self._parts.say))) is not None:
             text.mark(back=len(found))
             if found == OPEN:
@@ -87,9 +99,9 @@ class Qwen3CoderParser(CallParser):
             if found == OPEN and (yield from text.marker(_FUNCTIONS)) is None:
                 self._give_back()
                 continue
-            yield from self._read_function(nested, bare=found != OPEN)
+            yield from self._read_function(nested, opening, bare=found != OPEN)
 
-    def _read_function(self, nested: NestedCalls, *, bare: bool) -> Reading[None]:
+    def _read_function(self, nested: NestedCalls, opening: CallOpening, *, bare: bool) -> Reading[None]:
         text = self._text
         name = yield from self._read_name()
         # Even without its bracket the tag belongs to a call if it names a tool.
@@ -98,7 +110,7 @@ class Qwen3CoderParser(CallParser):
             self._give_back()
             return
         text.take(int(closed))
-        yield from text.run(SPACE)
+        nested.enter(name, has_lines="\n" in (yield from text.word(SPACE)))
         if (yield from text.peek()) == "{":
             yield from self._read_object_of(name)
             yield from self._skip_closer(END_FUNCTION)
@@ -108,7 +120,7 @@ class Qwen3CoderParser(CallParser):
         text.unmark()
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
-        values = self._values_of(arguments, properties, nested)
+        values = self._values_of(arguments, properties, nested, opening)
         while opener := (yield from self._next_parameter(properties)):
             key = yield from self._read_name()
             closed = (yield from text.peek()) == ">"
@@ -126,14 +138,16 @@ class Qwen3CoderParser(CallParser):
         if closed or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
-    def _values_of(self, arguments: WrittenArguments, properties: Properties, nested: NestedCalls) -> TaggedValues:
+    def _values_of(
+        self, arguments: WrittenArguments, properties: Properties, nested: NestedCalls, opening: CallOpening
+    ) -> TaggedValues:
         """Return the reader of the call's values."""
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
             if opener := _opener_of(tag):
                 key = _name_in(tag.removeprefix(opener).removesuffix(">"))
                 return may_follow(key, arguments, properties, at_line_start)
-            return (yield from self._ends_call(tag))
+            return (yield from self._ends_call(tag, opening))
 
         return TaggedValues(
             self._text,
@@ -166,20 +180,19 @@ class Qwen3CoderParser(CallParser):
     def _is_end(self, tag: str) -> bool:
         return any(is_closer(tag, closer, (*self.markers, *_FUNCTIONS)) for closer in (END_FUNCTION, CLOSE))
 
-    def _ends_call(self, tag: str) -> Reading[bool]:
+    def _ends_call(self, tag: str, opening: CallOpening) -> Reading[bool]:
         """Return whether a tag ends a call whose last value has no closing tag."""
         text = self._text
+        if tag.startswith((OPEN, *_FUNCTIONS)):
+            return (yield from opening.follows(text))
+        if not self._is_end(tag):
+            return False
         text.take(len(tag))
         yield from text.run(SPACE)
         after = yield from text.tag()
-        follows = after.startswith((OPEN, *_FUNCTIONS)) or not (yield from text.peek())
-        if tag == OPEN:
-            return after.startswith(_FUNCTIONS)
-        if opener := _opener_of(tag, _FUNCTIONS):
-            return _name_in(tag.removeprefix(opener).removesuffix(">")) in self._tools
-        if is_closer(tag, CLOSE, (*self.markers, *_FUNCTIONS)):
-            return follows
-        return self._is_end(tag) and (follows or self._is_end(after))
+        if not is_closer(tag, CLOSE, (*self.markers, *_FUNCTIONS)) and self._is_end(after):
+            return True
+        return not (yield from text.peek()) or (yield from opening.follows(text))
 
     def _read_name(self) -> Reading[str]:
         return _name_in((yield from self._text.word(_TAG_NAME)))
