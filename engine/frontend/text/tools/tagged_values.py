@@ -127,7 +127,8 @@ class TaggedValues:
 
     ``close`` closes a value if one of ``followers``, a closing tag of ``closers``, or the end comes next. ``forgotten``
     reads on from a tag and returns whether it ends a value without a closing tag, unless calls are ``nested`` in the
-    value. A tag that ``opens`` a value may follow one whose own tags are not the usual ones. With ``lines`` a value is
+    value. A tag that ``opens`` a value may follow one whose own tags are not the usual ones, and
+    a position where the call ``resumes`` without one any value. With ``lines`` a value is
     on its own lines: one line feed before it and one after it are not part of it.
     """
 
@@ -141,6 +142,7 @@ class TaggedValues:
         forgotten: Callable[[str, bool], Reading[bool]],
         nested: NestedCalls,
         opens: Callable[[str], bool] = lambda _: False,
+        resumes: Callable[[], Reading[bool]] | None = None,
         lines: bool,
     ) -> None:
         self._text = text
@@ -150,6 +152,7 @@ class TaggedValues:
         self._forgotten = forgotten
         self._nested = nested
         self._opens = opens
+        self._resumes = resumes
         self._lines = lines
 
     def read(
@@ -219,6 +222,8 @@ class TaggedValues:
                 is_closer(after, closer, self._followers) for closer in self._closers
             )
             is_unusual = is_named or len(names) > 1
+            if not follows and self._resumes is not None:
+                follows = yield from self._resumes()
             if follows or (is_unusual and self._opens(after)) or not (yield from text.peek()):
                 text.unmark()
                 return True

@@ -282,6 +282,13 @@ def test_a_value_has_tags_that_only_look_like_parameters(value: str) -> None:
         (("<arg_key>n</arg_key>\n<arg_value>3</arg_value>", "<arg_key>n</arg_key>"), {"s": "Oslo", "l": [1, 2]}),
         (("<arg_value>[1, 2]</arg_value>\n", ""), {"s": "Oslo", "n": 3}),
         (("<arg_key>n</arg_key>", "<arg_key>n</arg_value>"), GIVEN),
+        (("<arg_key>n</arg_key>", "n</arg_key>"), GIVEN),
+        (("<arg_key>n</arg_key>", "<tool_call>n</arg_key>"), GIVEN),
+        (("add\n<arg_key>s", "add\ns"), GIVEN),
+        (("add\n<arg_key>s", "add s"), GIVEN),
+        (("add\n<arg_key>s", "adds"), GIVEN),
+        (("add\n<arg_key>s", "add<tool_call>s"), GIVEN),
+        (("add\n<arg_key>s</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>n", "add\nn"), {"n": 3, "l": [1, 2]}),
     ],
 )
 def test_an_opening_tag_of_glm_is_damaged(damage: tuple[str, str], given: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
@@ -21,6 +22,8 @@ END_VALUE: Final = "</arg_value>"
 _BARE_NAME = re.compile(r"[^<>\s{}]*")
 _KEY = re.compile(r"[^<]*")
 _OPENING = re.compile(rf"(?:{OPEN}\s*)+(?:(?P<object>{{)|(?P<name>[^<>\s{{}}]*))")
+# A key without its opening tag is looked for in so many characters.
+_LONGEST_KEY: Final = 96
 _PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((VALUE,), END_VALUE))
 
 
@@ -54,7 +57,7 @@ class Glm45Parser(CallParser):
                 if (yield from self._read_objects()):
                     yield from self._skip_closers(CLOSE)
                 continue
-            name = yield from text.word(_BARE_NAME)
+            name = yield from self._read_name()
             space = yield from text.word(SPACE)
             if name in self._tools and (yield from text.peek()) == "{":
                 yield from self._read_object_of(name)
@@ -78,8 +81,28 @@ class Glm45Parser(CallParser):
         yield from text.run(SPACE)
         return (yield from text.word(_BARE_NAME)), None
 
+    def _read_name(self) -> Reading[str]:
+        """Read a name; of one that runs into a key only the tool's, if that is certain."""
+        text = self._text
+        name = yield from text.word(_BARE_NAME)
+        if name in self._tools or (yield from text.sees((END_KEY,))) is None:
+            return name
+        tools = [
+            tool
+            for tool, properties in self._properties.items()
+            if name.startswith(tool) and name.removeprefix(tool) in properties
+        ]
+        if len(tools) == 1:
+            text.step_back(len(name) - len(tools[0]))
+            return tools[0]
+        return name
+
     def _is_call(self, name: str) -> Reading[bool]:
         """Return whether a call follows a name; a call of a known tool may end here without its closing tag."""
+        if name in self._tools and (
+            yield from self._sees_lost_key(WrittenArguments(self._parts), self._properties.get(name, {}))
+        ):
+            return True
         tag = yield from self._text.tag()
         if tag in (KEY, CLOSE) or (name in self._tools and (tag == OPEN or is_closer(tag, CLOSE, self.markers))):
             return True
@@ -110,9 +133,10 @@ class Glm45Parser(CallParser):
             closers=(CLOSE,),
             forgotten=forgotten,
             nested=nested,
+            resumes=lambda: self._sees_lost_key(arguments, properties),
             lines=False,
         )
-        while (yield from self._next_argument()):
+        while (yield from self._next_argument(arguments, properties)):
             key = yield from self._read_key()
             if not (yield from text.peek()):
                 return
@@ -127,10 +151,30 @@ class Glm45Parser(CallParser):
         if (yield from self._skip_closers(CLOSE)) or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
-    def _next_argument(self) -> Reading[bool]:
+    def _sees_lost_key(self, arguments: WrittenArguments, properties: Properties) -> Reading[bool]:
+        """Return whether a key of the tool is at this position whose opening tag is missing, or is that of a call."""
+
+        def judged(ahead: str, more: bool) -> bool | None:
+            rest = ahead.removeprefix(OPEN)
+            at = rest.find("<")
+            if at < 0 or OPEN.startswith(ahead) or END_KEY.startswith(rest[at:]):
+                is_whole = at >= 0 and rest[at:] == END_KEY
+                if not is_whole:
+                    return None if more else False
+            return rest[at:].startswith(END_KEY) and may_follow(
+                rest[:at].strip(), arguments, properties, at_line_start=False
+            )
+
+        return bool((yield from self._text.judged(judged, _LONGEST_KEY)))
+
+    def _next_argument(self, arguments: WrittenArguments, properties: Properties) -> Reading[bool]:
         """Read through the opening of the next argument; False at the end of the call."""
         text = self._text
         while True:
+            yield from text.run(SPACE)
+            if (yield from self._sees_lost_key(arguments, properties)):
+                yield from text.marker((OPEN,))
+                return True
             yield from text.run(BEFORE_TAG)
             tag = yield from text.tag()
             if tag == KEY:
