@@ -54,6 +54,9 @@ NAME: Final = "name"
 # The function's name, or the whole call in the form of requests.
 FUNCTION: Final = "function"
 ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
+# What models also write for them behind a marker. Only a tool's name is one there.
+_OTHER_NAMES: Final = ("tool", "tool_name", "function_name", "action")
+_OTHER_ARGUMENTS: Final = ("tool_input", "tool_args", "action_input", "params", "kwargs")
 # The keys of a call without a marker. An object with any other key is content in JSON.
 KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
 # Those that say nothing of the arguments.
@@ -166,11 +169,28 @@ class CallObject:
             return self._begun
         if key in (NAME, FUNCTION) and self._name is None and not self._begun:
             return (yield from self._read_name())
-        if key in ARGUMENTS and self._arguments is None and not self._begun:
+        if self._is_arguments(key, (yield from text.peek())) and self._arguments is None and not self._begun:
             return (yield from self._read_arguments(key))
+        if self._is_only_name(key) and (yield from text.peek()) == "{":
+            self._name = key
+            return (yield from self._read_object())
         value = yield from read_value(text, self._stops, enclosing=self._enclosing)
+        if key in _OTHER_NAMES and self._tools is None and self._name is None and value is not None:
+            said = decoded(value) if value.startswith('"') else None
+            if said is not None and said in self._properties:
+                return self._take_name(said)
         self._beside[key] = value or ""
         return value is not None
+
+    def _is_arguments(self, key: str, first: str) -> bool:
+        """Return whether a key is that of the arguments, which begin so."""
+        is_other = key in _OTHER_ARGUMENTS and self._tools is None and first == "{"
+        return key in ARGUMENTS or (is_other and not self._is_declared(key))
+
+    def _is_only_name(self, key: str) -> bool:
+        """Return whether a key is the name of a tool, in an object of nothing but its arguments."""
+        is_first = self._name is None and self._arguments is None and not self._beside
+        return is_first and self._tools is None and key in self._properties
 
     def _read_text(self) -> Reading[str | None]:
         """Read and decode a string; None if there is none."""
@@ -182,7 +202,10 @@ class CallObject:
 
     def _read_name(self) -> Reading[bool]:
         name = yield from self._read_text()
-        if not name or (self._tools is not None and name not in self._tools):
+        return self._take_name(name) if name else False
+
+    def _take_name(self, name: str) -> bool:
+        if self._tools is not None and name not in self._tools:
             return False
         self._name = name
         if self._arguments is not None:

@@ -6,6 +6,7 @@ Owns what of the text around calls is content, and what ends a call: only argume
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
@@ -14,14 +15,20 @@ from engine.frontend.text.tools.json_values import is_object
 FENCE: Final = "```"
 # A line that is a Markdown fence, or the beginning of one.
 _FENCE_LINE = re.compile(r"`{1,3}|```[\w+-]{1,16}")
+# Models of other families write it before the name.
+_NAMESPACE: Final = "functions."
 _FENCES = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
 class CallParts:
-    """Collects the parts of an output. A Markdown fence around calls is not content."""
+    """Collects the parts of an output. A Markdown fence around calls is not content.
 
-    def __init__(self, parts: list[Part]) -> None:
+    ``tools`` are the names of the model's tools: a namespace before one of them is no part of it.
+    """
+
+    def __init__(self, parts: list[Part], tools: Collection[str]) -> None:
         self._parts = parts
+        self._tools = tools
         self._arguments: list[str] = []
         # Text that is content only if more follows: whitespace, and before it a fence.
         self._held = ""
@@ -72,7 +79,8 @@ class CallParts:
         self._take_fence()
         self._called = True
         self._arguments.clear()
-        self._parts.append(CallBegun(name, call_id))
+        plain = name.removeprefix(_NAMESPACE)
+        self._parts.append(CallBegun(plain if name not in self._tools and plain in self._tools else name, call_id))
 
     def _take_fence(self) -> None:
         """Leave out the fence before a call, unless it closes a block of the content."""

@@ -114,7 +114,14 @@ def decoded(written: str) -> str | None:
 
 
 _BETWEEN_BRACKETS = re.compile(r"""[^"'{}\[\],<;`/#]*""")
+# What may begin a comment, and comments.
+_SIGNS = frozenset("/#")
 _SLASHES = re.compile(r"[/#]*")
+_COMMENTS: Final = ("//", "/*", "#")
+# Where a value may be, a number sign is more often its first character.
+_COMMENTS_BEFORE_VALUES: Final = ("//", "/*", "# ")
+# Numbers as Python has them.
+_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9_]*)?(?:\.([0-9_]*))?([eE][+-]?[0-9]+)?")
 _BARE_KEY = re.compile(r"^(\s*)([A-Za-z_][\w-]*)(?=\s*:)")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 # Models write them where JSON has true, false and null.
@@ -123,12 +130,9 @@ _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
 _CLOSER = {"{": "}", "[": "]"}
 
 
-def skip_comment(text: IncomingText, stops: Sequence[str], *, before_value: bool = False) -> Reading[bool]:
-    """Skip a comment at this position, up to its end or a marker. False if there is none.
-
-    ``before_value``: where a value may be, which has a number sign more often than a comment without a space.
-    """
-    begin = yield from text.sees(("//", "/*", "# " if before_value else "#"))
+def skip_comment(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
+    """Skip a comment at this position, up to its end or a marker. False if there is none."""
+    begin = yield from text.sees(_COMMENTS)
     if begin is None:
         return False
     text.take(len(begin))
@@ -180,9 +184,11 @@ class JsonValue:
         text = self._text
         while True:
             between = yield from text.word(_BETWEEN_BRACKETS)
-            if between:
-                self._pass_words(between)
+            while (yield from text.peek()) in _SIGNS and not (yield from self._sees_comment(between)):
+                between += (yield from text.word(_SLASHES)) + (yield from text.word(_BETWEEN_BRACKETS))
             character = yield from text.peek()
+            if between:
+                self._pass_words(between, is_whole=character in "}],/#" if character else text.has_stopped)
             if not character and not text.has_stopped:
                 self._pass("")
             if not character or (yield from self._is_cut(character)):
@@ -191,10 +197,8 @@ class JsonValue:
                 if not (yield from self._read_string(character)):
                     return '"' + self._missing
                 continue
-            if character in "/#":
-                is_apart = not between or between[-1].isspace()
-                if not (is_apart and (yield from self._skip_comment())):
-                    self._pass_words((yield from text.word(_SLASHES)))
+            if character in _SIGNS:
+                yield from skip_comment(text, self._stops)
                 continue
             text.take(1)
             if character in "}]":
@@ -207,15 +211,25 @@ class JsonValue:
             else:
                 self._pass(character)
 
-    def _skip_comment(self) -> Reading[bool]:
-        return (yield from skip_comment(self._text, self._stops, before_value=self._next is _Next.VALUE))
+    def _sees_comment(self, between: str) -> Reading[bool]:
+        """Return whether a comment is at this position; where a value may be, a number sign is one before a space."""
+        is_apart = not between or between[-1].isspace()
+        is_value = self._next is _Next.VALUE or between.rstrip().endswith(":")
+        comments = _COMMENTS_BEFORE_VALUES if is_value else _COMMENTS
+        return is_apart and (yield from self._text.sees(comments)) is not None
 
-    def _pass_words(self, between: str) -> None:
-        """Pass on what is not in quotes: numbers, words, a colon, a key without quotes."""
+    def _pass_words(self, between: str, *, is_whole: bool) -> None:
+        """Pass on what is not in quotes: numbers, words, a colon, a key without quotes.
+
+        ``is_whole``: a value among them has ended, so that one that is no JSON is a text.
+        """
         if self._next is _Next.KEY:
             between = _BARE_KEY.sub(r'\1"\2"', between)
+        before, colon, after = ("", "", between) if self._next is _Next.VALUE else between.partition(":")
+        if is_whole and (colon or self._next is _Next.VALUE) and (word := after.strip()):
+            after = after.replace(word, _json_of_word(word))
+        between = before + colon + after
         self._pass(_PYTHON_WORD.sub(lambda found: PYTHON_WORDS[found[0]], between))
-        _, colon, after = between.rpartition(":")
         self._wants_key = self._wants_key and not colon
         if after.strip():
             self._next = _Next.COMMA
@@ -331,10 +345,15 @@ def read_value(text: IncomingText, stops: Sequence[str], *, enclosing: int) -> R
 
 
 def _json_of_word(word: str) -> str:
+    """Return the JSON of a word: of a number or a constant as Python has them, or else of a text."""
     try:
         json.loads(word, parse_constant=refuse_constant)
     except ValueError:
-        return PYTHON_WORDS.get(word) or f'"{escaped(word)}"'
+        found = _NUMBER.fullmatch(word)
+        if found is None or not (found[2] or found[3]):
+            return PYTHON_WORDS.get(word) or f'"{escaped(word)}"'
+        whole, fraction = (digits.replace("_", "") for digits in (found[2] or "0", found[3] or ""))
+        return f"{found[1].strip('+')}{whole}{'.' * bool(fraction)}{fraction}{found[4] or ''}"
     return word
 
 

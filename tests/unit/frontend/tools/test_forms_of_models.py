@@ -14,10 +14,13 @@ from engine.frontend.text.incoming_text import IncomingText
 from engine.frontend.text.reasoning import appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 
-TOOLS = ("add", "look_up", "find")
+TOOLS = ("add", "look_up", "find", "pick")
 PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}
 # Arguments with the names of a call's own keys.
-OF_TOOLS = dict.fromkeys(TOOLS[:2], PROPERTIES) | {"find": {"type": {"type": "string"}, "input": {}}}
+OF_TOOLS = dict.fromkeys(TOOLS[:2], PROPERTIES) | {
+    "find": {"type": {"type": "string"}, "input": {}},
+    "pick": {"action": {}, "tool": {}, "params": {}},
+}
 OBJECT = '{"name": "add", "arguments": {"n": 1}}'
 WRAPPED = '{"type": "function", "function": {"name": "add", "parameters": {"n": 1}}}'
 NAMED = '{"type": "function", "function": "add", "parameters": {"n": 1}}'
@@ -252,6 +255,33 @@ def test_such_a_call_lacks_its_bracket(written: str) -> None:
 def test_an_answer_in_json_is_no_call(written: str) -> None:
     """Only a tool's own arguments make an object without a marker its call."""
     assert parse("llama3", written) == [("content", written)]
+
+
+@every_case(
+    "written",
+    [
+        '{"tool": "add", "arguments": {"n": 1}}',
+        '{"tool_name": "add", "tool_input": {"n": 1}}',
+        '{"action_input": {"n": 1}, "action": "add"}',
+        '{"function_name": "add", "params": {"n": 1}}',
+        '{"name": "functions.add", "arguments": {"n": 1}}',
+        '{"add": {"n": 1}}',
+        '{"add": {"n": 1',
+    ],
+)
+def test_a_call_has_the_keys_of_another_format(written: str) -> None:
+    """Only a tool's name behind a marker makes them those of a call."""
+    assert parse("hermes", f"<tool_call>{written}</tool_call>") == ONE
+    assert parse("mistral", f"[TOOL_CALLS]{written}") == ONE
+    assert parse("llama3", written) == [("content", written)]
+    unknown = written.replace("add", "sub")
+    parts = parse("hermes", f"<tool_call>{unknown}</tool_call>")
+    assert [kind for kind, *_ in parts] == ["call" if "functions" in written else "content"]
+
+
+def test_an_argument_has_the_name_of_another_formats_key() -> None:
+    text = '<tool_call>{"name": "pick", "action": "add", "tool": "find", "params": {"n": 1}}</tool_call>'
+    assert parse("hermes", text) == [("call", "pick", '{"action": "add", "tool": "find", "params": {"n": 1}}')]
 
 
 def test_other_keys_are_arguments_behind_a_marker() -> None:

@@ -80,6 +80,16 @@ MENDED: list[tuple[str, dict[str, Any]]] = [
     ('{"s": "a", /* b */ "n": 2}', {"s": "a", "n": 2}),
     ('{"s": "http://a/#b", "t": "/* c */ // d", "n": 2}', {"s": "http://a/#b", "t": "/* c */ // d", "n": 2}),
     ('{"s": "x("a"), // b\ny", "n": 2}', {"s": 'x("a"), // b\ny', "n": 2}),
+    # Numbers of Python, and texts without quotes.
+    ('{"n": +5, "f": -.5, "l": [1_000, 2., +1e3]}', {"n": 5, "f": -0.5, "l": [1000, 2, 1000]}),
+    (
+        '{"s": ls -la, "t": a/b.c#1, u: http://a/b?c=d, "n": 2}',
+        {"s": "ls -la", "t": "a/b.c#1", "u": "http://a/b?c=d", "n": 2},
+    ),
+    (
+        '{"l": [a, b c, 03106, #fff], "n": NaN, "v": 1.2.3}',
+        {"l": ["a", "b c", "03106", "#fff"], "n": "NaN", "v": "1.2.3"},
+    ),
     # Several objects whose quotes are not escaped.
     ('{"s": "{"a": "b"}\n{"c": "d"}", "n": 2}', {"s": '{"a": "b"}\n{"c": "d"}', "n": 2}),
     ('{"s": "[\n {"a": "b"},\n {"c": "d"}\n]", "n": 2}', {"s": '[\n {"a": "b"},\n {"c": "d"}\n]', "n": 2}),
@@ -141,7 +151,8 @@ OF_TYPES: list[tuple[str, dict[str, Any], Any]] = [
     ("{'a': 1}", {"type": ["object", "string"]}, "{'a': 1}"),
     ("{'a': 1}", {}, "{'a': 1}"),
     ("['a' @@ x", {"type": "array"}, "['a' @@ x"),
-    ("[1, @]", {"type": "array"}, "[1, @]"),
+    ("[1, @]", {"type": "array"}, [1, "@"]),
+    ("[a b, c]", {"type": "array"}, ["a b", "c"]),
 ]
 
 

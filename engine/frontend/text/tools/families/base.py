@@ -52,7 +52,7 @@ class CallParser(PartReader):
         super().__init__()
         self._tools = frozenset(tools)
         self._properties = properties or {}
-        self._parts = CallParts(self._found)
+        self._parts = CallParts(self._found, self._tools)
 
     @classmethod
     def form_of(cls, template: str) -> CallForm:  # noqa: ARG003 - some families have an older and a newer way
