@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class LocalCluster:
             with _environment(self._folder):
                 self._cluster: Any = _new_cluster()
                 try:
-                    with _quiet():
+                    with _quiet(), _own_sigterm():
                         self._start(nodes, cpus)
                 finally:
                     self._processes = [one for one in _children() if one not in before]
@@ -134,6 +135,19 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", ResourceWarning)
         yield
         gc.collect()
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Restore this process's handler of SIGTERM: a node that starts sets Ray's, which ends the process by its own rules.
+
+    Without it nodes end with this process all the same: Ray starts a reaper beside each.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _children() -> list[psutil.Process]:
