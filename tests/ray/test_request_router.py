@@ -99,10 +99,48 @@ def test_a_choice_is_counted_once_and_ended_once() -> None:
         for _ in range(2):
             router.on_request_completed(one, "1")
         assert weights(router) == [0, 1]
-        # A client that left before the request was sent.
-        second.future.cancel()
+
+    play(scene)
+
+
+def test_the_choice_for_a_client_that_leaves_before_it_is_sent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it leaves after Serve was given the choice, in the same turn of the loop."""
+    leave: list[asyncio.Task[Any]] = []
+    give = PrefixRequestRouter._fulfill_next_pending_request
+
+    def give_too_late(router: PrefixRequestRouter, *choice: Any) -> None:
+        give(router, *choice)
+        leave.pop().cancel()
+
+    async def scene(router: PrefixRequestRouter) -> None:
+        router.update_replicas([replica("a")])
+        request = pending("1")
+        asking = asyncio.ensure_future(router._choose_replica_for_request(request))
+        while not request.future.done():
+            await asyncio.sleep(0)
+        (one,) = router._replicas_list
+        assert (await asking).replica_id == one.replica_id
+        assert weights(router) == [1]
+        router.on_request_completed(one.replica_id, "1")
+        assert weights(router) == [0]
+        monkeypatch.setattr(PrefixRequestRouter, "_fulfill_next_pending_request", give_too_late)
+        late = pending("2")
+        leave.append(asyncio.ensure_future(router._choose_replica_for_request(late)))
+        (left,) = leave
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert late.future.done()
+        assert not late.future.cancelled()
+        assert weights(router) == [0]
+        # No engine accepts it, so it waits, and leaves while it waits.
+        router.update_replicas([])
+        waiting = asyncio.ensure_future(router._choose_replica_for_request(pending("3")))
         await asyncio.sleep(0)
-        assert weights(router) == [0, 0]
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        router.update_replicas([replica("a")])
+        assert weights(router) == [0]
 
     play(scene)
 

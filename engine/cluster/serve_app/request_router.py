@@ -98,6 +98,16 @@ class PrefixRequestRouter(RequestRouter):
         self._keep_choice(pending_request, ticket)
         return [chosen]
 
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Wait for the choice, and end it if the client leaves: Serve reports the completion of what it sent alone."""
+        try:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except asyncio.CancelledError:
+            self._drop_choice(pending_request)
+            raise
+
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
         ticket = self._tickets.get(internal_request_id)
@@ -106,12 +116,10 @@ class PrefixRequestRouter(RequestRouter):
 
     def _keep_choice(self, pending: PendingRequest, ticket: Ticket) -> None:
         """Count a choice before Serve carries it out, so that the next choice sees it."""
-        request_id = pending.metadata.internal_request_id
-        self._tickets[request_id] = ticket
-        pending.future.add_done_callback(lambda future: self._end(request_id, ticket) if future.cancelled() else None)
+        self._tickets[pending.metadata.internal_request_id] = ticket
 
     def _drop_choice(self, pending: PendingRequest) -> None:
-        """Undo an earlier choice if its replica refused the request or the front tries another one."""
+        """Undo a choice if its replica refused the request, the front tries another one or the client has left."""
         request_id = pending.metadata.internal_request_id
         ticket = self._tickets.get(request_id)
         if ticket is not None:
