@@ -139,9 +139,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Restore this process's handler of SIGTERM: a node that starts sets Ray's, which ends the process by its own rules.
+    """Restore this process's handler of SIGTERM, which a node that starts replaces by Ray's.
 
-    Without it nodes end with this process all the same: Ray starts a reaper beside each.
+    Without Ray's handler the nodes still end with this process: Ray starts a reaper beside each.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
