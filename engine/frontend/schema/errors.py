@@ -6,6 +6,7 @@ Maps kinds of refusal to HTTP statuses. Never holds a traceback of the front end
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable
 
 import msgspec
@@ -189,6 +190,18 @@ class ApiError(Exception):
         if output.finish_reason is FinishReason.UNAVAILABLE:
             return cls(ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=LORA_PARAM)
         return cls(ErrorType.ENGINE, why)
+
+
+class JsonLiterals(reprlib.Repr):
+    """Writes a client's values as Python does, but with JSON's literals, and shortened."""
+
+    def repr_bool(self, value: bool, _level: int) -> str:
+        """Write true or false."""
+        return str(value).lower()
+
+    def repr_NoneType(self, _value: None, _level: int) -> str:  # noqa: N802 - called by the type's name
+        """Write null."""
+        return "null"
 
 
 def shortened(text: str, limit_chars: int) -> str:

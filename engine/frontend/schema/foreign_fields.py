@@ -6,11 +6,10 @@ and neutral values, which are accepted. Other values are refused, with the field
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Container, Iterable
 from typing import Any, Final, NamedTuple
 
-from engine.frontend.schema.errors import FieldError
+from engine.frontend.schema.errors import FieldError, JsonLiterals
 
 VLLM: Final = "vLLM"
 SGLANG: Final = "SGLang"
@@ -130,7 +129,7 @@ SAMPLING_FIELDS: Final = (
     ForeignField("stream_interval", SGLANG, "a stream shows every token as it comes", (1,)),
     ForeignField("structural_tag", SGLANG, "send json_schema, regex or ebnf"),
 )
-_shown = reprlib.Repr()
+_shown = JsonLiterals()
 
 
 def without_neutral(data: Any, known: Container[str], fields: Iterable[ForeignField]) -> Any:

@@ -5,7 +5,6 @@ Limits work and length: a million wrong entries cost no more than a thousand.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence, Sized
 from types import UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin
@@ -14,7 +13,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from engine.frontend.schema.errors import ApiError, FieldError, shortened
+from engine.frontend.schema.errors import ApiError, FieldError, JsonLiterals, shortened
 from lockstep.broken_rules import broken_rule, did_you_mean, joined_rules
 
 # pydantic describes all errors or none; each costs a microsecond and half a kilobyte.
@@ -46,7 +45,7 @@ NOT_HONOURED = "not honoured"
 # Units of the length of a value.
 LENGTHS = {"too_long": "entries", "string_too_long": "characters"}
 
-_values = reprlib.Repr()
+_values = JsonLiterals()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
 
 
@@ -135,8 +134,6 @@ def _measured(error: ErrorDetails) -> str:
 
 def _shown(value: object) -> str:
     """Write a value as Python does, but with JSON's literals, and shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()
     return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
 
 

@@ -73,6 +73,17 @@ def _require_json(text: str) -> str:
     return text
 
 
+def _refuse_zero(value: object) -> object:
+    """Raise PydanticKnownError for 0, which Python takes for false."""
+    if value == 0 and value is not False:
+        raise PydanticKnownError("literal_error", {"expected": "False"})
+    return value
+
+
+# A switch that must stay off.
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_refuse_zero)]
+
+
 # A schema, as an object or as JSON text.
 Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
 Choices = Annotated[
@@ -83,8 +94,12 @@ Choices = Annotated[
 def _token_id_of(key: object) -> object:
     """Return the token id in an object's key, which in JSON is a string."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_ID_DIGITS:
-        return int(key)
-    raise ValueError(f"the keys of logit_bias must be token ids in decimal digits, got {key!r}; use /tokenize")
+        token_id = int(key)
+        if str(token_id) == key:  # with leading zeros two keys could name one token
+            return token_id
+    raise ValueError(
+        f"the keys of logit_bias must be token ids in decimal digits without leading zeros, got {key!r}; use /tokenize"
+    )
 
 
 LogitBias = Annotated[
@@ -92,7 +107,7 @@ LogitBias = Annotated[
     Field(
         max_length=MAX_BIASED_TOKENS,
         description="numbers to add to the logits of token ids",
-        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
+        json_schema_extra={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,5})$"}},
     ),
 ]
 # Only the first wrong entry of a list is reported, which limits the cost of a long list.
@@ -197,8 +212,8 @@ class StructuredOutputs(RuledBody, NullableBody):
     choice: Choices | None = None
     grammar: GrammarText | None = Field(None, description="in GBNF or Lark")
     json_object: bool | None = None
-    disable_any_whitespace: Literal[False] = Field(default=False, description="not honoured: only false")
-    disable_additional_properties: Literal[False] = Field(default=False, description="not honoured: only false")
+    disable_any_whitespace: OnlyFalse = Field(default=False, description="not honoured: only false")
+    disable_additional_properties: OnlyFalse = Field(default=False, description="not honoured: only false")
     whitespace_pattern: None = Field(None, description="not honoured: only null")
     structural_tag: None = Field(None, description="not honoured: only null")
 

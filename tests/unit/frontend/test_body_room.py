@@ -42,6 +42,23 @@ async def admitted(reader: BodyReader, sizes: list[tuple[int, int]]) -> int:
     return len(sizes)
 
 
+@pytest.mark.parametrize("length", [str(LIMIT_BYTES + 1), "1" + 30 * "0", "9" * 5000, "000000000000000000999999999"])
+def test_a_declared_length_is_refused_before_its_body(length: str) -> None:
+    """C07: however many digits it has."""
+
+    async def receive() -> dict[str, object]:
+        raise AssertionError("the body was read")
+
+    async def scene() -> None:
+        headers = [(b"content-length", length.encode())]
+        request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+        with pytest.raises(ApiError, match=f"at most {LIMIT_BYTES} bytes"):
+            async with BodyReader(LIMIT_BYTES).body_of(request):
+                pass
+
+    asyncio.run(scene())
+
+
 @given(bodies, st.integers(1, 5))
 def test_room_is_taken_for_what_a_body_has_and_given_back(before: list[tuple[int, int]], parts: int) -> None:
     """A03, whatever was read before, refused bodies among it."""

@@ -163,6 +163,8 @@ def test_a_response_keeps_to_a_schema(client: openai.OpenAI) -> None:
 RESPONSE_REFUSALS = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "must be null"),
     ({"store": True}, "store", "must be false, got true: nothing is stored"),
+    ({"store": 0}, "store", "must be false, got 0: nothing is stored"),
+    ({"background": 0.0}, "background", "must be false, got 0.0: nothing is stored"),
     ({"input": []}, "input", ">= 1 entries"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'message', 'function_call'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "'input_text'"),
@@ -204,7 +206,7 @@ MESSAGE_REFUSALS = [
     ({"messages": [{"role": "system", "content": "x"}]}, "messages.0", "'user'"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "'tool_result'"),
     ({"tools": [MESSAGES_TOOLS[0]] * 2}, "tools", "'multiply' twice"),
-    ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice needs tools"),
+    ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice needs tools, but there are none"),
     (
         {"tools": [{"name": "stop", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "x"}},
         "tool_choice",
@@ -224,6 +226,11 @@ def test_a_message_is_refused_by_the_name_of_its_field(
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, param)
     assert words in error["message"]
+
+
+def test_the_remedy_leaves_no_field_out_that_a_protocol_requires(server: RealServer) -> None:
+    """C01: max_tokens of a message is not optional."""
+    assert message(server, max_tokens=10**6).json()["error"]["message"].endswith(" tokens; lower it")
 
 
 @pytest.mark.parametrize(

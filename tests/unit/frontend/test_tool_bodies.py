@@ -56,8 +56,8 @@ def refusal(model: type[BaseModel], **body: Any) -> ApiError:
             "tool_choice.function",
             "tool_choice.function must be given",
         ),
-        ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools, got 'required' without any"),
-        ({"tool_choice": tool("f")}, "tool_choice", "tool_choice needs tools, got the function 'f' without any"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools, but there are none"),
+        ({"tool_choice": tool("f")}, "tool_choice", "tool_choice needs tools for the function 'f', but there are none"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "must be true or false"),
         (
             {"messages": [USER, {"role": "user"}]},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -27,7 +27,7 @@ from engine.frontend.protocols.openai.bodies import (
     template_arguments_in,
 )
 from engine.frontend.protocols.openai.requests import requested_lora
-from engine.frontend.schema.native import NullableBody, RuledBody, TokenIds, parse_body
+from engine.frontend.schema.native import NullableBody, OnlyFalse, RuledBody, TokenIds, parse_body
 from engine.frontend.sessions.requests import ServedModel, check_vocabulary, tokenize
 
 TOKENIZE = "tokenize"
@@ -49,7 +49,7 @@ class TokenizeBody(RuledBody, NullableBody):
         None, description="add the tokenizer's special tokens; left out: as in generation, only around a prompt"
     )
     add_generation_prompt: bool = Field(default=True, description="only for messages: end where the reply begins")
-    continue_final_message: Literal[False] = Field(default=False, description="not honoured: only false")
+    continue_final_message: OnlyFalse = Field(default=False, description="not honoured: only false")
     chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
     return_token_strs: bool = Field(default=False, description="also return the vocabulary's spelling of each token")
 

@@ -28,6 +28,7 @@ from engine.frontend.schema.native import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NullableBody,
+    OnlyFalse,
     RequestFields,
     RuledBody,
     SamplingFields,
@@ -81,7 +82,7 @@ class StreamOptions(NullableBody):
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="the token counts so far in each event")
-    include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
+    include_obfuscation: OnlyFalse = Field(default=False, description="not honoured: only false")
 
 
 class PromptCacheOptions(NullableBody):
@@ -117,7 +118,7 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     guided_choice: Choices | None = Field(None, description="the output is one of these")
     guided_grammar: GrammarText | None = Field(None, description="the output follows this grammar, in GBNF or Lark")
     structured_outputs: StructuredOutputs | None = Field(None, description="the newer spelling of the guided fields")
-    store: Literal[False] = Field(default=False, description="nothing is stored: only false")
+    store: OnlyFalse = Field(default=False, description="nothing is stored: only false")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] | None = Field(
         None, max_length=MAX_METADATA, description="no effect: metadata of stored replies, and nothing is stored"
     )
@@ -358,8 +359,8 @@ def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None)
     if choice in (None, "none", "auto"):
         return
     if not tools:
-        asked = repr(choice) if isinstance(choice, str) else f"the function {choice.function.name!r}"
-        yield "tool_choice", f"needs tools, got {asked} without any; send tools or leave it out"
+        asked = "" if isinstance(choice, str) else f" for the function {choice.function.name!r}"
+        yield "tool_choice", f"needs tools{asked}, but there are none; send tools or leave it out"
     if isinstance(choice, NamedToolBody) and choice.function.name not in names:
         known = ", ".join(map(repr, names))
         yield "tool_choice", f"must name one of the tools ({known}), got {choice.function.name!r}; name one"

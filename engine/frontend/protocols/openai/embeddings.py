@@ -20,7 +20,15 @@ from engine.frontend.protocols.openai.bodies import MAX_USER_CHARS, Prompts, eac
 from engine.frontend.protocols.openai.requests import requested_lora
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.foreign_fields import FOREIGN_FIELDS
-from engine.frontend.schema.native import GenerateAnswer, NullableBody, RequestFields, RuledBody, TokenIds, parse_body
+from engine.frontend.schema.native import (
+    GenerateAnswer,
+    NullableBody,
+    OnlyFalse,
+    RequestFields,
+    RuledBody,
+    TokenIds,
+    parse_body,
+)
 from engine.frontend.sessions.requests import Order, ServedModel, check_fits, check_vocabulary, rids_of, tokenize
 from engine.frontend.sessions.sessions import Shape, Shaping
 
@@ -38,7 +46,7 @@ class EmbeddingBody(RequestFields, RuledBody, NullableBody):
     input: str | TokenIds | Annotated[Prompts, Field(max_length=MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: little-endian fp32")
     dimensions: int | None = Field(None, description="only the size of the model's vectors")
-    stream: Literal[False] = Field(default=False, description="vectors are not streamed: only false")
+    stream: OnlyFalse = Field(default=False, description="vectors are not streamed: only false")
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="changes nothing")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:

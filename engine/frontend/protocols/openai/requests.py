@@ -222,7 +222,7 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
             raise ApiError.too_long(
                 f"{name} must be <= {in_context}, which context_length={limits.context_length} leaves after a "
                 f"prompt of {prompt_tokens} tokens, got {tokens}: this model's maximum context length is "
-                f"{limits.context_length} tokens; lower it or leave it out",
+                f"{limits.context_length} tokens; lower it",
                 param=name,
             )
     if body.max_new_tokens is not None:

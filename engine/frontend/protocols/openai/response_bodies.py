@@ -26,6 +26,7 @@ from engine.frontend.schema.native import (
     MAX_INT32,
     MAX_TOP_LOGPROBS,
     NullableBody,
+    OnlyFalse,
     RequestFields,
     SamplingFields,
     StrictBody,
@@ -193,10 +194,10 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     reasoning: ReasoningOptions = ReasoningOptions()
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
-    store: Literal[False] = Field(default=False, description="nothing is stored: only false, also if left out")
+    store: OnlyFalse = Field(default=False, description="nothing is stored: only false, also if left out")
     previous_response_id: None = Field(None, description="nothing is stored: send the items of earlier replies")
     conversation: None = Field(None, description="nothing is stored: send the items of the conversation")
-    background: Literal[False] = Field(default=False, description="nothing is stored: only false")
+    background: OnlyFalse = Field(default=False, description="nothing is stored: only false")
     prompt: None = Field(None, description="nothing is stored: only null")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default=[],
