@@ -21,7 +21,7 @@ import pytest
 
 from scripted.core.adapters import adapter_named
 from scripted.core.installed import harness_packages
-from scripted.core.mutant import switched_on
+from scripted.core.mutant import MutantDoesNotFit, switched_on
 from scripted.sdk import SchedulerAdapter
 from scripted.sdk.standalone import Standalone, text_of, why_not_red
 from scripted.search.campaign import Campaign
@@ -50,14 +50,17 @@ def rows_of(adapter: SchedulerAdapter, names: list[str]) -> Iterator[tuple[str, 
     assert found.origin is not None, "the adapter imports it"
     with other_tree(str(Path(found.origin).parents[1]), adapter.name) as release:
         for name in names:
-            yield name, _what_is_wrong(adapter, name, release)
+            try:
+                yield name, _what_is_wrong(adapter, name, release)
+            except MutantDoesNotFit:
+                yield name, f"{NO_FILE}: it does not fit {adapter.version()}"
 
 
 def _what_is_wrong(adapter: SchedulerAdapter, name: str, release: OtherTree) -> str | None:
     said: str | None = None
     for number, finding in enumerate(_findings(adapter, name, release)):
         file, why = _file_of(adapter, name, finding, release)
-        wrong = f"{NO_FILE}: {why}" if file is None else is_told_apart(file, why, *_runs(adapter, name))
+        wrong = f"{NO_FILE}: {why}" if file is None else is_told_apart(file, why, *runs_of(adapter, name))
         if wrong is None:
             return None
         said = wrong if not number or said is None or said.startswith(NO_FILE) else said
@@ -124,7 +127,8 @@ def write_rows(page: Path, section: str, rows: Mapping[str, str]) -> None:
 Run = Callable[[Path], tuple[int, str]]
 
 
-def _runs(adapter: SchedulerAdapter, name: str) -> tuple[Run, Run]:
+def runs_of(adapter: SchedulerAdapter, name: str) -> tuple[Run, Run]:
+    """Return what runs a file with the mutant, and what runs it without."""
     return lambda path: _run(path, adapter, name), lambda path: _run(path, adapter, None)
 
 

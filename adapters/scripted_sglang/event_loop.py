@@ -111,9 +111,11 @@ class Turns:
         self.batches: list[dict[str, int]] = []
         self.before: list[int] = []
         self.written: set[int] = set()
-        # Requests that compute a position again, where each began last, and how far it has come.
+        # Requests that compute a position again, and how far each has come; and requests that read a slot that no batch
+        # has written since the cache was last emptied.
         self.again: list[str] = []
-        self.starts: dict[str, int] = {}
+        self.stale: list[str] = []
+        self._valid: set[int] = set()
         self._reached: dict[tuple[str, int], int] = {}
         self.ends: dict[str, str] = {}
         self.flushes: list[bool] = []
@@ -155,13 +157,15 @@ class Turns:
 
     def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
         lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
-        self.written.update(batch.out_cache_loc.tolist())
-        for req, length, end in zip(batch.reqs, lengths, batch.seq_lens.tolist(), strict=True):
+        slots, ends, rows = batch.out_cache_loc.tolist(), batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
+        self.written.update(slots)
+        self._valid.update(slots)
+        for req, length, end, row in zip(batch.reqs, lengths, ends, rows, strict=True):
+            if not self._valid.issuperset(batch.req_to_token_pool.req_to_token[row, :end].tolist()):
+                self.stale.append(req.rid)
             # A retraction takes back what was computed.
             life = req.rid, req.retraction_count
-            if life not in self._reached:
-                self.starts[req.rid] = end - length
-            elif end - length < self._reached[life]:
+            if end - length < self._reached.get(life, 0):
                 self.again.append(req.rid)
             self._reached[life] = end
         self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
@@ -170,7 +174,6 @@ class Turns:
         return GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
 
     def _hear(self, output: Any, recv_obj: Any = None) -> None:
-        del recv_obj
         match type(output).__name__:
             case "BatchTokenIDOutput":
                 reasons = zip(output.rids, output.finished_reasons, strict=True)
@@ -179,3 +182,7 @@ class Turns:
                 self.ends[output.rid] = "abort"
             case "FlushCacheReqOutput":
                 self.flushes.append(output.success)
+                self._valid = set() if output.success else self._valid
+            case "ReleaseMemoryOccupationReqOutput":
+                # Without tags all memory is released.
+                self._valid = set() if "kv_cache" in (recv_obj.tags or ["kv_cache"]) else self._valid

@@ -45,7 +45,7 @@ _PROMISES: Final = {
     r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches[:{launched}])",
     r"the scheduler has dropped (\w+),": "{0!r} in turns.ends",
     r"is launched while (?:generation is paused|the device sleeps)": _NO_LAUNCH,
-    r"(\w+) reads block \d+, which was written before": "not turns.starts.get({0!r})",
+    r"(\w+) reads block \d+, which was written before": "{0!r} not in turns.stale",
     r"(\w+) computes position \d+ again": "{0!r} not in turns.again",
     r"the block does not hold their KV|whose slots do not follow one another": (
         "turns.written.issuperset(scheduler.tree_cache.all_values_flatten().tolist())"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mutant_exports import is_told_apart, runs_of
 from ci.register import register_cpu_ci
 
 if find_spec("sglang") is None:
@@ -178,6 +179,17 @@ def test_a_defect_of_what_turns_lack_is_no_file(line: str, setting: str) -> None
 def test_a_defect_of_released_memory_is_a_file_that_fails_alone(line: str) -> None:
     """One of them is an error of the scheduler: the file must run its turns to get it."""
     assert write_standalone(SglangStandalone(), [Schedule.parse(line, of="sglang")], name="it").text is not None
+
+
+def test_a_file_of_kv_that_outlives_its_release_is_red_with_it_alone() -> None:
+    """A whole prompt that is in the tree is computed again, and reads the tree's block afterwards."""
+    asleep = "3 sleep part=cuda_graph; 3 sleep part=kv_cache; 3 wake part=kv_cache; 3 wake part=cuda_graph"
+    line = f"enable_memory_saver=True; 1 start a prompt=1 new=1; {asleep}; 3 start b prompt=1 new=3"
+    mutant = "the-tree-outlives-a-release-of-kv"
+    with ADAPTER.switched_on(mutant):
+        text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
+    assert text is not None, why
+    assert is_told_apart(text, why, *runs_of(ADAPTER, mutant)) is None
 
 
 @pytest.mark.parametrize("part", ["weights", "kv_cache", "cuda_graph"])
