@@ -28,9 +28,10 @@ from engine.grammar.expressions import (
     Ranges,
     Repeat,
     UnreadableError,
-    complement,
+    class_text,
     read,
 )
+from engine.grammar.narrowed import narrowed
 
 _MOST_STATES: Final = 120
 _MOST_CLASSES: Final = 80
@@ -87,6 +88,8 @@ def plain_parts(pattern: str) -> tuple[str, ...] | None:
     """
     if not _NEEDS_REWRITE.search(pattern):
         return (pattern,)
+    if (simple := narrowed(pattern)) is not None:
+        return (simple,)
     try:
         return _leading_parts(pattern) or (_anchored(_expression(_search(read(pattern, forbids=False)))),)
     except (UnreadableError, RecursionError):
@@ -98,6 +101,8 @@ def plain(pattern: str, *, is_whole: bool = False) -> str | None:
     """Return one expression without look-aheads; ``is_whole`` for one that matches whole texts."""
     if not _NEEDS_REWRITE.search(pattern):
         return pattern
+    if (simple := narrowed(pattern)) is not None:
+        return simple
     try:
         nodes = read(pattern, forbids=False)
         text = _expression(nodes if is_whole else _search(nodes))
@@ -154,6 +159,8 @@ def _leading_parts(pattern: str) -> tuple[str, ...] | None:
     if last is not None:
         rest = f"{last['before']}$"
         parts.append(plain(f"{last['look']}$"))
+    if _NEEDS_REWRITE.search(rest):
+        rest = narrowed(rest) or rest
     if not parts or None in parts or _NEEDS_REWRITE.search(rest) or _has_alternatives(rest):
         return None
     return (*[part for part in parts if part is not None], *([f"^{rest}"] if rest not in ("", ".*") else []))
@@ -300,7 +307,7 @@ class _Automaton:
             for ranges, target in zip(self._classes, self._targets[state], strict=True):
                 by_target[groups[target]] += ranges
             for target, ranges_to in by_target.items():
-                ways[group][target] = _class_text(tuple(ranges_to))
+                ways[group][target] = class_text(tuple(ranges_to))
             if self._accepts[state]:
                 ways[group][end] = _EMPTY
         ways[start][groups[0]] = _EMPTY
@@ -369,11 +376,6 @@ def _is_single(text: str) -> bool:
 
 def _grouped(text: str) -> str:
     return text if _is_single(text) or "|" not in text else f"(?:{text})"
-
-
-def _class_text(ranges: Ranges) -> str:
-    merged = complement(complement(ranges))
-    return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in merged) + "]"
 
 
 def _contains(ranges: Ranges, code: int) -> bool:

@@ -15,6 +15,15 @@ from engine.grammar.automata import negated_pattern, plain_parts
 from engine.grammar.integers import EXACT
 from engine.grammar.schema_ends import listed, named
 
+# Formats that the library supports.
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+# Formats some of whose texts are also of another one: a date may be the name of a host.
+_MEETING_FORMATS: Final = {
+    "hostname": frozenset(("date", "duration", "ipv4", "uuid")),
+    "uri": frozenset(("ipv6",)),
+}
 TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _MOST_DEPTH: Final = 8
 _MOST_ALTERNATIVES: Final = 64
@@ -204,6 +213,8 @@ def are_disjoint(one: Any, other: Any, target: Target, depth: int = 0) -> bool:
     values, others = _texts_of(one), _texts_of(other)
     if values and others:
         return values.isdisjoint(others)
+    if kinds_of(one) & kinds_of(other) == {"string"}:
+        return _are_disjoint_formats(one.get("format"), other.get("format"))
     if kinds_of(one) & kinds_of(other) != {"object"}:
         return False
     required = {key for schema in (one, other) for key in listed(schema, "required") if isinstance(key, str)}
@@ -211,6 +222,13 @@ def are_disjoint(one: Any, other: Any, target: Target, depth: int = 0) -> bool:
     return any(
         key in mine and key in theirs and are_disjoint(mine[key], theirs[key], target, depth + 1) for key in required
     )
+
+
+def _are_disjoint_formats(one: Any, other: Any) -> bool:
+    """Return whether no text is of both formats; False for a format that is not enforced."""
+    if not isinstance(one, str) or not isinstance(other, str) or one == other or not {one, other} <= FORMATS:
+        return False
+    return other not in _MEETING_FORMATS.get(one, ()) and one not in _MEETING_FORMATS.get(other, ())
 
 
 def _texts_of(schema: dict[str, Any]) -> set[str]:

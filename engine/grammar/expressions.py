@@ -121,6 +121,11 @@ def complement(ranges: Ranges) -> Ranges:
     return tuple(left)
 
 
+def class_text(ranges: Ranges) -> str:
+    merged = complement(complement(ranges))
+    return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in merged) + "]"
+
+
 def read(pattern: str, *, forbids: bool) -> Nodes:
     """Return the nodes of an expression. Raises UnreadableError."""
     reader = _Reader(pattern)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from engine.grammar.automata import plain, plain_parts
-from engine.grammar.complements import Negation, Target, are_disjoint, kinds_of
+from engine.grammar.complements import FORMATS, Negation, Target, are_disjoint, kinds_of
 from engine.grammar.contained import count_contained
 from engine.grammar.evaluated import closed_alternatives
 from engine.grammar.exclusive import tell_apart, values_of
@@ -22,10 +22,6 @@ from engine.grammar.names import name_properties, part_patterns
 from engine.grammar.presences import count_properties
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
-# Formats that the library supports.
-FORMATS: Final = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
 # With more values, listing their subsets would make the schema too long.
 MOST_UNIQUE_VALUES: Final = 6
 _FORBIDDEN: Final = False

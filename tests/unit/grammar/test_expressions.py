@@ -32,10 +32,13 @@ PATTERNS = [
     r"^(?=[a-z])[a-z0-9]|x$",
     r"^(?!.*[<>]).{1,200}$",
     r"(?<!a)b(?<=b)\B",
+    r"^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$",
+    r"^(?=.{1,20}$)((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)+[A-Za-z]{2,}$",
+    r"(?!a)[ab](?<!b)c|^(?=\w)(?!\d).{2,}(?<=[a-c])(?<!b)$",
     r"^(?=(a|b)?)(?:(?!c)|d)*x??\x41\u0042\u{43}[\]\d-]$",
 ]
 # Their negation would have too many states, or too large classes; that of their parts has not.
-TOO_LARGE_TO_NEGATE = {PATTERNS[number] for number in (0, 1, 7, 14, 18)}
+TOO_LARGE_TO_NEGATE = {PATTERNS[number] for number in (0, 1, 7, 14, 18, 20, 21)}
 
 
 def _ending_at_the_end(pattern: str) -> re.Pattern[str]:

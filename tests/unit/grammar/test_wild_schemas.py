@@ -274,12 +274,22 @@ def test_each_alternative_can_be_written() -> None:
         [{"type": "number"}, {"type": "integer"}],
         [{"type": "integer", "multipleOf": 3}, {"type": "integer", "multipleOf": 5}],
         [_object({"a": {"type": kind}}, "a") for kind in ("integer", "number")],
+        [{"type": "string", "format": name} for name in ("date", "hostname")],
+        [{"type": "string", "format": name} for name in ("uri", "ipv6")],
+        [{"type": "string", "format": name} for name in ("date", "color")],
     ],
 )
 def test_alternatives_that_may_both_match_are_refused(alternatives: list[Any]) -> None:
     fault = fault_of(schema_grammar({"oneOf": alternatives}))
     assert fault is not None
     assert "use anyOf" in fault.message
+
+
+def test_texts_of_formats_exclude_each_other() -> None:
+    """No text is both a date and an address of mail."""
+    schema = {"oneOf": [{"type": "string", "format": name} for name in ("date", "email", "ipv4", "ipv6", "uuid")]}
+    for seed in range(12):
+        jsonschema.validate(json.loads(output_of(schema, seed)), schema, format_checker=jsonschema.FormatChecker())
 
 
 def test_exclusive_bounds_of_old_drafts_hold() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine.grammar.followable import FORMATS
+from engine.grammar.complements import FORMATS
 from engine.grammar.schema_ends import target_in
 
 # The schemas of a tool's arguments, by name.
