@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 from ray.serve.request_router import PendingRequest
 
 from ci.register import register_cpu_ci
 from engine.cluster.router.proxy import PassedRequest
+from engine.cluster.serve_app.application import RayEngines
 from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.memory.node import page_keys
 from engine.core.messages import PagesStored
@@ -170,6 +172,28 @@ def test_a_request_that_no_engine_takes_is_answered(stats: dict[str, Any], statu
         assert weights(router) == [4 if status == 429 else 0]
 
     play(scene)
+
+
+def test_a_question_of_the_front_has_an_id_of_its_own() -> None:
+    """Serve's router loses the second of two waiting requests of one id, and a front asks its first one within a
+    client's request."""
+    ids: list[str] = []
+
+    class Answered:
+        def remote(self) -> Awaitable[str]:
+            ids.append(_get_serve_request_context()._internal_request_id)
+            return asyncio.sleep(0, "answer")
+
+    handle: Any = SimpleNamespace(about=Answered(), options=lambda **_: None)
+
+    async def within_a_request() -> None:
+        _serve_request_context.set(_RequestContext(_internal_request_id="the client's"))
+        about: Any = await RayEngines(handle).about()
+        assert about == "answer"
+        assert _get_serve_request_context()._internal_request_id == "the client's"
+
+    asyncio.run(within_a_request())
+    assert ids == [""]
 
 
 def test_what_is_flushed_or_gone_is_forgotten() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import shutil
 import tempfile
@@ -231,7 +232,9 @@ class RayEngines:
 
     async def about(self) -> About:
         """Return the settings and limits, which are the same for all engines. Raises ApiError."""
-        answer: About | ApiError = await self._handle.about.remote()
+        # In a context of its own: Serve gives all calls of a client's request one id. Of two that wait for a replica at
+        # once its router never serves the second, which counts as a request of its replica for good.
+        answer: About | ApiError = await contextvars.Context().run(self._handle.about.remote)
         if isinstance(answer, ApiError):
             raise answer
         return answer
