@@ -312,7 +312,8 @@ def _without(key: str) -> dict[str, Any]:
 
 
 def _absent(key: str, also: Any) -> dict[str, Any]:
-    return {"allOf": [_without(key), also]}
+    """Return a schema of the objects without a property: any other value fits what such a property demands."""
+    return {"allOf": [{"type": "object"} | _without(key), also]}
 
 
 def _spread_conditions(part: dict[str, Any]) -> None:
@@ -341,16 +342,19 @@ def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     key = next(iter(tested), None)
     if key is None or len(tested) > 1 or listed(condition, "required") not in ([], [key]):
         return
+    if condition.get("type", "object") != "object":
+        return
     wanted, declared = tested[key], named(part, "properties").get(key)
     if not isinstance(wanted, dict) or not wanted.keys() <= {"const", "enum", "type"} or not isinstance(declared, dict):
         return
     values, all_values = values_of(wanted), values_of(declared)
     if not values or not all_values:
         return
+    others = [value for value in all_values if value not in values]
     fits: dict[str, Any] = {"properties": {key: {"enum": values}}}
-    differs: dict[str, Any] = {"properties": {key: {"enum": [value for value in all_values if value not in values]}}}
-    if not differs["properties"][key]["enum"]:
-        differs = _without(key)
+    differs: dict[str, Any] = {"properties": {key: {"enum": others} if others else _FORBIDDEN}}
+    # All values but objects fit the condition, unless it demands an object.
+    (fits if "type" in condition else differs)["type"] = "object"
     has_key = {"required": [key]}
     (fits if listed(condition, "required") else differs).update(has_key)
     if "then" in part:
