@@ -50,7 +50,7 @@ def misreads(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
     mending = _Mending(schema)
-    return mending.mended(schema) is False or mending.misreads
+    return (mending.mended(schema) is False and mending.lacks_numbers) or mending.misreads
 
 
 class _Mending:
@@ -59,6 +59,8 @@ class _Mending:
         self._ends = SchemaEnds(root)
         self._anchors = dict(_dynamic_anchors(root, ""))
         self.misreads = False
+        # Whether bounds leave no integer of a part that the library reads as it is.
+        self.lacks_numbers = False
 
     def mended(self, part: Any, *, is_in_all_of: bool = False) -> Any:
         if not self._ends.ends(part):
@@ -86,7 +88,9 @@ class _Mending:
         if mended.get("not") in ({}, True):
             return _FORBIDDEN
         self.misreads |= not is_writable([mended.get("const"), mended.get("enum")])
-        if not (drop_unwritable(mended) and round_bounds(mended)):
+        has_numbers = round_bounds(mended)
+        self.lacks_numbers |= not has_numbers
+        if not (drop_unwritable(mended) and has_numbers):
             return _FORBIDDEN
         mended = self._in_known_keywords(mended)
         if "contains" in mended:

@@ -113,10 +113,10 @@ def _forcing_definition_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        if grammar.text in _BOOLEANS:  # This schema has no place for options.
-            return LLMatcher.grammar_from_json_schema(grammar.text)
         schema = rewritten_schema(grammar)
         text = grammar.text if schema is None else json.dumps(schema)
+        if text in _BOOLEANS:  # Such a schema has no place for options.
+            return LLMatcher.grammar_from_json_schema(text)
         if has_distinct_containers(schema):
             return LLMatcher.grammar_from_json_schema(text, overrides=SPACING)
         return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})

@@ -31,6 +31,8 @@ def at(**properties: Any) -> dict[str, Any]:
         ("nonsense", "", "line 1"),
         ("[" * 5000, "", "recursion limit"),
         ({"$ref": "#"}, "", "it has no finite value"),
+        ({"not": {}}, "", "schema is false"),
+        ({"type": "integer", "minimum": 2**64}, "", "no double of 64 bits"),
     ],
 )
 def test_the_place_of_a_fault(schema: Any, place: str, message: str) -> None:
