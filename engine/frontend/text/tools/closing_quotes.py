@@ -125,7 +125,7 @@ class ClosingQuote:
             # The beginning of a word may become one.
             begun = _BEGUN_ITEM.match(text)
             return None if begun and begun.end() == len(text) else False
-        return item[1] in ",]}" if item[1] else None
+        return item[1] in ",;]}" if item[1] else None
 
     def _ends_values(self, after: str) -> bool | None:
         """Judge a quote before closing brackets, which may be a part of the string, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from itertools import cycle
@@ -301,23 +302,35 @@ def _forget_what_came_before(reader: CallObject) -> Reading[bool]:
     return True
 
 
-def with_commas(value: Any, commas: Iterator[bool]) -> str:
-    """JSON with a comma before some of its closing brackets, as models write it."""
-    last = "," * next(commas)
+def with_commas(value: Any, commas: Iterator[str]) -> str:
+    """JSON with a comma, or another sign, before some of its closing brackets, as models write it."""
+    last = next(commas)
     if isinstance(value, dict):
         inside = ", ".join(f"{json.dumps(key)}: {with_commas(one, commas)}" for key, one in value.items())
-        return f"{{{inside}{last * bool(value)}}}"
+        return f"{{{inside}{last if value else ''}}}"
     if isinstance(value, list):
-        return f"[{', '.join(with_commas(one, commas) for one in value)}{last * bool(value)}]"
+        return f"[{', '.join(with_commas(one, commas) for one in value)}{last if value else ''}]"
     return json.dumps(value)
 
 
-@given(st.sampled_from(OF_JSON), arguments, st.lists(st.booleans(), min_size=1), places)
+@given(st.sampled_from(OF_JSON), arguments, st.lists(st.sampled_from(("", ",")), min_size=1), places)
 def test_commas_before_closing_brackets_are_left_out(
-    family: str, given_arguments: dict[str, Any], commas: list[bool], where: list[int]
+    family: str, given_arguments: dict[str, Any], commas: list[str], where: list[int]
 ) -> None:
     key = "parameters" if family == "llama3" else "arguments"
     text = entry("add", with_commas(given_arguments, cycle(commas)), key=key)
     text = {"hermes": tagged(text), "llama3": text, "mistral": f"[TOOL_CALLS] [{text}]"}[family]
     ((kind, name, found),) = shown(parsed(FAMILIES[family](TOOLS), cut(text, where)))
     assert (kind, name, json.loads(found)) == ("call", "add", given_arguments)
+
+
+@pytest.mark.parametrize("family", OF_JSON)
+def test_semicolons_before_closing_brackets_are_left_out(family: str) -> None:
+    """A semicolon is a comma that was written wrong, also where it may separate calls."""
+    key = "parameters" if family == "llama3" else "arguments"
+    for one, other in itertools.product((1, True, None, [2], {"k": [3]}), repeat=2):
+        for written in ({"l": [one, other]}, {"a": one, "b": other}, {"a": [one], "b": {"k": other}}):
+            text = entry("add", with_commas(written, cycle(";")), key=key)
+            text = {"hermes": tagged(text), "llama3": text, "mistral": f"[TOOL_CALLS] [{text}]"}[family]
+            ((kind, name, found),) = parse(family, text)
+            assert (kind, name, json.loads(found)) == ("call", "add", written), text

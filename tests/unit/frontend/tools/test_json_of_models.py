@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,6 +62,7 @@ MENDED: list[tuple[str, dict[str, Any]]] = [
     ('{"s": "a\nb\tc\r\nd"}', {"s": "a\nb\tc\r\nd"}),
     ('{s: "a", n: 2, o: {k_1: true}}', {"s": "a", "n": 2, "o": {"k_1": True}}),
     ('{"n": 1; "s": "a; b"; "l": [1; 2]}', {"n": 1, "s": "a; b", "l": [1, 2]}),
+    ('{"l": ["x", 1; 2; ], "s": "a"}', {"l": ["x", 1, 2], "s": "a"}),
     ('{"s": "a" "n": 2 "l": ["x" "y"]}', {"s": "a", "n": 2, "l": ["x", "y"]}),
     # Three quotes.
     ('{"s": """a"""}', {"s": "a"}),
@@ -140,6 +143,27 @@ def test_the_arguments_of_a_call_have_one_of_these_names(key: str) -> None:
     """Under another name than usual they were left out of a call that seemed whole."""
     text = f'<tool_call>{{"name": "add", "{key}": {{"n": 1}}}}</tool_call>'
     assert calls_of("hermes", text) == [("call", "add", {"n": 1})]
+
+
+NEIGHBOURS: tuple[Any, ...] = ("x", "it's", "}", 1, -2.5, True, None, [], ["y"], {}, {"k": "v"})
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr])
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+def test_values_of_any_two_kinds_come_after_each_other(family: str, write: Callable[[Any], str]) -> None:
+    """What ends the first one is known when the second one has only begun."""
+    for pair in itertools.product(NEIGHBOURS, repeat=2):
+        for written in ({"l": [*pair]}, dict(zip("ab", pair, strict=True))):
+            assert calls_of(family, wrapped(family, write(written))) == [("call", "add", written)]
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+def test_content_after_a_call_is_no_part_of_its_last_string(family: str) -> None:
+    for space, after in itertools.product((" ", "\n", "\n\n"), ('"so" he said', "'x' is", "word", "7", "(x)", ": b")):
+        text = wrapped(family, '{"s": "a"}').rstrip("; \n") + space + after
+        found = in_one_and_by_character(lambda: FAMILIES[family.split(" ", maxsplit=1)[0]](TOOLS), text)
+        assert found[:1] == [("call", "add", '{"s": "a"}')], text
+        assert [(kind, rest[-1].strip()) for kind, *rest in found[1:]] == [("content", after)], text
 
 
 OF_TYPES: list[tuple[str, dict[str, Any], Any]] = [
